@@ -1,0 +1,44 @@
+"""How much privacy may be spent, and against which neighbour."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+
+class Relation(enum.Enum):
+    """Which two datasets count as neighbours.
+
+    ADD_OR_REMOVE_ONE: one has a record that the other lacks (sizes differ by one).
+    REPLACE_ONE: same size, one record is another one. A sum of vectors of norm at most C
+    moves by C under the first and by 2C under the second.
+    """
+
+    ADD_OR_REMOVE_ONE = "add-or-remove-one"
+    REPLACE_ONE = "replace-one"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Budget:
+    """(ε, δ) and the neighbouring relation that they are for.
+
+    M is (ε, δ)-DP when P[M(D) ∈ S] ≤ e^ε P[M(D') ∈ S] + δ for all neighbours D, D' and all S.
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "relation", Relation(self.relation))
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise ValueError(f"epsilon is {self.epsilon!r}; give a finite number above 0")
+        if not 0 < self.delta < 1:
+            raise ValueError(
+                f"delta is {self.delta!r}; give a number strictly between 0 and 1, "
+                "well below one over the number of records"
+            )

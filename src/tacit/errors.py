@@ -1,0 +1,33 @@
+"""What can go wrong, by name. Every message says what was given, the rule, and the way out."""
+
+
+class TacitError(Exception):
+    """The base of all errors that Tacit raises on purpose."""
+
+
+class BudgetExceeded(TacitError, RuntimeError):
+    """The next step would spend more privacy than the budget allows. Nothing was released."""
+
+
+class PlanChanged(TacitError, ValueError):
+    """A run released something other than what it had planned before it began."""
+
+
+class UnsupportedEvent(TacitError, ValueError):
+    """The accountant has no sound analysis of this event under this neighbouring relation."""
+
+
+class UndeclaredConstant(TacitError, ValueError):
+    """A public constant would have to be read off private data. It must be declared."""
+
+
+class MixesRecords(TacitError, ValueError):
+    """A module lets one record change another's output, so no per-record bound holds."""
+
+
+class UnboundedLayer(TacitError, ValueError):
+    """A layer has no gradient bound, so the clipless route cannot train it."""
+
+
+class DataError(TacitError, ValueError):
+    """A dataset is missing, truncated, not what its checksum says, or cannot be read."""
