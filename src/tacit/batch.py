@@ -1,0 +1,80 @@
+"""What a sampler hands to a query: who takes part in a step, lazily gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tacit.data.records import Records
+
+if TYPE_CHECKING:
+    from tacit.sampling.schemes import Scheme
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The records of one step.
+
+    `divisor` is the declared expected batch size: the sum of gradients is divided by it and
+    never by `len(batch)`, which is private. `mask` is False on rows that are padding.
+    `groups` numbers the mini-set of each row where records are drawn in sets.
+    `max_physical` bounds how many rows are gathered at once; the result does not depend on it.
+    """
+
+    records: Records
+    indices: Tensor
+    divisor: float
+    scheme: Scheme
+    mask: Tensor | None = None
+    groups: Tensor | None = None
+    max_physical: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def inputs(self) -> Tensor:
+        return self._gather(self.records.inputs)
+
+    @property
+    def targets(self) -> Tensor:
+        return self._gather(self.records.targets)
+
+    @property
+    def record_ids(self) -> Tensor:
+        return self._gather(self.records.record_ids)
+
+    def physical(self) -> Iterator[Batch]:
+        """The same rows in pieces of at most `max_physical`; none at all when nobody takes part."""
+        size = self.max_physical or max(len(self), 1)
+        for start in range(0, len(self), size):
+            rows = slice(start, start + size)
+            yield replace(
+                self,
+                indices=self.indices[rows],
+                mask=None if self.mask is None else self.mask[rows],
+                groups=None if self.groups is None else self.groups[rows],
+            )
+
+    def _gather(self, column: Tensor) -> Tensor:
+        if len(self.records) == 0:
+            return column.new_zeros((len(self), *column.shape[1:]))  # padding of an empty dataset
+        return torch.index_select(column, 0, self.indices)
+
+
+def batch_of(
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    divisor: float,
+    scheme: Scheme,
+    max_physical: int | None = None,
+) -> Batch:
+    """A batch from tensors, for those who sample on their own. The scheme is what is accounted."""
+    records = Records(inputs, targets)
+    indices = torch.arange(len(inputs), device=inputs.device)
+    return Batch(records, indices, divisor, scheme, max_physical=max_physical)

@@ -1,0 +1,59 @@
+"""Poisson sampling: every record decides for itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tacit.data.records import as_records
+from tacit.sampling.draws import bernoulli_indices
+from tacit.sampling.sampler import Sampler
+from tacit.sampling.schemes import Poisson
+
+
+class PoissonSampler(Sampler):
+    """Each record takes part in each step with probability q, independently.
+
+    q and the expected batch size are public constants that the user declares. Either follows
+    from the other when the data has a declared `public_size` N, by q = batch / N; neither is
+    ever read off `len(data)`, which differs between neighbours.
+    """
+
+    scheme: Poisson
+
+    def __init__(
+        self,
+        data: object,
+        sampling_rate: float | None = None,
+        steps: int = 1,
+        *,
+        expected_batch_size: float | None = None,
+        max_physical_batch: int | None = None,
+        padded: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        records = as_records(data)
+        if sampling_rate is None and expected_batch_size is None:
+            raise ValueError("give sampling_rate, expected_batch_size, or both")
+        if sampling_rate is None:
+            assert expected_batch_size is not None
+            size = records.require_public_size("a sampling rate from a batch size")
+            sampling_rate = expected_batch_size / size
+            if sampling_rate > 1:
+                raise ValueError(
+                    f"expected_batch_size {expected_batch_size} is more than the {size} records"
+                )
+        elif expected_batch_size is None:
+            size = records.require_public_size("an expected batch size from a sampling rate")
+            expected_batch_size = sampling_rate * size
+        super().__init__(
+            records,
+            scheme=Poisson(sampling_rate),
+            steps=steps,
+            expected_batch_size=expected_batch_size,
+            max_physical_batch=max_physical_batch,
+            padded=padded,
+            seed=seed,
+        )
+
+    def draw(self) -> tuple[np.ndarray, None]:
+        return bernoulli_indices(len(self.records), self.scheme.rate, self._generator), None

@@ -1,0 +1,109 @@
+"""What all samplers share: steps of batches, in physical pieces, padded where asked."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacit.batch import Batch
+from tacit.data.records import as_records
+from tacit.sampling.draws import index_generator, to_device
+from tacit.sampling.schemes import Scheme
+
+
+class Sampler(abc.ABC):
+    """Iterates over `steps` batches. The data stays on the device where it is.
+
+    `max_physical_batch` bounds how many records are gathered at once. With `padded`, every
+    physical batch has exactly that many rows (`capacity`), the surplus masked out: static
+    shapes for compilers. A draw that exceeds one physical batch goes on in the next; nobody is
+    ever dropped, because dropping somebody would depend on the others.
+    """
+
+    def __init__(
+        self,
+        data: object,
+        *,
+        scheme: Scheme,
+        steps: int,
+        expected_batch_size: float,
+        max_physical_batch: int | None,
+        padded: bool,
+        seed: int | None,
+    ) -> None:
+        if steps < 0:
+            raise ValueError(f"steps is {steps}; give 0 or more")
+        if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
+            raise ValueError(f"expected_batch_size is {expected_batch_size}; give a number above 0")
+        if max_physical_batch is not None and max_physical_batch < 1:
+            raise ValueError(f"max_physical_batch is {max_physical_batch}; give at least 1")
+        self.records = as_records(data)
+        self.scheme = scheme
+        self.steps = steps
+        self.expected_batch_size = float(expected_batch_size)
+        self.padded = padded
+        self.seed = seed
+        self.max_physical_batch = max_physical_batch
+        self._generator = index_generator(seed)
+
+    @property
+    def capacity(self) -> int:
+        """Rows of a padded physical batch: from public constants only."""
+        if self.max_physical_batch is not None:
+            return self.max_physical_batch
+        # Five deviations above a Poisson batch's mean: a second piece is rare, and harmless.
+        return math.ceil(self.expected_batch_size + 5 * math.sqrt(self.expected_batch_size))
+
+    @abc.abstractmethod
+    def draw(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Rows of the dataset that take part in the next step, and the mini-set of each."""
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(self.steps):
+            yield self.next_batch()
+
+    def next_batch(self) -> Batch:
+        """One more step's batch. An empty one is a step like any other."""
+        rows, sets = self.draw()
+        mask = None
+        if self.padded:
+            rows, sets, kept = self._pad(rows, sets)
+            mask = to_device(kept, self.device).bool()
+        groups = None if sets is None else to_device(sets, self.device)
+        return Batch(
+            records=self.records,
+            indices=to_device(rows, self.device),
+            divisor=self.expected_batch_size,
+            scheme=self.scheme,
+            mask=mask,
+            groups=groups,
+            max_physical=self.capacity if self.padded else self.max_physical_batch,
+        )
+
+    def _pad(
+        self, rows: np.ndarray, sets: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+        size = self.capacity * max(1, math.ceil(len(rows) / self.capacity))
+        padding = (0, size - len(rows))
+        kept = np.pad(np.ones(len(rows), dtype=np.int64), padding)
+        padded_sets = None if sets is None else np.pad(sets, padding, constant_values=-1)
+        return np.pad(rows, padding), padded_sets, kept
+
+    @property
+    def device(self) -> torch.device:
+        return self.records.device
+
+    def to(self, device: torch.device | str) -> None:
+        """Move the data to `device` once; batches are gathered there from then on."""
+        self.records = self.records.to(device)
+
+    def record_ids(self) -> Tensor:
+        return self.records.record_ids

@@ -1,0 +1,210 @@
+"""Who is in a batch, as plain data: what a sampling scheme turns a Gaussian into.
+
+Conventions. The noise multiplier z is the noise's standard deviation over the L2 sensitivity
+*under the relation in force*. Events are dp-accounting's, read in that convention by
+`tacit.accounting`; a step that touches nobody's data is `NoOpDpEvent`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import attr
+import dp_accounting as dpa
+
+from tacit.budget import Relation
+from tacit.errors import UnsupportedEvent
+
+
+class Unit(enum.Enum):
+    """What a query bounds: the contribution of one record, or of one mini-set of records."""
+
+    RECORD = "record"
+    MINI_SET = "mini-set"
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class RevealedSampleDpEvent(dpa.DpEvent):
+    """A Gaussian seen with probability p by somebody who is told whether it took place.
+
+    Dominating pair: p·N(1, z²) + (1−p)·⊥ against p·N(0, z²) + (1−p)·⊥, whose privacy profile is
+    δ(ε) = p·δ_Gauss(ε) for ε ≥ 0. It is what is left of amplification when the rest of the
+    batch gives the choice away.
+    """
+
+    probability: float
+    event: dpa.DpEvent
+
+
+class Scheme(Protocol):
+    """A way to draw batches, and the event that it makes of a Gaussian mechanism."""
+
+    def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
+        """The event of one application of the mechanism."""
+        ...
+
+    def num_events(self, steps: int) -> int:
+        """How many such events the first `steps` steps are."""
+        ...
+
+    def require(self, relation: Relation) -> None:
+        """Raise UnsupportedEvent unless this scheme can be accounted for under `relation`."""
+        ...
+
+    def describe(self) -> str: ...
+
+
+def _check_probability(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} is {value!r}; give a probability above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each record takes part in each step with probability `rate`, independently of all others."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        _check_probability("sampling rate", self.rate)
+
+    def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
+        return dpa.PoissonSampledDpEvent(self.rate, dpa.GaussianDpEvent(noise_multiplier))
+
+    def num_events(self, steps: int) -> int:
+        return steps
+
+    def require(self, relation: Relation) -> None:
+        return None
+
+    def describe(self) -> str:
+        return f"Poisson, rate {self.rate:.6g}"
+
+
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """Each step takes `sample_size` of `population` records, all subsets equally likely."""
+
+    population: int
+    sample_size: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sample_size <= self.population:
+            raise ValueError(
+                f"a sample of {self.sample_size} from {self.population} records; "
+                "give a sample size of at least 1 and at most the population"
+            )
+
+    def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
+        gaussian = dpa.GaussianDpEvent(noise_multiplier)
+        return dpa.SampledWithoutReplacementDpEvent(self.population, self.sample_size, gaussian)
+
+    def num_events(self, steps: int) -> int:
+        return steps
+
+    def require(self, relation: Relation) -> None:
+        if relation is not Relation.REPLACE_ONE:
+            raise UnsupportedEvent(
+                f"batches of a fixed size are analysed for replace-one, not {relation}: adding a "
+                "record changes who else is drawn; use Budget(relation=Relation.REPLACE_ONE), "
+                "or PoissonSampler"
+            )
+
+    def describe(self) -> str:
+        return f"fixed size, {self.sample_size} of {self.population} without replacement"
+
+
+@dataclass(frozen=True)
+class MiniSets:
+    """A data-independent partition into `num_sets` sets of `set_size` records, sets being drawn.
+
+    Either `chosen` sets a step without replacement, or each set with probability `rate`.
+
+    Amplification holds for what is sampled, which is sets. A query that bounds a whole set's
+    contribution (Unit.MINI_SET) is amplified as sampled records are. A query that bounds each
+    record's contribution (Unit.RECORD) is not: the other records of the set may move the sum by
+    far more than the noise and so give away whether the set was drawn. Then only the
+    probability of being drawn counts (`RevealedSampleDpEvent`), except for sets of one record.
+    """
+
+    num_sets: int
+    set_size: int
+    chosen: int | None = None
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.chosen is None) == (self.rate is None):
+            raise ValueError("give either chosen (sets a step) or rate (probability of a set)")
+        if self.num_sets < 1 or self.set_size < 1:
+            raise ValueError(f"{self.num_sets} sets of {self.set_size} records; give at least 1")
+        if self.rate is not None:
+            _check_probability("rate of a mini-set", self.rate)
+        elif self.chosen is not None and not 0 < self.chosen <= self.num_sets:
+            raise ValueError(f"{self.chosen} of {self.num_sets} sets; give 1 up to {self.num_sets}")
+
+    @property
+    def probability(self) -> float:
+        """The chance that a given set takes part in a step."""
+        return self.rate if self.chosen is None else self.chosen / self.num_sets  # type: ignore[return-value]
+
+    def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
+        gaussian = dpa.GaussianDpEvent(noise_multiplier)
+        if unit is Unit.RECORD and self.set_size > 1:
+            return RevealedSampleDpEvent(self.probability, gaussian)
+        if self.chosen is None:
+            return dpa.PoissonSampledDpEvent(self.probability, gaussian)
+        return dpa.SampledWithoutReplacementDpEvent(self.num_sets, self.chosen, gaussian)
+
+    def num_events(self, steps: int) -> int:
+        return steps
+
+    def require(self, relation: Relation) -> None:
+        if self.chosen is not None and self.set_size == 1:
+            WithoutReplacement(self.num_sets, self.chosen).require(relation)
+
+    def describe(self) -> str:
+        how = (
+            f"each with probability {self.rate:.6g}"
+            if self.chosen is None
+            else f"{self.chosen} a step without replacement"
+        )
+        return f"mini-sets, {self.num_sets} of {self.set_size} records, {how}"
+
+
+@dataclass(frozen=True)
+class ShuffledEpochs:
+    """Every record once an epoch, in a shuffled order: accounted WITHOUT amplification.
+
+    Given the order, a replaced record touches one batch of each epoch that has begun, so
+    E epochs are E Gaussian mechanisms, and averaging over orders cannot hurt (joint convexity).
+    A shuffled epoch is not a Poisson sample and gets no Poisson ε.
+    """
+
+    steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        if self.steps_per_epoch < 1:
+            raise ValueError(f"steps_per_epoch is {self.steps_per_epoch}; give at least 1")
+
+    def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
+        return dpa.GaussianDpEvent(noise_multiplier)
+
+    def num_events(self, steps: int) -> int:
+        return math.ceil(steps / self.steps_per_epoch)
+
+    def require(self, relation: Relation) -> None:
+        if relation is not Relation.REPLACE_ONE:
+            raise UnsupportedEvent(
+                f"shuffled epochs are analysed for replace-one, not {relation}: adding a record "
+                "moves the others between batches; use Budget(relation=Relation.REPLACE_ONE), "
+                "or PoissonSampler"
+            )
+
+    def describe(self) -> str:
+        return (
+            f"shuffled epochs of {self.steps_per_epoch} steps, accounted without "
+            "amplification by sampling"
+        )

@@ -1,0 +1,55 @@
+"""Shuffled epochs: what most training code does, and what it really buys."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tacit.data.records import as_records
+from tacit.sampling.sampler import Sampler
+from tacit.sampling.schemes import ShuffledEpochs
+
+
+class ShuffleSampler(Sampler):
+    """Every record once an epoch, in a new random order; for comparison, replace-one only.
+
+    Its ε is accounted without amplification, and says so. The last batch of an epoch may be
+    smaller; it is divided by the declared batch size like every other.
+    """
+
+    scheme: ShuffledEpochs
+
+    def __init__(
+        self,
+        data: object,
+        batch_size: int,
+        steps: int = 1,
+        *,
+        max_physical_batch: int | None = None,
+        padded: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        records = as_records(data)
+        if not 0 < batch_size <= max(len(records), 1):
+            raise ValueError(
+                f"batches of {batch_size} from {len(records)} records; "
+                "give at least 1 and at most the number of records"
+            )
+        super().__init__(
+            records,
+            scheme=ShuffledEpochs(math.ceil(len(records) / batch_size)),
+            steps=steps,
+            expected_batch_size=batch_size,
+            max_physical_batch=max_physical_batch,
+            padded=padded,
+            seed=seed,
+        )
+        self._batch_size = batch_size
+        self._order = np.empty(0, dtype=np.int64)
+
+    def draw(self) -> tuple[np.ndarray, None]:
+        if len(self._order) == 0:
+            self._order = self._generator.permutation(len(self.records))
+        rows, self._order = self._order[: self._batch_size], self._order[self._batch_size :]
+        return rows, None
