@@ -1,0 +1,136 @@
+"""Trade-off curves: what a tester who wants to spot one record can reach (f-DP)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import dp_accounting as dpa
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from tacit.accounting.accountant import run_event, scheme_of
+from tacit.accounting.pld import PrivacyLoss, gaussian_profile, privacy_loss
+from tacit.budget import Relation
+from tacit.errors import UnsupportedEvent
+from tacit.sampling.sampler import Sampler
+from tacit.sampling.schemes import (
+    MiniSets,
+    Poisson,
+    Scheme,
+    ShuffledEpochs,
+    Unit,
+    WithoutReplacement,
+)
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """f(α): the least type II error of any test whose type I error is at most α.  [Dong 2022]
+
+    From the privacy profile δ(ε), by duality: f(α) = sup_ε max(1 − δ(ε) − e^ε·α,
+    e^(−ε)·(1 − δ(ε) − α), 0). δ comes from a pessimistic PLD, so the curve is never too high:
+    no test does better than it says.
+    """
+
+    epsilons: np.ndarray
+    deltas: np.ndarray
+
+    def __call__(self, type_one: float | Sequence[float] | np.ndarray) -> np.ndarray:
+        alphas = np.atleast_1d(np.asarray(type_one, dtype=np.float64))
+        if np.any((alphas < 0) | (alphas > 1)):
+            raise ValueError(f"type I error {type_one} is not a probability")
+        lines = 1 - self.deltas[:, None] - np.exp(self.epsilons)[:, None] * alphas[None, :]
+        mirrored = np.exp(-self.epsilons)[:, None] * (1 - self.deltas[:, None] - alphas[None, :])
+        best = np.maximum(lines.max(axis=0), mirrored.max(axis=0))
+        return np.clip(best, 0.0, 1.0 - alphas)
+
+
+def trade_off(
+    noise_multiplier: float,
+    sampling: Scheme | Sampler,
+    steps: int,
+    *,
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    unit: Unit = Unit.RECORD,
+    prelude: Sequence[dpa.DpEvent] = (),
+) -> TradeOff:
+    """The trade-off curve of a whole run, both directions of the relation taken together."""
+    scheme_of(sampling).require(relation)
+    event = run_event(sampling, noise_multiplier, steps, unit=unit, prelude=prelude)
+    loss = privacy_loss(event, relation)
+    if loss is None:
+        return TradeOff(np.zeros(1), np.ones(1))
+    epsilons = _tangents(loss)
+    return TradeOff(epsilons, np.asarray(loss.get_delta_for_epsilon(epsilons)))
+
+
+def _tangents(loss: PrivacyLoss, count: int = 4000) -> np.ndarray:
+    """Slopes e^ε at which to draw tangents: dense where the curve bends."""
+    largest = max(float(loss.get_epsilon_for_delta(1e-9)), 1e-3)
+    if not math.isfinite(largest):
+        largest = 50.0
+    return np.unique(np.concatenate([[0.0], np.geomspace(largest * 1e-6, largest, count)]))
+
+
+@dataclass(frozen=True)
+class GaussianDpEstimate:
+    """μ of the Gaussian curve G_μ that a run tends to: a limit theorem, NOT a guarantee."""
+
+    mu: float
+    formula: str
+    approximate: bool = True
+
+    def __float__(self) -> float:
+        return self.mu
+
+    def __call__(self, type_one: float | np.ndarray) -> np.ndarray:
+        """G_μ(α) = Φ(Φ⁻¹(1 − α) − μ)."""
+        return ndtr(ndtri(1 - np.asarray(type_one)) - self.mu)
+
+    def epsilon(self, delta: float) -> float:
+        """The ε at which G_μ has this δ; approximate as μ is."""
+        if self.mu == 0:
+            return 0.0
+        low, high = 0.0, 1.0
+        z = 1 / self.mu
+        while gaussian_profile(np.array(high), z) > delta:
+            low, high = high, high * 2
+        for _ in range(80):
+            middle = (low + high) / 2
+            low, high = (
+                (middle, high) if gaussian_profile(np.array(middle), z) > delta else (low, middle)
+            )
+        return high
+
+
+def gaussian_dp_mu(
+    noise_multiplier: float, sampling: Scheme | Sampler, steps: int
+) -> GaussianDpEstimate:
+    """The CLT figure that papers quote, marked approximate. Exact only without sampling.
+
+    Poisson:             μ = q·√(T·(e^(1/z²) − 1))                                [Bu 2020]
+    without replacement: μ = p·√(2T·(e^(1/z²)·Φ(3/2z) + 3Φ(−1/2z) − 2)), p = m/N  [Dong 2022]
+    no amplification:    μ = √E / z over E epochs, exact.
+    """
+    z, scheme = noise_multiplier, scheme_of(sampling)
+    if not z > 0:
+        raise ValueError(f"noise multiplier is {z}; give a number above 0")
+    if isinstance(scheme, MiniSets):
+        scheme = (
+            Poisson(scheme.probability)
+            if scheme.chosen is None
+            else WithoutReplacement(scheme.num_sets, scheme.chosen)
+        )
+    if isinstance(scheme, Poisson):
+        mu = scheme.rate * math.sqrt(steps * math.expm1(1 / z**2))
+        return GaussianDpEstimate(mu, "q·√(T·(e^(1/z²) − 1)) [Bu 2020]")
+    if isinstance(scheme, WithoutReplacement):
+        bracket = math.exp(1 / z**2) * ndtr(1.5 / z) + 3 * ndtr(-0.5 / z) - 2
+        mu = scheme.sample_size / scheme.population * math.sqrt(2 * steps * bracket)
+        return GaussianDpEstimate(mu, "(m/N)·√(2T·(e^(1/z²)Φ(3/2z) + 3Φ(−1/2z) − 2)) [Dong 2022]")
+    if isinstance(scheme, ShuffledEpochs):
+        mu = math.sqrt(scheme.num_events(steps)) / z
+        return GaussianDpEstimate(mu, "√E / z, without amplification", approximate=False)
+    raise UnsupportedEvent(f"no central limit formula for {type(scheme).__name__}")
