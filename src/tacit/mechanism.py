@@ -1,0 +1,71 @@
+"""The Gaussian mechanism over blocks: from a bounded gradient to a private one."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting as dpa
+from torch import nn
+
+from tacit.accounting.plan import Plan
+from tacit.batch import Batch
+from tacit.budget import Relation
+from tacit.errors import PlanChanged
+from tacit.noise import Allocation, GlobalNoise, NoiseSource, joint_noise_multiplier
+from tacit.private_gradient import PrivateGradient
+from tacit.queries.bounded_gradient import GradientQuery, Loss, sizes_of
+from tacit.sampling.sampler import Sampler
+
+
+class Mechanism:
+    """Adds N(0, s_h²) to block h so that the joint noise multiplier is z, whatever the route.
+
+    The sampler says what is accounted, and batches must come from the same scheme.
+    """
+
+    def __init__(
+        self,
+        query: GradientQuery,
+        sampler: Sampler,
+        noise_multiplier: float,
+        *,
+        relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+        allocation: Allocation | None = None,
+        prelude: tuple[dpa.DpEvent, ...] = (),
+        seed: int | None = None,
+    ) -> None:
+        self.query = query
+        self.allocation = allocation or GlobalNoise()
+        self.plan = Plan(
+            scheme=sampler.scheme,
+            noise_multiplier=noise_multiplier,
+            relation=relation,
+            steps=sampler.steps,
+            unit=query.unit,
+            prelude=prelude,
+        )
+        self._noise = NoiseSource(seed)
+
+    def privatise(self, model: nn.Module, loss: Loss, batch: Batch) -> PrivateGradient:
+        """The private gradient of one step: bounded, costed, and not yet drawn.
+
+        An empty batch is a step like any other: its gradient is noise.
+        """
+        if batch.scheme != self.plan.scheme:
+            raise PlanChanged(
+                f"the batch was drawn by {batch.scheme}, and {self.plan.scheme} is accounted for; "
+                "make the mechanism with the sampler that draws the batches"
+            )
+        bounded = self.query(model, loss, batch)
+        if bounded.unit is not self.plan.unit:
+            raise PlanChanged(f"the query bounds a {bounded.unit}, planned was a {self.plan.unit}")
+        sensitivities = bounded.sensitivities(self.plan.relation)
+        z = self.plan.noise_multiplier
+        stds = self.allocation(sensitivities, sizes_of(bounded.blocks), z)
+        joint = joint_noise_multiplier(sensitivities, stds)
+        if joint < z and not math.isclose(joint, z, rel_tol=1e-9):
+            raise ValueError(
+                f"{type(self.allocation).__name__} gives a joint noise multiplier of {joint}, less "
+                f"than the {z} that is accounted for; see Allocation for the formula"
+            )
+        return PrivateGradient(self.plan, bounded, stds, self._noise)

@@ -1,0 +1,141 @@
+"""Random generators for noise, and how noise is shared out over blocks."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_MT_WORDS = 624
+_MT_STATE_OFFSET = 24  # bytes before the Mersenne words in torch's CPU generator state
+
+
+def generator_for(device: torch.device | str, seed: int | None) -> torch.Generator:
+    """A generator on `device`, from `seed` or, with None, from the operating system.
+
+    `manual_seed` keeps only 32 bits on the CPU, few enough to try them all, so there the whole
+    state of 624 words is drawn from the operating system instead.
+    """
+    generator = torch.Generator(device=device)
+    if seed is not None:
+        return generator.manual_seed(seed)
+    generator.manual_seed(secrets.randbits(63))
+    if generator.device.type == "cpu":
+        words = np.frombuffer(secrets.token_bytes(4 * _MT_WORDS), dtype=np.uint32)
+        state = generator.get_state()
+        end = _MT_STATE_OFFSET + 8 * _MT_WORDS
+        state[_MT_STATE_OFFSET:end] = torch.from_numpy(words.astype(np.uint64).view(np.uint8))
+        generator.set_state(state)
+    return generator
+
+
+class NoiseSource:
+    """Standard normal draws on any device, one generator a device.
+
+    A forked process that went on with its parent's generator would add the *same* noise to
+    another gradient, and the difference of the two releases would be noiseless; so a fork
+    draws a new state from the operating system (and refuses to go on when it was seeded).
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed
+        self._pid = os.getpid()
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def normal(self, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """`size` independent draws of N(0, 1)."""
+        return torch.randn(size, device=device, dtype=dtype, generator=self._generator(device))
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if os.getpid() != self._pid:
+            if self.seed is not None:
+                raise RuntimeError(
+                    "a seeded noise source was carried into a forked process, where it would "
+                    "repeat its parent's noise; make a new one there with a seed of its own"
+                )
+            self._generators.clear()
+            self._pid = os.getpid()
+        if device not in self._generators:
+            self._generators[device] = generator_for(device, self.seed)
+        return self._generators[device]
+
+
+class Allocation(Protocol):
+    """Chooses the standard deviation s_h of each block's noise at one joint multiplier z.
+
+    Releasing all blocks at once is one Gaussian mechanism: dividing block h by s_h makes the
+    noise white and the sensitivity (Σ_h (Δ_h/s_h)²)^(1/2), so the joint multiplier is
+    z = (Σ_h (Δ_h / s_h)²)^(-1/2), whatever the s_h. All allocations cost the same privacy.
+    """
+
+    def __call__(
+        self, sensitivities: Sequence[float], sizes: Sequence[int], noise_multiplier: float
+    ) -> list[float]: ...
+
+
+def joint_noise_multiplier(sensitivities: Sequence[float], stds: Sequence[float]) -> float:
+    """z = (Σ_h (Δ_h / s_h)²)^(-1/2); blocks that no record can move (Δ_h = 0) do not count."""
+    inverse_square = 0.0
+    for sensitivity, std in zip(sensitivities, stds, strict=True):
+        if sensitivity == 0:
+            continue
+        if std == 0:
+            return 0.0
+        inverse_square += (sensitivity / std) ** 2
+    return math.inf if inverse_square == 0 else inverse_square**-0.5
+
+
+@dataclass(frozen=True)
+class GlobalNoise:
+    """The same standard deviation everywhere: s = z·(Σ_h Δ_h²)^(1/2)."""
+
+    def __call__(
+        self, sensitivities: Sequence[float], sizes: Sequence[int], noise_multiplier: float
+    ) -> list[float]:
+        std = noise_multiplier * math.sqrt(math.fsum(d * d for d in sensitivities))
+        return [std] * len(sensitivities)
+
+
+@dataclass(frozen=True)
+class PerLayerNoise:
+    """Noise in proportion to sensitivity: s_h = z·√L·Δ_h, L the number of blocks with Δ_h > 0."""
+
+    def __call__(
+        self, sensitivities: Sequence[float], sizes: Sequence[int], noise_multiplier: float
+    ) -> list[float]:
+        num_blocks = sum(d > 0 for d in sensitivities)
+        return [noise_multiplier * math.sqrt(num_blocks) * d for d in sensitivities]
+
+
+@dataclass(frozen=True)
+class OptimisedNoise:
+    """The s_h that minimise Σ_h w_h·n_h·s_h² at the joint multiplier z (n_h = size of block h).
+
+    With a_h = √(w_h·n_h), Lagrange gives s_h² = z²·Δ_h/a_h·Σ_j a_j Δ_j. The weights are public:
+    1 (default) asks for the least total noise power; one over a block's usual squared signal
+    asks for the best signal-to-noise ratio.
+    """
+
+    weights: tuple[float, ...] | None = None
+
+    def __call__(
+        self, sensitivities: Sequence[float], sizes: Sequence[int], noise_multiplier: float
+    ) -> list[float]:
+        weights = self.weights or (1.0,) * len(sizes)
+        if len(weights) != len(sizes) or min(weights) <= 0:
+            raise ValueError(
+                f"{len(weights)} weights for {len(sizes)} blocks; give one positive weight a block"
+            )
+        amplitudes = [math.sqrt(w * max(n, 1)) for w, n in zip(weights, sizes, strict=True)]
+        total = math.fsum(a * d for a, d in zip(amplitudes, sensitivities, strict=True))
+        return [
+            noise_multiplier * math.sqrt(total * d / a)
+            for a, d in zip(amplitudes, sensitivities, strict=True)
+        ]

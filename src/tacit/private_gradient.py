@@ -1,0 +1,52 @@
+"""A gradient that is private as soon as it exists, together with what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from tacit.noise import NoiseSource
+from tacit.queries.bounded_gradient import BoundedGradient
+
+if TYPE_CHECKING:
+    from tacit.accounting.plan import Plan
+
+
+class PrivateGradient:
+    """(Σ gradients + N(0, s_h²)) / divisor, drawn once, when the ledger has charged for it.
+
+    The noise is not drawn before the charge is on disk, so a process killed at any moment has
+    never drawn more steps than it was charged for. There is no way to read the sum without it.
+    """
+
+    def __init__(
+        self, plan: Plan, bounded: BoundedGradient, stds: Sequence[float], noise: NoiseSource
+    ) -> None:
+        self.plan = plan
+        self.stds = tuple(stds)
+        self.divisor = bounded.divisor
+        self._bounded: BoundedGradient | None = bounded
+        self._noise = noise
+
+    def draw_into(self, model: nn.Module) -> None:
+        """Draw the noise and set `.grad`. For the ledger alone: nobody else has charged."""
+        bounded, self._bounded = self._bounded, None
+        if bounded is None:
+            raise RuntimeError("this gradient was released already; noise is drawn once")
+        own = {id(p) for p in model.parameters()}
+        covered = {id(p) for block in bounded.blocks for p in block.parameters}
+        if not covered <= own:
+            raise ValueError("the gradient belongs to another model than the one given in `into`")
+        for parameter in model.parameters():
+            if id(parameter) not in covered:
+                parameter.grad = None  # a gradient from elsewhere would be one nobody paid for
+        for block, std in zip(bounded.blocks, self.stds, strict=True):
+            total = torch.cat([part.reshape(-1) for part in block.sums])
+            drawn = self._noise.normal(total.numel(), total.device, total.dtype)
+            total.add_(drawn, alpha=std).div_(bounded.divisor)
+            pieces = total.split([p.numel() for p in block.parameters])
+            for parameter, piece in zip(block.parameters, pieces, strict=True):
+                parameter.grad = piece.view(parameter.shape).to(parameter.dtype)

@@ -1,0 +1,17 @@
+"""Gradients that carry their own sensitivity."""
+
+from tacit.queries.blocks import all_together, by_layer, by_parameter, by_prefix
+from tacit.queries.bounded_gradient import Block, BoundedGradient, GradientQuery, Loss
+from tacit.queries.per_sample_clip import PerSampleClip
+
+__all__ = [
+    "Block",
+    "BoundedGradient",
+    "GradientQuery",
+    "Loss",
+    "PerSampleClip",
+    "all_together",
+    "by_layer",
+    "by_parameter",
+    "by_prefix",
+]

@@ -1,0 +1,80 @@
+"""A sum of gradients that knows how far one record can move it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from tacit.batch import Batch
+from tacit.budget import Relation
+from tacit.sampling.schemes import Unit
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some parameters, the sum of their gradients, and the bound on one unit's share of it.
+
+    `bound` is the largest L2 norm that one sampled unit (a record, or a mini-set) adds to the
+    sum, as a public constant.
+    """
+
+    names: tuple[str, ...]
+    parameters: tuple[nn.Parameter, ...]
+    sums: tuple[Tensor, ...]
+    bound: float
+
+    def __post_init__(self) -> None:
+        assert len(self.names) == len(self.parameters) == len(self.sums)
+        assert self.bound >= 0
+
+    @property
+    def size(self) -> int:
+        return sum(p.numel() for p in self.parameters)
+
+
+@dataclass(frozen=True)
+class BoundedGradient:
+    """Blocks, one public divisor, and what kind of unit the bounds are for."""
+
+    blocks: tuple[Block, ...]
+    divisor: float
+    unit: Unit = Unit.RECORD
+
+    def sensitivities(self, relation: Relation) -> list[float]:
+        """The L2 sensitivity Δ_h of each block's sum.
+
+        Adding or removing a record adds or removes its contribution: Δ = bound. Replacing it
+        takes one contribution away and adds another: Δ = 2·bound. Any change to a record inside
+        a mini-set turns one contribution of the set into another: Δ = 2·bound.
+        """
+        added = relation is Relation.ADD_OR_REMOVE_ONE and self.unit is Unit.RECORD
+        return [block.bound if added else 2 * block.bound for block in self.blocks]
+
+
+class Loss(Protocol):
+    """Outputs and targets of some records to a scalar, or to one number a record."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
+
+
+class GradientQuery(Protocol):
+    """Turns a batch into a bounded sum of gradients. The routes differ in this and nothing else."""
+
+    @property
+    def unit(self) -> Unit:
+        """What its bounds are for; known before the first batch, so that noise can be planned."""
+        ...
+
+    def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient: ...
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training may change, by name, each once."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def sizes_of(blocks: Sequence[Block]) -> list[int]:
+    return [block.size for block in blocks]
