@@ -1,0 +1,45 @@
+"""`tacit epsilon`: what a run with this noise costs."""
+
+from __future__ import annotations
+
+import typer
+
+from tacit.accounting import epsilon as epsilon_by_pld
+from tacit.accounting import epsilon_rdp, gaussian_dp_mu
+from tacit.cli import accounting_options as options
+from tacit.cli.accounting_options import RelationName, SamplingName
+from tacit.cli.output import show
+
+
+def epsilon(
+    noise_multiplier: float = typer.Option(..., help="Noise's standard deviation ÷ sensitivity."),
+    sampling_rate: float | None = options.RATE,
+    steps: int = options.STEPS,
+    delta: float = options.DELTA,
+    sampling: SamplingName = options.SAMPLING,
+    population: int | None = options.POPULATION,
+    batch_size: int | None = options.BATCH,
+    relation: RelationName | None = options.RELATION,
+    as_json: bool = options.JSON,
+) -> None:
+    """The ε of a run: by PLD (the guarantee), by RDP (a cross-check), by the CLT (approximate).
+
+    Example: tacit epsilon --noise-multiplier 1.54 --sampling-rate 0.02048 --steps 1465 --delta 1e-5
+    """
+    scheme = options.scheme_from(sampling, sampling_rate, population, batch_size)
+    between = options.relation_from(relation, sampling)
+    pld = epsilon_by_pld(noise_multiplier, scheme, steps, delta=delta, relation=between)
+    rdp = epsilon_rdp(noise_multiplier, scheme, steps, delta=delta, relation=between)
+    facts = {
+        "epsilon": pld,
+        "epsilon_rdp": rdp,
+        "delta": delta,
+        "relation": between.value,
+        "sampling": scheme.describe(),
+        "noise_multiplier": noise_multiplier,
+        "steps": steps,
+    }
+    # The limit theorem's formulas are for these two cases; elsewhere there is none to quote.
+    if noise_multiplier > 0.1 and (sampling is not SamplingName.POISSON or relation is None):
+        facts["gaussian_dp_mu_approximate"] = gaussian_dp_mu(noise_multiplier, scheme, steps).mu
+    show(facts, as_json, "privacy of a run")

@@ -1,0 +1,42 @@
+"""`tacit noise`: the noise that a budget asks for."""
+
+from __future__ import annotations
+
+import typer
+
+from tacit.accounting import calibrate
+from tacit.accounting import epsilon as epsilon_by_pld
+from tacit.budget import Budget
+from tacit.cli import accounting_options as options
+from tacit.cli.accounting_options import RelationName, SamplingName
+from tacit.cli.output import show
+
+
+def noise(
+    epsilon: float = typer.Option(..., help="ε to stay within."),
+    delta: float = options.DELTA,
+    sampling_rate: float | None = options.RATE,
+    steps: int = options.STEPS,
+    sampling: SamplingName = options.SAMPLING,
+    population: int | None = options.POPULATION,
+    batch_size: int | None = options.BATCH,
+    relation: RelationName | None = options.RELATION,
+    as_json: bool = options.JSON,
+) -> None:
+    """The least noise multiplier whose ε, by PLD, is within the budget.
+
+    Example: tacit noise --epsilon 3 --delta 1e-5 --sampling-rate 0.02048 --steps 1465
+    """
+    scheme = options.scheme_from(sampling, sampling_rate, population, batch_size)
+    budget = Budget(epsilon, delta, options.relation_from(relation, sampling))
+    multiplier = calibrate(budget, scheme, steps)
+    reached = epsilon_by_pld(multiplier, scheme, steps, delta=delta, relation=budget.relation)
+    facts = {
+        "noise_multiplier": multiplier,
+        "epsilon": reached,
+        "delta": delta,
+        "relation": budget.relation.value,
+        "sampling": scheme.describe(),
+        "steps": steps,
+    }
+    show(facts, as_json, "noise for a budget")

@@ -1,0 +1,89 @@
+"""From the data options of `tacit train` to records whose constants are declared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import dp_accounting as dpa
+
+from tacit.budget import Relation
+from tacit.data import Records, UnitNorm, load, load_file
+from tacit.data.scaling import Scaler
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """What the user said about the data; `private_range` asks for noisy scaling statistics."""
+
+    dataset: str
+    file: Path | None
+    target: str | None
+    test_file: Path | None
+    classes: tuple[str, ...]
+    public_size: int | None
+    feature_range: tuple[float, float] | None
+    unit_norm: bool
+    scale_noise: float | None
+
+
+SIZE_NOTE = (
+    "the number of records was read from the file and is treated as public; "
+    "declare it with --public-size"
+)
+
+
+def load_records(options: DataOptions) -> tuple[Records, Records]:
+    """Train and test records, before any statistics are released."""
+    scale: Scaler | None = UnitNorm() if options.unit_norm else None
+    if options.file is None:
+        if options.target or options.test_file or options.classes or options.feature_range:
+            raise ValueError("--target, --test-data, --classes and --feature-range go with --data")
+        return load(options.dataset, scale=scale or "public")
+    if options.target is None:
+        raise ValueError(f"--data {options.file} needs --target: the column that holds the classes")
+    if options.scale_noise is not None and options.feature_range is None:
+        raise ValueError("--scale-noise needs --feature-range: the noise is in proportion to it")
+    train, test = load_file(
+        options.file,
+        options.target,
+        classes=options.classes or None,
+        public_size=options.public_size,
+        scale=scale,
+        feature_range=options.feature_range,
+        test_path=options.test_file,
+    )
+    if train.public_size is None:
+        notes = tuple(n for n in train.notes if "public_size" not in n)
+        train = replace(train, public_size=len(train), notes=(*notes, SIZE_NOTE))
+    return train, test
+
+
+def statistics_event(options: DataOptions) -> tuple[dpa.DpEvent, ...]:
+    """What releasing the scaling statistics will cost: to be charged before they are computed."""
+    if options.scale_noise is None:
+        return ()
+    return (dpa.GaussianDpEvent(options.scale_noise),)
+
+
+def standardise(
+    train: Records, test: Records, options: DataOptions, relation: Relation, seed: int | None
+) -> tuple[Records, Records]:
+    """Scale by a mean and a std released with noise. Call it only once they are charged."""
+    from tacit.data import release_statistics
+
+    assert options.scale_noise is not None
+    scaler, _ = release_statistics(
+        train.inputs,
+        -1.0,
+        1.0,  # the declared range has been mapped onto [-1, 1] when the file was read
+        noise_multiplier=options.scale_noise,
+        public_size=train.require_public_size("a noisy mean"),
+        relation=relation,
+        seed=seed,
+    )
+    note = scaler.describe().replace("must be charged", "is charged")
+    return (
+        replace(train, inputs=scaler(train.inputs), notes=(*train.notes, note)),
+        replace(test, inputs=scaler(test.inputs)),
+    )

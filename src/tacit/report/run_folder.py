@@ -1,0 +1,87 @@
+"""A run as files: run.json, weights.safetensors, progress.png."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+import tacit
+from tacit.data.records import Records
+from tacit.report.plot import plot_history
+from tacit.training.run import Run
+
+
+def environment() -> dict[str, Any]:
+    """The versions that a figure depends on."""
+    import dp_accounting
+    import numpy
+    import scipy
+
+    return {
+        "tacit": tacit.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "scipy": scipy.__version__,
+        "dp_accounting": getattr(dp_accounting, "__version__", "unknown"),
+        "platform": platform.platform(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "command": sys.argv,
+    }
+
+
+def save_run(
+    run: Run, folder: str | os.PathLike[str], test: Records | None = None
+) -> dict[str, Any]:
+    """Write the run into `folder` and return its facts. Files appear whole or not at all."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    facts = run.facts(test)
+    facts["environment"] = environment()
+    weights = {n: t.detach().cpu().contiguous() for n, t in run.model.state_dict().items()}
+    temporary = target / "weights.safetensors.tmp"
+    save_file(_untied(weights), temporary)
+    os.replace(temporary, target / "weights.safetensors")
+    if run.history:
+        plot_history(facts, target / "progress.png")
+    write_json(facts, target / "run.json")
+    return facts
+
+
+def write_json(facts: dict[str, Any], path: Path) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(to_json(facts) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def to_json(value: Any) -> str:
+    """JSON that any reader takes: an infinite ε is the string "inf", which JSON numbers lack."""
+    return json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, int | float | bool | str | None) else str(value)
+
+
+def _untied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """safetensors refuses shared memory: a tied weight is written once under each name."""
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in weights.items():
+        out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return out

@@ -1,0 +1,73 @@
+"""What a run did, what it cost, and how to say so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from tacit.accounting.plan import Plan
+from tacit.budget import Budget
+from tacit.data.records import Records
+from tacit.queries.bounded_gradient import Loss
+from tacit.training.callbacks import Evaluation
+from tacit.training.evaluate import Metrics, evaluate
+
+SEEDED = "seeded: not private against whoever knows the seed"
+EARLY = (
+    "stopped early by choice: epsilon is that of the whole plan, since when to stop may have "
+    "been chosen by looking"
+)
+
+
+@dataclass
+class Run:
+    """A finished run. `epsilon` is the guarantee, by PLD, for the budget's δ and relation."""
+
+    model: nn.Module
+    loss: Loss
+    budget: Budget
+    plan: Plan
+    steps: int
+    epsilon: float
+    epsilon_rdp: float
+    seconds: float
+    peak_memory_bytes: int
+    seeded: bool
+    stopped: str
+    history: list[Evaluation] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def evaluate(self, records: Records) -> Metrics:
+        return evaluate(self.model, records, self.loss)
+
+    def facts(self, test: Records | None = None) -> dict[str, Any]:
+        """Everything about the run as plain values, ready for JSON."""
+        metrics = self.evaluate(test) if test is not None else None
+        return {
+            "accuracy": metrics.accuracy if metrics else None,
+            "loss": metrics.loss if metrics else None,
+            "epsilon": self.epsilon,
+            "epsilon_rdp": self.epsilon_rdp,
+            "delta": self.budget.delta,
+            "relation": self.budget.relation.value,
+            "sampling": self.plan.scheme.describe(),
+            "noise_multiplier": self.plan.noise_multiplier,
+            "steps": self.steps,
+            "planned_steps": self.plan.steps,
+            "stopped": self.stopped,
+            "seconds": self.seconds,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "seeded": self.seeded,
+            "notes": self.notes,
+            "history": [vars(evaluation) for evaluation in self.history],
+            "config": self.config,
+        }
+
+    def summary(self, test: Records | None = None) -> str:
+        """The table that ends a run, as text."""
+        from tacit.report.table import summary_text
+
+        return summary_text(self.facts(test))

@@ -1,0 +1,210 @@
+"""The training loop: sample, bound, privatise, charge, release, step."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import dp_accounting as dpa
+import torch
+from torch import nn
+
+from tacit.accounting.accountant import calibrate
+from tacit.accounting.ledger import Ledger
+from tacit.accounting.plan import Plan
+from tacit.accounting.pld import COARSE
+from tacit.budget import Budget
+from tacit.data.records import Records
+from tacit.errors import BudgetExceeded
+from tacit.mechanism import Mechanism
+from tacit.noise import Allocation
+from tacit.queries.bounded_gradient import GradientQuery, Loss
+from tacit.sampling.sampler import Sampler
+from tacit.training.callbacks import Callback, Evaluation
+from tacit.training.evaluate import evaluate
+from tacit.training.memory import PeakMemory
+from tacit.training.moving_average import MovingAverage
+from tacit.training.progress import ProgressBar
+from tacit.training.run import EARLY, SEEDED, Run
+
+
+class Trainer:
+    """Trains any module with any `torch.optim` optimizer and scheduler, within a budget.
+
+    Without `noise_multiplier` the noise is calibrated so that the sampler's steps just fit the
+    budget; with it, the run ends when its steps are done or the next would pass the budget.
+    `ledger` is a file to charge (shared by all runs over the same data), an open `Ledger`, or
+    None for one in memory. `evaluate_on` must be records that the guarantee need not cover.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        query: GradientQuery,
+        sampler: Sampler,
+        optimizer: torch.optim.Optimizer,
+        budget: Budget,
+        *,
+        noise_multiplier: float | None = None,
+        allocation: Allocation | None = None,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        moving_average: MovingAverage | None = None,
+        evaluate_on: Records | None = None,
+        evaluate_every: int | None = None,
+        callbacks: Iterable[Callback] = (),
+        progress: bool = True,
+        ledger: Ledger | str | os.PathLike[str] | None = None,
+        run_name: str | None = None,
+        prelude: tuple[dpa.DpEvent, ...] = (),
+        device: torch.device | str | None = None,
+        seed: int | None = None,
+        notes: Iterable[str] = (),
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        self.model, self.loss, self.query = model, loss, query
+        self.sampler, self.optimizer, self.budget = sampler, optimizer, budget
+        self.scheduler = scheduler
+        self.moving_average = moving_average
+        self.evaluate_on = evaluate_on
+        self.evaluate_every = evaluate_every or max(1, sampler.steps // 20)
+        self.callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
+        self.run_name = run_name
+        self.seed = seed
+        self.notes = [*sampler.records.notes, *notes]
+        self.config = config or {}
+        self._move(device)
+        self.ledger = ledger
+        if noise_multiplier is None:
+            noise_multiplier = self._calibrated(prelude)
+        self.mechanism = Mechanism(
+            query,
+            sampler,
+            noise_multiplier,
+            relation=budget.relation,
+            allocation=allocation,
+            prelude=prelude,
+            seed=seed,
+        )
+        self._stop_asked = False
+
+    @property
+    def plan(self) -> Plan:
+        return self.mechanism.plan
+
+    def stop(self) -> None:
+        """Ask the run to end after this step. ε will be that of the whole plan."""
+        self._stop_asked = True
+
+    def fit(self) -> Run:
+        """Run the loop and return what happened. It ends normally when the budget does."""
+        self.model.train()
+        given = self.ledger
+        ledger = given if isinstance(given, Ledger) else Ledger(given, self.budget)
+        memory = PeakMemory(self._device)
+        started = time.perf_counter()
+        history: list[Evaluation] = []
+        for callback in self.callbacks:
+            callback.on_begin(self)
+        try:
+            ledger.begin(self.plan, name=self.run_name, budget=self.budget)
+            steps, stopped = self._loop(ledger, history)
+            charged, limit = ledger.run_status()
+        except BaseException:
+            for callback in self.callbacks:
+                callback.on_error(self)
+            raise
+        finally:
+            ledger.end() if ledger is given else ledger.close()
+        if self.moving_average is not None:
+            self.moving_average.swap(self.model)
+        # A run that goes on after a crash answers for the steps of both processes.
+        by_choice = stopped in ("asked to", "interrupted")
+        run = self._finished(steps, limit if by_choice else charged, stopped, history)
+        if by_choice:
+            run.notes.append(EARLY)
+        run.seconds = time.perf_counter() - started
+        run.peak_memory_bytes = memory.read()
+        for callback in self.callbacks:
+            callback.on_end(self, run)
+        return run
+
+    def _loop(self, ledger: Ledger, history: list[Evaluation]) -> tuple[int, str]:
+        steps = 0
+        try:
+            for batch in self.sampler:
+                private = self.mechanism.privatise(self.model, self.loss, batch)
+                try:
+                    ledger.release(private, into=self.model)
+                except BudgetExceeded:
+                    return steps, "budget"
+                self.optimizer.step()
+                if self.scheduler is not None:
+                    self.scheduler.step()
+                if self.moving_average is not None:
+                    self.moving_average.update(self.model)
+                steps += 1
+                self._after_step(steps, history)
+                if self._stop_asked:
+                    return steps, "asked to"
+        except KeyboardInterrupt:
+            return steps, "interrupted"
+        return steps, "plan complete"
+
+    def _after_step(self, step: int, history: list[Evaluation]) -> None:
+        for callback in self.callbacks:
+            callback.on_step(self, step)
+        if self.evaluate_on is None:
+            return
+        if step % self.evaluate_every and step != self.sampler.steps:
+            return
+        if self.moving_average is not None:
+            self.moving_average.swap(self.model)
+        metrics = evaluate(self.model, self.evaluate_on, self.loss)
+        if self.moving_average is not None:
+            self.moving_average.swap(self.model)
+        spent = self.plan.epsilon(step, self.budget.delta, COARSE)
+        evaluation = Evaluation(step, spent, metrics.accuracy, metrics.loss)
+        history.append(evaluation)
+        for callback in self.callbacks:
+            callback.on_evaluation(self, evaluation)
+
+    def _finished(self, steps: int, counted: int, stopped: str, history: list[Evaluation]) -> Run:
+        notes = list(self.notes)
+        seeded = self.seed is not None or self.sampler.seed is not None
+        if seeded:
+            notes.append(SEEDED)
+        delta = self.budget.delta
+        return Run(
+            model=self.model,
+            loss=self.loss,
+            budget=self.budget,
+            plan=self.plan,
+            steps=steps,
+            epsilon=self.plan.epsilon(counted, delta),
+            epsilon_rdp=self.plan.epsilon_rdp(counted, delta),
+            seconds=0.0,
+            peak_memory_bytes=0,
+            seeded=seeded,
+            stopped=stopped,
+            history=history,
+            notes=notes,
+            config=self.config,
+        )
+
+    def _calibrated(self, prelude: tuple[dpa.DpEvent, ...]) -> float:
+        seen = Plan(self.sampler.scheme, 1.0, self.budget.relation, unit=self.query.unit)
+        budget = Budget(self.budget.epsilon, self.budget.delta, seen.accounted_relation)
+        return calibrate(budget, self.sampler, unit=self.query.unit, prelude=prelude)
+
+    def _move(self, device: torch.device | str | None) -> None:
+        first = next(iter(self.model.parameters()), None)
+        if first is None:
+            raise ValueError("the model has no parameters to train")
+        self._device = torch.device(device) if device is not None else first.device
+        self.model.to(self._device)
+        self.sampler.to(self._device)
+        if self.evaluate_on is not None:
+            self.evaluate_on = self.evaluate_on.to(self._device)
