@@ -134,7 +134,8 @@ def train(
         batch_size = max(1, min(recipe.batch_size, size // 2))
     if steps is None:
         steps = max(1, round((recipe.epochs if epochs is None else epochs) * size / batch_size))
-    sampler = _sampler(sampling, train_records, batch_size, steps, max_physical_batch, seed)
+    place = _device(device)
+    sampler = _sampler(sampling, train_records, batch_size, steps, max_physical_batch, place, seed)
     network = _network(model, train_records)
     learning_rate = recipe.learning_rate if lr is None else lr
     stepper = _optimizer(optimizer, network, learning_rate, momentum, recipe.momentum)
@@ -155,7 +156,7 @@ def train(
         ledger=_open_ledger(ledger, folder, budget),
         run_name=run_name or folder.name,
         prelude=statistics_event(about),
-        device=_device(device),
+        device=place,
         seed=seed,
     )
     trainer.config = {
@@ -215,15 +216,22 @@ def _make_room(folder: Path, overwrite: bool) -> None:
 
 
 def _sampler(
-    name: SamplingName, records: Records, batch: int, steps: int, physical: int, seed: int | None
+    name: SamplingName,
+    records: Records,
+    batch: int,
+    steps: int,
+    physical: int,
+    device: torch.device,
+    seed: int | None,
 ) -> Sampler:
+    shared: dict[str, Any] = {"max_physical_batch": physical, "seed": seed}
     if name is SamplingName.FIXED_SIZE:
-        return FixedSizeSampler(records, batch, steps, max_physical_batch=physical, seed=seed)
+        return FixedSizeSampler(records, batch, steps, **shared)
     if name is SamplingName.SHUFFLE:
-        return ShuffleSampler(records, batch, steps, max_physical_batch=physical, seed=seed)
-    return PoissonSampler(
-        records, steps=steps, expected_batch_size=batch, max_physical_batch=physical, seed=seed
-    )
+        return ShuffleSampler(records, batch, steps, **shared)
+    if device.type == "cuda":
+        shared["pad_to"] = 32  # few shapes: a new one makes the GPU choose its kernels anew
+    return PoissonSampler(records, steps=steps, expected_batch_size=batch, **shared)
 
 
 def _network(name: ModelName, records: Records) -> torch.nn.Module:

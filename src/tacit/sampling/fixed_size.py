@@ -26,6 +26,7 @@ class FixedSizeSampler(Sampler):
         *,
         max_physical_batch: int | None = None,
         padded: bool = False,
+        pad_to: int | None = None,
         seed: int | None = None,
     ) -> None:
         records = as_records(data)
@@ -36,6 +37,7 @@ class FixedSizeSampler(Sampler):
             expected_batch_size=batch_size,
             max_physical_batch=max_physical_batch,
             padded=padded,
+            pad_to=pad_to,
             seed=seed,
         )
 

@@ -34,6 +34,7 @@ class MiniSetSampler(Sampler):
         partition_seed: int = 0,
         max_physical_batch: int | None = None,
         padded: bool = False,
+        pad_to: int | None = None,
         seed: int | None = None,
     ) -> None:
         records = as_records(data)
@@ -53,6 +54,7 @@ class MiniSetSampler(Sampler):
             expected_batch_size=expected,
             max_physical_batch=max_physical_batch,
             padded=padded,
+            pad_to=pad_to,
             seed=seed,
         )
         place = np.random.default_rng(partition_seed).permutation(num_ids)

@@ -29,6 +29,7 @@ class PoissonSampler(Sampler):
         expected_batch_size: float | None = None,
         max_physical_batch: int | None = None,
         padded: bool = False,
+        pad_to: int | None = None,
         seed: int | None = None,
     ) -> None:
         records = as_records(data)
@@ -52,6 +53,7 @@ class PoissonSampler(Sampler):
             expected_batch_size=expected_batch_size,
             max_physical_batch=max_physical_batch,
             padded=padded,
+            pad_to=pad_to,
             seed=seed,
         )
 

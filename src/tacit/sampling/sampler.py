@@ -20,9 +20,11 @@ class Sampler(abc.ABC):
     """Iterates over `steps` batches. The data stays on the device where it is.
 
     `max_physical_batch` bounds how many records are gathered at once. With `padded`, every
-    physical batch has exactly that many rows (`capacity`), the surplus masked out: static
-    shapes for compilers. A draw that exceeds one physical batch goes on in the next; nobody is
-    ever dropped, because dropping somebody would depend on the others.
+    physical batch has exactly that many rows (`capacity`), the surplus masked out: one static
+    shape. With `pad_to=k` the number of rows is rounded up to a multiple of k: a few shapes and
+    little waste, which spares a GPU the choice of new kernels at every step. A draw that exceeds
+    one physical batch goes on in the next; nobody is ever dropped, because dropping somebody
+    would depend on the others.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Sampler(abc.ABC):
         expected_batch_size: float,
         max_physical_batch: int | None,
         padded: bool,
+        pad_to: int | None,
         seed: int | None,
     ) -> None:
         if steps < 0:
@@ -42,11 +45,16 @@ class Sampler(abc.ABC):
             raise ValueError(f"expected_batch_size is {expected_batch_size}; give a number above 0")
         if max_physical_batch is not None and max_physical_batch < 1:
             raise ValueError(f"max_physical_batch is {max_physical_batch}; give at least 1")
+        if pad_to is not None and pad_to < 1:
+            raise ValueError(f"pad_to is {pad_to}; give at least 1")
+        if padded and pad_to is not None:
+            raise ValueError("padded asks for one shape and pad_to for several; give one of them")
         self.records = as_records(data)
         self.scheme = scheme
         self.steps = steps
         self.expected_batch_size = float(expected_batch_size)
         self.padded = padded
+        self.pad_to = pad_to
         self.seed = seed
         self.max_physical_batch = max_physical_batch
         self._generator = index_generator(seed)
@@ -74,8 +82,8 @@ class Sampler(abc.ABC):
         """One more step's batch. An empty one is a step like any other."""
         rows, sets = self.draw()
         mask = None
-        if self.padded:
-            rows, sets, kept = self._pad(rows, sets)
+        if self.padded or self.pad_to is not None:
+            rows, sets, kept = self._pad(rows, sets, self.pad_to or self.capacity)
             mask = to_device(kept, self.device).bool()
         groups = None if sets is None else to_device(sets, self.device)
         return Batch(
@@ -89,9 +97,9 @@ class Sampler(abc.ABC):
         )
 
     def _pad(
-        self, rows: np.ndarray, sets: np.ndarray | None
+        self, rows: np.ndarray, sets: np.ndarray | None, multiple: int
     ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-        size = self.capacity * max(1, math.ceil(len(rows) / self.capacity))
+        size = multiple * max(1, math.ceil(len(rows) / multiple))
         padding = (0, size - len(rows))
         kept = np.pad(np.ones(len(rows), dtype=np.int64), padding)
         padded_sets = None if sets is None else np.pad(sets, padding, constant_values=-1)

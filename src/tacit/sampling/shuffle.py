@@ -28,6 +28,7 @@ class ShuffleSampler(Sampler):
         *,
         max_physical_batch: int | None = None,
         padded: bool = False,
+        pad_to: int | None = None,
         seed: int | None = None,
     ) -> None:
         records = as_records(data)
@@ -43,6 +44,7 @@ class ShuffleSampler(Sampler):
             expected_batch_size=batch_size,
             max_physical_batch=max_physical_batch,
             padded=padded,
+            pad_to=pad_to,
             seed=seed,
         )
         self._batch_size = batch_size

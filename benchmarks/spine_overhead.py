@@ -1,0 +1,174 @@
+"""What does privacy's book-keeping cost? A step with everything but the gradient, over a bare step.
+
+The bare step takes the next slice of the data, runs forward and backward, and steps the
+optimizer. The other does the same through the pipe: Poisson sampling, the mechanism's noise, a
+ledger on disk, release into `.grad`. The gradient is in both the plain one of the batch, so what
+differs is the spine alone. (It is *not* bounded: nothing here is private.)
+
+Blocks of steps of the two kinds alternate in one process; times are medians over blocks.
+
+    python benchmarks/spine_overhead.py --device cpu --out result.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import tacit
+from tacit.batch import Batch
+from tacit.queries.bounded_gradient import Block, BoundedGradient, Loss, trainable
+from tacit.sampling.schemes import Unit
+
+
+class PlainSum:
+    """The gradient of the summed loss by plain autograd, with a bound that is only claimed."""
+
+    unit = Unit.RECORD
+
+    def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
+        parameters = trainable(model)
+        losses = nn.functional.cross_entropy(model(batch.inputs), batch.targets, reduction="none")
+        value = losses.sum() if batch.mask is None else (losses * batch.mask).sum()
+        sums = torch.autograd.grad(value, list(parameters.values()))
+        block = Block(tuple(parameters), tuple(parameters.values()), sums, bound=1.0)
+        return BoundedGradient((block,), batch.divisor)
+
+
+def records_like_cifar(count: int, device: torch.device) -> tacit.Records:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(count, 3, 32, 32, generator=generator)
+    targets = torch.randint(10, (count,), generator=generator)
+    return tacit.Records(inputs, targets, num_classes=10, public_size=count).to(device)
+
+
+class Bare:
+    """Plain training on consecutive slices."""
+
+    def __init__(self, records: tacit.Records, batch_size: int, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.records, self.batch_size, self.at = records, batch_size, 0
+        self.model = tacit.models.cifar_cnn().to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(self) -> None:
+        if self.at + self.batch_size > len(self.records):
+            self.at = 0
+        rows = slice(self.at, self.at + self.batch_size)
+        self.at += self.batch_size
+        self.optimizer.zero_grad(set_to_none=True)
+        outputs = self.model(self.records.inputs[rows])
+        nn.functional.cross_entropy(outputs, self.records.targets[rows]).backward()
+        self.optimizer.step()
+
+
+class Spine:
+    """The same gradient through sampler, mechanism and ledger."""
+
+    def __init__(
+        self,
+        records: tacit.Records,
+        batch_size: int,
+        device: torch.device,
+        file: Path,
+        steps: int,
+        pad_to: int | None,
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = tacit.models.cifar_cnn().to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.loss = tacit.losses.CrossEntropy()
+        self.sampler = tacit.PoissonSampler(
+            records, expected_batch_size=batch_size, steps=steps, pad_to=pad_to
+        )
+        budget = tacit.Budget(epsilon=50.0, delta=1e-5)
+        self.mechanism = tacit.Mechanism(PlainSum(), self.sampler, noise_multiplier=1.0)
+        self.ledger = tacit.Ledger(file, budget)
+        self.ledger.begin(self.mechanism.plan)
+
+    def step(self) -> None:
+        batch = self.sampler.next_batch()
+        private = self.mechanism.privatise(self.model, self.loss, batch)
+        self.ledger.release(private, into=self.model)
+        self.optimizer.step()
+
+
+def time_block(step: object, steps: int, device: torch.device) -> float:
+    """Seconds a step, over a block of steps that is waited for once at its end."""
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()  # type: ignore[operator]
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - started) / steps
+
+
+def measure(
+    batch_size: int, pad_to: int | None, device: torch.device, blocks: int, steps: int, size: int
+) -> dict:
+    records = records_like_cifar(size, device)
+    with tempfile.TemporaryDirectory() as folder:
+        total = (blocks + 1) * steps
+        bare = Bare(records, batch_size, device)
+        spine = Spine(records, batch_size, device, Path(folder) / "ledger.sqlite", total, pad_to)
+        kinds = {"bare": bare.step, "spine": spine.step}
+        for step in kinds.values():
+            time_block(step, steps, device)
+        times: dict[str, list[float]] = {name: [] for name in kinds}
+        for _ in range(blocks):
+            for name, step in kinds.items():
+                times[name].append(time_block(step, steps, device))
+        spine.ledger.close()
+    ratios = [s / b for s, b in zip(times["spine"], times["bare"], strict=True)]
+    quartiles = statistics.quantiles(ratios, n=4)
+    return {
+        "batch_size": batch_size,
+        "pad_to": pad_to,
+        "bare_ms": 1e3 * statistics.median(times["bare"]),
+        "spine_ms": 1e3 * statistics.median(times["spine"]),
+        "ratio_median": statistics.median(ratios),
+        "ratio_quartiles": [quartiles[0], quartiles[2]],
+        "blocks": blocks,
+        "steps_per_block": steps,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1024])
+    parser.add_argument("--pad-to", type=int, nargs="+", default=[0], help="0: not padded")
+    parser.add_argument("--blocks", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=50, help="steps in a block")
+    parser.add_argument("--records", type=int, default=50_000)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    results = [
+        measure(size, pad or None, device, options.blocks, options.steps, options.records)
+        for size in options.batch_sizes
+        for pad in options.pad_to
+    ]
+    report = {
+        "question": "time of a step with everything but the gradient, over a bare step",
+        "model": "cifar_cnn of Losing Less, float32",
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "results": results,
+    }
+    print(json.dumps(report, indent=2))
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The code in the README and the docs runs, from top to bottom of each page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def blocks_of(page: Path) -> list[str]:
+    return FENCE.findall(page.read_text(encoding="utf-8"))
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks_of(p)], ids=named)
+def test_code_blocks_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": page.stem}
+    for block in blocks_of(page):
+        exec(compile(block, str(page), "exec"), namespace)
+    assert "Traceback" not in capsys.readouterr().out
+
+
+def test_the_quickstart_is_one_of_them() -> None:
+    assert "trainer.fit()" in "".join(blocks_of(ROOT / "README.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_inside_the_project_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{named(page)} links to {target}"
+
+
+def test_the_page_of_names_is_up_to_date() -> None:
+    folder = ROOT / "docs" / "api"
+    namespace: dict[str, object] = {"__name__": "generate", "__file__": str(folder / "generate.py")}
+    exec((folder / "generate.py").read_text(encoding="utf-8"), namespace)
+    made = namespace["page"]()  # type: ignore[operator]
+    assert made == (folder / "index.md").read_text(encoding="utf-8"), (
+        "a public name changed; run: python docs/api/generate.py"
+    )
+    assert "|  |" not in made, "a public name has no docstring"
