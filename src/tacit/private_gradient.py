@@ -36,13 +36,13 @@ class PrivateGradient:
         bounded, self._bounded = self._bounded, None
         if bounded is None:
             raise RuntimeError("this gradient was released already; noise is drawn once")
-        own = {id(p) for p in model.parameters()}
-        covered = {id(p) for block in bounded.blocks for p in block.parameters}
-        if not covered <= own:
-            raise ValueError("the gradient belongs to another model than the one given in `into`")
-        for parameter in model.parameters():
-            if id(parameter) not in covered:
-                parameter.grad = None  # a gradient from elsewhere would be one nobody paid for
+        own = {id(p): p for p in model.parameters()}
+        for block in bounded.blocks:
+            for parameter in block.parameters:
+                if own.pop(id(parameter), None) is None:
+                    raise ValueError("the gradient is for another model than the one in `into`")
+        for parameter in own.values():
+            parameter.grad = None  # a gradient from elsewhere would be one that nobody paid for
         for block, std in zip(bounded.blocks, self.stds, strict=True):
             total = torch.cat([part.reshape(-1) for part in block.sums])
             drawn = self._noise.normal(total.numel(), total.device, total.dtype)

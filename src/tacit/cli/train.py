@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import enum
 import math
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def train(
         evaluate_on=test_records,
         progress=not quiet,
         ledger=_open_ledger(ledger, folder, budget),
-        run_name=run_name or folder.name,
+        run_name=run_name or f"{folder.name}-{secrets.token_hex(3)}",
         prelude=statistics_event(about),
         device=place,
         seed=seed,

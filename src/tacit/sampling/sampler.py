@@ -105,6 +105,11 @@ class Sampler(abc.ABC):
         padded_sets = None if sets is None else np.pad(sets, padding, constant_values=-1)
         return np.pad(rows, padding), padded_sets, kept
 
+    def reseed(self, seed: int) -> None:
+        """Draw from this seed from now on."""
+        self.seed = seed
+        self._generator = index_generator(seed)
+
     @property
     def device(self) -> torch.device:
         return self.records.device

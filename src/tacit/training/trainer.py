@@ -37,6 +37,8 @@ class Trainer:
     budget; with it, the run ends when its steps are done or the next would pass the budget.
     `ledger` is a file to charge (shared by all runs over the same data), an open `Ledger`, or
     None for one in memory. `evaluate_on` must be records that the guarantee need not cover.
+    `seed` fixes the noise, and the sampling where the sampler has no seed of its own; what the
+    model draws (initial weights, dropout) is PyTorch's to seed.
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class Trainer:
         self.callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
         self.run_name = run_name
         self.seed = seed
+        if seed is not None and sampler.seed is None:
+            sampler.reseed(seed)
         self.notes = [*sampler.records.notes, *notes]
         self.config = config or {}
         self._move(device)
