@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import dp_accounting as dpa
 from torch import nn
 
@@ -63,7 +61,7 @@ class Mechanism:
         z = self.plan.noise_multiplier
         stds = self.allocation(sensitivities, sizes_of(bounded.blocks), z)
         joint = joint_noise_multiplier(sensitivities, stds)
-        if joint < z and not math.isclose(joint, z, rel_tol=1e-9):
+        if not joint >= z * (1 - 1e-9):  # written so that NaN is refused too
             raise ValueError(
                 f"{type(self.allocation).__name__} gives a joint noise multiplier of {joint}, less "
                 f"than the {z} that is accounted for; see Allocation for the formula"

@@ -39,15 +39,23 @@ def generator_for(device: torch.device | str, seed: int | None) -> torch.Generat
 class NoiseSource:
     """Standard normal draws on any device, one generator a device.
 
-    A forked process that went on with its parent's generator would add the *same* noise to
-    another gradient, and the difference of the two releases would be noiseless; so a fork
-    draws a new state from the operating system (and refuses to go on when it was seeded).
+    A forked process or a copy that went on with the same generator would add the *same* noise to
+    another gradient, and the difference of the two releases would be noiseless. So a fork and a
+    copy draw a new state from the operating system, and refuse when the source was seeded.
     """
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed
         self._pid = os.getpid()
         self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        if self.seed is not None:
+            raise TypeError(
+                "a copy of a seeded noise source would repeat its noise; make a new one with a "
+                "seed of its own"
+            )
+        return {"seed": None, "_pid": os.getpid(), "_generators": {}}
 
     def normal(self, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """`size` independent draws of N(0, 1)."""
@@ -63,7 +71,9 @@ class NoiseSource:
             self._generators.clear()
             self._pid = os.getpid()
         if device not in self._generators:
-            self._generators[device] = generator_for(device, self.seed)
+            # Two GPUs with one seed would draw one stream of noise twice.
+            own = None if self.seed is None else self.seed + 1_000_003 * (device.index or 0)
+            self._generators[device] = generator_for(device, own)
         return self._generators[device]
 
 
@@ -129,7 +139,7 @@ class OptimisedNoise:
         self, sensitivities: Sequence[float], sizes: Sequence[int], noise_multiplier: float
     ) -> list[float]:
         weights = self.weights or (1.0,) * len(sizes)
-        if len(weights) != len(sizes) or min(weights) <= 0:
+        if len(weights) != len(sizes) or not all(0 < w < math.inf for w in weights):
             raise ValueError(
                 f"{len(weights)} weights for {len(sizes)} blocks; give one positive weight a block"
             )

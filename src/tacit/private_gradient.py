@@ -31,18 +31,26 @@ class PrivateGradient:
         self._bounded: BoundedGradient | None = bounded
         self._noise = noise
 
-    def draw_into(self, model: nn.Module) -> None:
-        """Draw the noise and set `.grad`. For the ledger alone: nobody else has charged."""
-        bounded, self._bounded = self._bounded, None
-        if bounded is None:
+    def uncovered(self, model: nn.Module) -> list[nn.Parameter]:
+        """The parameters of `model` that this gradient is not for; an error if it fits not at all.
+
+        For the ledger to ask before it charges.
+        """
+        if self._bounded is None:
             raise RuntimeError("this gradient was released already; noise is drawn once")
         own = {id(p): p for p in model.parameters()}
-        for block in bounded.blocks:
+        for block in self._bounded.blocks:
             for parameter in block.parameters:
                 if own.pop(id(parameter), None) is None:
                     raise ValueError("the gradient is for another model than the one in `into`")
-        for parameter in own.values():
+        return list(own.values())
+
+    def draw_into(self, model: nn.Module) -> None:
+        """Draw the noise and set `.grad`. For the ledger alone: nobody else has charged."""
+        for parameter in self.uncovered(model):
             parameter.grad = None  # a gradient from elsewhere would be one that nobody paid for
+        bounded, self._bounded = self._bounded, None
+        assert bounded is not None
         for block, std in zip(bounded.blocks, self.stds, strict=True):
             total = torch.cat([part.reshape(-1) for part in block.sums])
             drawn = self._noise.normal(total.numel(), total.device, total.dtype)

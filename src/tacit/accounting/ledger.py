@@ -139,6 +139,7 @@ class Ledger:
 
         A refusal draws no noise and leaves `.grad` as it was.
         """
+        private.uncovered(into)  # raises where the release could not succeed
         if self._store.reconnect_after_fork():
             self._lease = 0  # the parent's lease is the parent's
         if private.plan != self._plan:
@@ -240,7 +241,7 @@ class Ledger:
                 "several runs, make the ledger with a larger budget than the first run's"
             )
         if not others:
-            whole = base + event * plan.scheme.num_events(limit)
+            whole = base + event * plan.scheme.num_events(limit) if limit else base
             self._store.set_order(best_order(whole, self.budget))
         order = self._order()
         at = ORDERS.index(order)

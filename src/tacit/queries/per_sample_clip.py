@@ -14,13 +14,15 @@ from tacit.queries.bounded_gradient import Block, BoundedGradient, Loss, trainab
 from tacit.queries.record_mixing import refuse_mixing
 from tacit.sampling.schemes import Unit
 
+_LEAST_NORM = 1e-12
+
 
 class PerSampleClip:
     """Σ_i Π_h(g_i), each record's gradient scaled to norm at most C_h in each block h.
 
     clip(g) = g·min(1, C/‖g‖)  [Abadi 2016, Alg. 1]. A record adds at most C_h to block h, so that
     is the block's bound. Each record is run through the model alone, so nothing that happens to
-    one can change another's share. A record whose gradient is not finite adds nothing.
+    one can change another's share. A record whose squared norm is not finite adds nothing.
 
     `blocks=None` clips the whole gradient at once; otherwise a function of the model such as
     `by_layer`, or its value. `max_norm` is one constant for every block, or one a block.
@@ -35,10 +37,7 @@ class PerSampleClip:
         blocks: Blocks | Callable[[nn.Module], Blocks] | None = None,
         chunk_size: int | None = None,
     ) -> None:
-        norms = (max_norm,) if isinstance(max_norm, int | float) else tuple(max_norm)
-        if not norms or not all(0 < norm < float("inf") for norm in norms):
-            raise ValueError(f"max_norm is {max_norm}; give finite numbers above 0")
-        self.max_norm = max_norm
+        self.max_norm = as_norms(max_norm)
         self.blocks = blocks
         self.chunk_size = chunk_size
 
@@ -50,8 +49,16 @@ class PerSampleClip:
         sums = {name: _accumulator(p) for name, p in parameters.items()}
         for piece in batch.physical():
             grads = self._gradients(model, loss, parameters, piece)
+            squares = {n: _squares(g) for n, g in grads.items()}
+            # One record, one verdict: what is not finite in any block counts in none.
+            keep = torch.stack(list(squares.values())).sum(dim=0).isfinite()
+            if piece.mask is not None:
+                keep = keep & piece.mask
             for names, max_norm in zip(blocks, norms, strict=True):
-                add_clipped(sums, {n: grads[n] for n in names}, max_norm, piece.mask)
+                norms_B = torch.stack([squares[n] for n in names]).sum(dim=0).sqrt()
+                scale = clip_scale(norms_B, max_norm, [grads[n].dtype for n in names])
+                for name in names:
+                    sums[name] += scaled_sum(grads[name], scale, keep)
         return BoundedGradient(
             blocks=tuple(
                 Block(
@@ -72,14 +79,14 @@ class PerSampleClip:
         return blocks
 
     def _norm_of_each(self, blocks: Blocks) -> tuple[float, ...]:
-        if isinstance(self.max_norm, int | float):
-            return (float(self.max_norm),) * len(blocks)
+        if isinstance(self.max_norm, float):
+            return (self.max_norm,) * len(blocks)
         if len(self.max_norm) != len(blocks):
             raise ValueError(
                 f"{len(self.max_norm)} values of max_norm for {len(blocks)} blocks; "
                 "give one a block"
             )
-        return tuple(float(norm) for norm in self.max_norm)
+        return self.max_norm
 
     def _gradients(
         self, model: nn.Module, loss: Loss, parameters: dict[str, nn.Parameter], piece: Batch
@@ -104,39 +111,48 @@ class PerSampleClip:
         return per_record(weights, inputs, targets)
 
 
-def add_clipped(
-    sums: dict[str, Tensor], grads_B: dict[str, Tensor], max_norm: float, mask_B: Tensor | None
-) -> None:
-    """Add Σ_i g_i·min(1, C/‖g_i‖) to `sums`; B = records. Padding and non-finite rows add 0.
+def as_norms(max_norm: float | Sequence[float]) -> float | tuple[float, ...]:
+    """One constant, or one a block, as floats that clipping can keep to.
+
+    Squares of float32 numbers below 4e-23 vanish, so a gradient of a billion entries may have a
+    norm of 1e-18 that nobody sees; the least constant is far above that.
+    """
+    one = isinstance(max_norm, int | float) or getattr(max_norm, "ndim", None) == 0
+    norms = (float(max_norm),) if one else tuple(float(norm) for norm in max_norm)  # type: ignore[arg-type, union-attr]
+    if not norms or not all(_LEAST_NORM <= norm < float("inf") for norm in norms):
+        raise ValueError(f"max_norm is {max_norm}; give finite numbers of at least {_LEAST_NORM}")
+    return norms[0] if one else norms
+
+
+def clip_scale(norms_B: Tensor, max_norm: float, dtypes: Sequence[torch.dtype]) -> Tensor:
+    """min(1, C/‖g_i‖) for each of B records.
 
     Scaling in floating point can overshoot C by a few roundings, so C is first lowered by as
     much: the bound holds for the numbers that are really added.
     """
-    if not grads_B:
-        return
-    some = next(iter(grads_B.values()))
-    squares = [_wide(g).reshape(len(g), -1).square().sum(dim=1) for g in grads_B.values()]
-    norms_B = torch.stack(squares).sum(dim=0).sqrt()
-    keep_B = torch.isfinite(norms_B)
-    if mask_B is not None:
-        keep_B = keep_B & mask_B
-    safe_norm = max_norm * (1 - 16 * torch.finfo(norms_B.dtype).eps)
-    scale_B = (safe_norm / norms_B.clamp_min(torch.finfo(norms_B.dtype).tiny)).clamp(max=1.0)
-    for name, grad_B in grads_B.items():
-        row = (len(some),) + (1,) * (grad_B.dim() - 1)
-        # 0 · NaN is NaN: what must not count is replaced, not scaled.
-        kept = torch.where(keep_B.view(row), _wide(grad_B) * scale_B.view(row), 0.0)
-        sums[name] += kept.sum(dim=0)
+    rounding = max(torch.finfo(_wide_dtype(dtype)).eps for dtype in dtypes)
+    least = torch.finfo(norms_B.dtype).tiny
+    return (max_norm * (1 - 16 * rounding) / norms_B.clamp_min(least)).clamp(max=1.0)
+
+
+def scaled_sum(grad_B: Tensor, scale_B: Tensor, keep_B: Tensor) -> Tensor:
+    """Σ_i scale_i·g_i over the records to keep."""
+    row = (len(grad_B),) + (1,) * (grad_B.dim() - 1)
+    scaled = grad_B.to(_wide_dtype(grad_B.dtype)) * scale_B.view(row)
+    # 0 · NaN is NaN: what must not count is replaced, not scaled.
+    return torch.where(keep_B.view(row), scaled, 0.0).sum(dim=0)
+
+
+def _squares(grad_B: Tensor) -> Tensor:
+    return grad_B.to(_wide_dtype(grad_B.dtype)).reshape(len(grad_B), -1).square().sum(dim=1)
 
 
 def _accumulator(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter, dtype=_wide_dtype(parameter.dtype), requires_grad=False)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(_wide_dtype(tensor.dtype))
+    """Zeros to sum into, in float64: in float32 the roundings of a long sum pass the bound."""
+    dtype = torch.float32 if parameter.device.type == "mps" else torch.float64
+    return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
 
 
 def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Norms and sums are kept in at least float32."""
+    """Norms are taken, and records scaled, in at least float32."""
     return torch.promote_types(dtype, torch.float32)

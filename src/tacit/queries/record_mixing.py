@@ -10,24 +10,24 @@ from tacit.errors import MixesRecords
 
 
 def refuse_mixing(model: nn.Module) -> None:
-    """Raise MixesRecords if a module in training mode uses, or remembers, batch statistics.
+    """Raise MixesRecords if a module uses, or remembers, statistics of the batch.
 
     Batch statistics let one record move everyone's output, and so everyone's gradient: clipping
     each gradient bounds nothing. Frozen or `affine=False` does not help: the statistics are what
-    mixes. In evaluation mode fixed statistics are used and records stay apart.
+    mixes. In evaluation mode with fixed statistics records stay apart.
     """
     for name, module in model.named_modules():
-        if not module.training:
-            continue
         kind = type(module).__name__
         where = f"module {name!r} ({kind})" if name else f"the model itself ({kind})"
-        if isinstance(module, _BatchNorm):
+        # Without running statistics even evaluation mode normalises by the batch's own.
+        batch_statistics = module.training or getattr(module, "running_mean", None) is None
+        if isinstance(module, _BatchNorm) and batch_statistics:
             raise MixesRecords(
                 f"{where} mixes records through batch statistics, so no record's share of the "
                 "gradient is bounded; replace it by GroupNorm or LayerNorm, or keep it in "
                 "evaluation mode with statistics from public data"
             )
-        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        if isinstance(module, _InstanceNorm) and module.training and module.track_running_stats:
             raise MixesRecords(
                 f"{where} keeps running statistics of the records it sees, which would be "
                 "released without noise; build it with track_running_stats=False"

@@ -37,6 +37,8 @@ class MiniSetSampler(Sampler):
         pad_to: int | None = None,
         seed: int | None = None,
     ) -> None:
+        if set_size < 1:
+            raise ValueError(f"sets of {set_size} records; give set_size at least 1")
         records = as_records(data)
         num_ids = records.num_ids or records.require_public_size("a partition into mini-sets")
         ids = records.record_ids.cpu().numpy()
@@ -45,6 +47,8 @@ class MiniSetSampler(Sampler):
                 f"record ids reach {ids.max()}, but ids are declared to be below {num_ids}; "
                 "declare Records(..., num_ids=...) so that it covers all ids"
             )
+        if len(np.unique(ids)) != len(ids):
+            raise ValueError("two records have one id, so a set may be too large; make ids unique")
         scheme = MiniSets(math.ceil(num_ids / set_size), set_size, chosen=chosen, rate=rate)
         expected = scheme.probability * (records.public_size or num_ids)
         super().__init__(

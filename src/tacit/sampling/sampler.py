@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -58,6 +59,7 @@ class Sampler(abc.ABC):
         self.seed = seed
         self.max_physical_batch = max_physical_batch
         self._generator = index_generator(seed)
+        self._pid = os.getpid()
 
     @property
     def capacity(self) -> int:
@@ -80,6 +82,8 @@ class Sampler(abc.ABC):
 
     def next_batch(self) -> Batch:
         """One more step's batch. An empty one is a step like any other."""
+        if os.getpid() != self._pid:
+            self._after_fork()
         rows, sets = self.draw()
         mask = None
         if self.padded or self.pad_to is not None:
@@ -105,10 +109,25 @@ class Sampler(abc.ABC):
         padded_sets = None if sets is None else np.pad(sets, padding, constant_values=-1)
         return np.pad(rows, padding), padded_sets, kept
 
+    def _after_fork(self) -> None:
+        """A fork that repeated its parent's draws would not be an independent sample."""
+        if self.seed is not None:
+            raise RuntimeError(
+                "a seeded sampler was carried into a forked process, where it would repeat its "
+                "parent's batches; make a new one there with a seed of its own"
+            )
+        self._generator = index_generator(None)
+        self._pid = os.getpid()
+        self.forget()
+
+    def forget(self) -> None:  # noqa: B027 (most samplers have nothing to forget)
+        """Drop what was drawn ahead of its step; a sampler that draws ahead says how."""
+
     def reseed(self, seed: int) -> None:
         """Draw from this seed from now on."""
         self.seed = seed
         self._generator = index_generator(seed)
+        self.forget()
 
     @property
     def device(self) -> torch.device:

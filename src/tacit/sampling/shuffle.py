@@ -32,7 +32,7 @@ class ShuffleSampler(Sampler):
         seed: int | None = None,
     ) -> None:
         records = as_records(data)
-        if not 0 < batch_size <= max(len(records), 1):
+        if not 0 < batch_size <= len(records):
             raise ValueError(
                 f"batches of {batch_size} from {len(records)} records; "
                 "give at least 1 and at most the number of records"
@@ -48,6 +48,9 @@ class ShuffleSampler(Sampler):
             seed=seed,
         )
         self._batch_size = batch_size
+        self.forget()
+
+    def forget(self) -> None:
         self._order = np.empty(0, dtype=np.int64)
 
     def draw(self) -> tuple[np.ndarray, None]:

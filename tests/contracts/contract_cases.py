@@ -1,0 +1,105 @@
+"""Every route and sampler, listed once: a new query is one more line in ALL_QUERIES.
+
+Every contract in this folder then runs over it, with every model in `contract_models` that it
+takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from contract_models import ALL_MODELS, ModelCase
+from torch import Tensor, nn
+
+import tacit
+from tacit import PerSampleClip, Records, Relation
+
+
+@dataclass(frozen=True)
+class QueryCase:
+    """A route. `takes` says which models it can train, `attains` how tight its bound must be."""
+
+    name: str
+    make: Callable[[nn.Module], tacit.GradientQuery]
+    takes: Callable[[ModelCase], bool] = lambda model: True
+    attains: float = 0.95
+
+
+def one_norm_a_layer(model: nn.Module) -> PerSampleClip:
+    norms = np.geomspace(0.003, 0.03, len(tacit.by_layer(model)))
+    return PerSampleClip([float(norm) for norm in norms], blocks=tacit.by_layer)
+
+
+ALL_QUERIES = [
+    QueryCase("flat", lambda model: PerSampleClip(0.05)),
+    QueryCase("by-layer", lambda model: PerSampleClip(0.02, blocks=tacit.by_layer)),
+    QueryCase("by-parameter", lambda model: PerSampleClip(0.01, blocks=tacit.by_parameter)),
+    QueryCase("several-norms", one_norm_a_layer),
+]
+
+
+@dataclass(frozen=True)
+class SamplerCase:
+    """A sampler. `by_id`: removing a record leaves the others' draws as they were, seed by seed."""
+
+    name: str
+    make: Callable[..., tacit.sampling.Sampler]
+    relations: tuple[Relation, ...] = tuple(Relation)
+    by_id: bool = False
+    may_be_empty: bool = True
+
+
+REPLACE = (Relation.REPLACE_ONE,)
+
+ALL_SAMPLERS = [
+    SamplerCase("poisson", lambda data, **kw: tacit.PoissonSampler(data, 0.5, **kw)),
+    SamplerCase("poisson-small-rate", lambda data, **kw: tacit.PoissonSampler(data, 0.15, **kw)),
+    SamplerCase(
+        "fixed-size",
+        lambda data, **kw: tacit.FixedSizeSampler(data, 5, **kw),
+        relations=REPLACE,
+        may_be_empty=False,
+    ),
+    SamplerCase(
+        "mini-sets-chosen",
+        lambda data, **kw: tacit.MiniSetSampler(data, 3, chosen=2, **kw),
+        by_id=True,
+    ),
+    SamplerCase(
+        "mini-sets-rate",
+        lambda data, **kw: tacit.MiniSetSampler(data, 3, rate=0.4, **kw),
+        by_id=True,
+    ),
+    SamplerCase(
+        "shuffle",
+        lambda data, **kw: tacit.ShuffleSampler(data, 5, **kw),
+        relations=REPLACE,
+        may_be_empty=False,
+    ),
+]
+
+
+@dataclass
+class Pair:
+    """One query with one model, and records for it."""
+
+    query_case: QueryCase
+    model_case: ModelCase
+
+    def __post_init__(self) -> None:
+        self.model = self.model_case.model()
+        self.query = self.query_case.make(self.model)
+        self.loss = tacit.losses.CrossEntropy(temperature=0.5)
+
+    def records(self, n: int = 6, seed: int = 1) -> Records:
+        torch.manual_seed(seed)
+        return Records(self.model_case.draw(n), torch.randint(0, 2, (n,)), public_size=n)
+
+    def draw(self, n: int) -> Tensor:
+        return self.model_case.draw(n)
+
+
+PAIRS = [(q, m) for q in ALL_QUERIES for m in ALL_MODELS if q.takes(m)]

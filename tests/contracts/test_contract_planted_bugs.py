@@ -1,0 +1,106 @@
+"""The sensitivity check catches the mistakes it is there for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from contract_cases import Pair, QueryCase
+from contract_checks import ROUNDING, worst_share
+from contract_models import ALL_MODELS
+
+import tacit
+from tacit import PerSampleClip, Relation
+
+MAX_NORM = 0.05
+
+
+def declared(bounded, bound):
+    blocks = [dataclasses.replace(block, bound=bound) for block in bounded.blocks]
+    return dataclasses.replace(bounded, blocks=tuple(blocks))
+
+
+class ForgetsToClip(PerSampleClip):
+    """Clips at 10^9 and says 0.05."""
+
+    def __call__(self, model, loss, batch):
+        return declared(PerSampleClip(1e9)(model, loss, batch), MAX_NORM)
+
+
+class ClipsEachLayerButDeclaresTheWhole(PerSampleClip):
+    """√L times too small: the layers' shares add up."""
+
+    def __call__(self, model, loss, batch):
+        layered = PerSampleClip(MAX_NORM, blocks=tacit.by_layer)(model, loss, batch)
+        merged = tacit.Block(
+            names=tuple(n for b in layered.blocks for n in b.names),
+            parameters=tuple(p for b in layered.blocks for p in b.parameters),
+            sums=tuple(s for b in layered.blocks for s in b.sums),
+            bound=MAX_NORM,
+        )
+        return dataclasses.replace(layered, blocks=(merged,))
+
+
+class ScalesByTheBatch(PerSampleClip):
+    """Clips the batch's sum to n·C: everybody's share depends on who else is there."""
+
+    def __call__(self, model, loss, batch):
+        bounded = PerSampleClip(1e9)(model, loss, batch)
+        (block,) = bounded.blocks
+        norm = torch.cat([s.reshape(-1) for s in block.sums]).norm()
+        scale = (len(batch) * MAX_NORM / norm).clamp(max=1.0)
+        scaled = dataclasses.replace(block, sums=tuple(scale * s for s in block.sums))
+        return declared(dataclasses.replace(bounded, blocks=(scaled,)), MAX_NORM)
+
+
+class DividesByTheBatchSize(PerSampleClip):
+    """A mean over the records that happen to be there, times the expected size."""
+
+    def __call__(self, model, loss, batch):
+        bounded = PerSampleClip(MAX_NORM)(model, loss, batch)
+        (block,) = bounded.blocks
+        scale = batch.divisor / len(batch)
+        return dataclasses.replace(
+            bounded, blocks=(dataclasses.replace(block, sums=tuple(scale * s for s in block.sums)),)
+        )
+
+
+class OffByThreePercent(PerSampleClip):
+    def __call__(self, model, loss, batch):
+        return declared(PerSampleClip(1.03 * MAX_NORM)(model, loss, batch), MAX_NORM)
+
+
+PLANTED = [
+    ForgetsToClip,
+    ClipsEachLayerButDeclaresTheWhole,
+    ScalesByTheBatch,
+    DividesByTheBatchSize,
+    OffByThreePercent,
+]
+
+
+def worst(query_class, relation):
+    pair = Pair(QueryCase("planted", lambda model: query_class(MAX_NORM)), ALL_MODELS[0])
+    records = pair.records()
+    candidates = [(records.inputs[0], 1 - records.targets[0])]
+    candidates += [(x, y) for x in pair.draw(4) for y in (0, 1)]
+    return max(worst_share(pair.query, pair.model, pair.loss, records, candidates, relation))
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_bug_is_caught(planted, relation):
+    assert worst(planted, relation) > 1 + ROUNDING
+
+
+def test_the_same_query_without_a_bug_is_not(relation):
+    assert worst(PerSampleClip, relation) <= 1 + ROUNDING
+
+
+def test_the_add_or_remove_sensitivity_is_too_small_for_a_replacement():
+    """A fixed-size batch is replace-one; with the sensitivity for adding it is a factor 2 off."""
+    pair = Pair(QueryCase("flat", lambda model: PerSampleClip(MAX_NORM)), ALL_MODELS[0])
+    records = pair.records()
+    flipped = [(records.inputs[0], 1 - records.targets[0])]
+    share = worst_share(pair.query, pair.model, pair.loss, records, flipped, Relation.REPLACE_ONE)
+    assert 2 * max(share) > 1.9

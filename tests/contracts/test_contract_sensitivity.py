@@ -1,0 +1,39 @@
+"""One record moves each block by at most the sensitivity that its query declares."""
+
+from __future__ import annotations
+
+import torch
+from contract_checks import ROUNDING, ascend, worst_share
+
+
+def worst(pair, records, candidates, relation):
+    return worst_share(pair.query, pair.model, pair.loss, records, candidates, relation)
+
+
+def test_random_records(pair, relation):
+    candidates = [(x, y) for y, x in enumerate(pair.draw(2))]
+    assert max(worst(pair, pair.records(), candidates, relation)) <= 1 + ROUNDING
+
+
+def test_huge_records(continuous_pair, relation):
+    pair = continuous_pair
+    candidates = [(scale * pair.draw(1)[0], 0) for scale in (1e3, 1e6, 1e12)]
+    assert max(worst(pair, pair.records(), candidates, relation)) <= 1 + ROUNDING
+
+
+def test_records_found_by_gradient_ascent(continuous_pair, relation):
+    pair = continuous_pair
+    records = pair.records(n=4)
+    x0, y0 = records.inputs[0], records.targets[0]
+    start = pair.draw(1)[0]
+    found = [(ascend(pair.model, pair.loss, x0, y0, start, y), y) for y in torch.arange(2)]
+    assert max(worst(pair, records, found, relation)) <= 1 + ROUNDING
+
+
+def test_the_bound_is_nearly_attained(pair, relation):
+    """Otherwise a bound of 10^9 would pass all of the above."""
+    records = pair.records()
+    # With two classes, the other label turns a record's gradient around.
+    flipped = [(records.inputs[0], 1 - records.targets[0])]
+    other = [(x, y) for x in pair.draw(2) for y in (0, 1)]
+    assert min(worst(pair, records, flipped + other, relation)) >= pair.query_case.attains

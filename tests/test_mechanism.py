@@ -1,0 +1,194 @@
+"""From a bounded gradient to `.grad`: the noise that arrives is the noise that is accounted for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import tacit
+from tacit import (
+    Budget,
+    GlobalNoise,
+    Ledger,
+    Mechanism,
+    OptimisedNoise,
+    PerLayerNoise,
+    PerSampleClip,
+    PoissonSampler,
+    Records,
+    Relation,
+)
+from tacit.noise import NoiseSource, joint_noise_multiplier
+
+torch.set_num_threads(1)
+
+MAX_NORMS = [0.5, 2.0]
+Z = 1.3
+ALLOCATIONS = [GlobalNoise(), PerLayerNoise(), OptimisedNoise(), OptimisedNoise((1.0, 40.0))]
+
+
+class TwoBlocks(nn.Module):
+    """A million parameters, and half a million: enough to measure a deviation to 0.1%."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(4, 250_000, bias=False)
+        self.narrow = nn.Linear(4, 125_000, bias=False)
+
+    def forward(self, x):
+        return self.wide(x).sum(dim=1) + self.narrow(x).sum(dim=1)
+
+
+def outputs_themselves(outputs, targets):
+    return outputs.mean()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return TwoBlocks()
+
+
+def released_noise(model, allocation, max_physical=None, relation=Relation.ADD_OR_REMOVE_ONE):
+    """Two releases through the ledger: `.grad` times the divisor, less the noiseless sum."""
+    torch.manual_seed(0)
+    records = Records(torch.randn(4, 4), torch.zeros(4), public_size=4)
+    sampler = PoissonSampler(
+        records, 1.0, steps=2, expected_batch_size=37.0, max_physical_batch=max_physical
+    )
+    query = PerSampleClip(MAX_NORMS, blocks=tacit.by_layer)
+    mechanism = Mechanism(query, sampler, Z, relation=relation, allocation=allocation)
+    releases = []
+    with Ledger(budget=Budget(100.0, 1e-5, relation)) as ledger:
+        for batch in sampler:
+            exact = query(model, outputs_themselves, batch)
+            private = mechanism.privatise(model, outputs_themselves, batch)
+            ledger.release(private, into=model)
+            releases.append(
+                [
+                    (37.0 * block.parameters[0].grad - block.sums[0]).reshape(-1).double()
+                    for block in exact.blocks
+                ]
+            )
+    return exact, private.stds, releases
+
+
+@pytest.mark.parametrize("max_physical", [None, 2, 1], ids=["1 piece", "2 pieces", "4 pieces"])
+@pytest.mark.parametrize("allocation", ALLOCATIONS, ids=repr)
+def test_the_noise_in_grad_has_the_declared_deviation(model, allocation, max_physical):
+    exact, stds, releases = released_noise(model, allocation, max_physical)
+    sensitivities = exact.sensitivities(Relation.ADD_OR_REMOVE_ONE)
+    assert sensitivities == MAX_NORMS
+    assert list(stds) == allocation(sensitivities, [1_000_000, 500_000], Z)
+    measured = [torch.cat(pieces).std().item() for pieces in zip(*releases, strict=True)]
+    assert measured == pytest.approx(list(stds), rel=5e-3)
+    assert joint_noise_multiplier(sensitivities, measured) == pytest.approx(Z, rel=5e-3)
+
+
+def test_replacing_a_record_takes_twice_the_noise(model):
+    _, once, _ = released_noise(model, GlobalNoise())
+    _, twice, releases = released_noise(model, GlobalNoise(), relation=Relation.REPLACE_ONE)
+    assert list(twice) == [2 * std for std in once]
+    assert releases[0][0].std().item() == pytest.approx(twice[0], rel=5e-3)
+
+
+def test_the_noise_is_normal_white_and_new_each_time(model):
+    _, stds, releases = released_noise(model, PerLayerNoise())
+    first, second = (torch.cat([b / s for b, s in zip(r, stds, strict=True)]) for r in releases)
+    blocks = releases[0][0][:500_000] / stds[0], releases[0][1] / stds[1]
+    assert abs(first.mean()) < 5e-3
+    assert abs((first**4).mean() / 3 - 1) < 0.02
+    assert abs((first[1:] * first[:-1]).mean()) < 6e-3
+    assert abs((first * second).mean()) < 6e-3  # one release tells nothing of the next
+    assert abs((blocks[0] * blocks[1]).mean()) < 1e-2  # nor one block of another
+
+
+def small_setting(**how):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    records = Records(torch.randn(20, 3), torch.arange(20) % 2, public_size=20)
+    sampler = PoissonSampler(records, 0.5, steps=3, seed=0)
+    query = PerSampleClip(MAX_NORMS, blocks=tacit.by_layer)
+    return model, sampler, Mechanism(query, sampler, Z, **how)
+
+
+def release_all(seed):
+    model, sampler, mechanism = small_setting(seed=seed)
+    with Ledger(budget=Budget(100.0, 1e-5)) as ledger:
+        for batch in sampler:
+            private = mechanism.privatise(model, nn.CrossEntropyLoss(), batch)
+            ledger.release(private, into=model)
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+
+
+def test_a_seed_makes_a_run_reproducible_and_none_does_not():
+    assert torch.equal(release_all(seed=3), release_all(seed=3))
+    assert not torch.equal(release_all(seed=3), release_all(seed=4))
+    assert not torch.equal(release_all(seed=None), release_all(seed=None))
+
+
+UNDER_NOISED = {
+    "half of it": lambda d, n, z: [0.5 * s for s in GlobalNoise()(d, n, z)],
+    "a millionth less": lambda d, n, z: [(1 - 1e-6) * s for s in GlobalNoise()(d, n, z)],
+    "each layer as if it were alone": lambda d, n, z: [z * x for x in d],
+    "one block without": lambda d, n, z: [1e6 * d[0], 0.0],
+    "not a number, and a trace": lambda d, n, z: [math.nan, 1e-9],
+    "not numbers at all": lambda d, n, z: [math.nan, math.nan],
+}
+
+
+@pytest.mark.parametrize("allocation", UNDER_NOISED.values(), ids=UNDER_NOISED.keys())
+def test_an_allocation_that_adds_too_little_is_refused(allocation):
+    model, sampler, mechanism = small_setting(allocation=allocation)
+    with pytest.raises(ValueError, match="joint noise multiplier"):
+        mechanism.privatise(model, nn.CrossEntropyLoss(), sampler.next_batch())
+
+
+def test_more_noise_than_accounted_for_is_allowed():
+    def generous(d, n, z):
+        return [2 * s for s in GlobalNoise()(d, n, z)]
+
+    model, sampler, mechanism = small_setting(allocation=generous)
+    private = mechanism.privatise(model, nn.CrossEntropyLoss(), sampler.next_batch())
+    assert list(private.stds) == [2 * Z * math.hypot(*MAX_NORMS)] * 2
+
+
+@pytest.mark.parametrize("z", [-1.0, math.nan])
+def test_a_multiplier_that_is_none_is_refused(z):
+    _, sampler, _ = small_setting()
+    with pytest.raises(ValueError, match="noise multiplier"):
+        Mechanism(PerSampleClip(1.0), sampler, z)
+
+
+def test_the_plan_is_what_the_sampler_and_the_query_say():
+    _, sampler, mechanism = small_setting()
+    plan = mechanism.plan
+    assert (plan.scheme, plan.steps, plan.noise_multiplier) == (sampler.scheme, 3, Z)
+
+
+class Scale(nn.Module):
+    """Elementwise, since oneDNN has no bfloat16 product on every machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(300_000, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        return (x * self.weight).sum(dim=1)
+
+
+def test_a_bfloat16_gradient_is_rounded_after_the_noise_and_not_before():
+    """Noise with the 8 bits of a bfloat16 would be no Gaussian; the sum's own is in float64."""
+    model = Scale()
+    records = Records(torch.zeros(2, 1).bfloat16(), torch.zeros(2), public_size=2)
+    sampler = PoissonSampler(records, 1.0, steps=1)
+    mechanism = Mechanism(PerSampleClip(1.0), sampler, Z, seed=5)
+    private = mechanism.privatise(model, outputs_themselves, sampler.next_batch())
+    with Ledger(budget=Budget(100.0, 1e-5)) as ledger:
+        ledger.release(private, into=model)
+    in_float64 = NoiseSource(5).normal(300_000, torch.device("cpu"), torch.float64)
+    expected = (Z * in_float64 / 2).bfloat16()
+    assert model.weight.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(model.weight.grad, expected, rtol=1e-2, atol=1e-6)
