@@ -48,6 +48,24 @@ class Batch:
     def record_ids(self) -> Tensor:
         return self._gather(self.records.record_ids)
 
+    def only(self, keep: Tensor) -> Batch:
+        """The same batch without the rows that are not to be kept."""
+        return replace(
+            self,
+            indices=self.indices[keep],
+            mask=None if self.mask is None else self.mask[keep],
+            groups=None if self.groups is None else self.groups[keep],
+        )
+
+    def first(self, count: int) -> Batch:
+        """The first rows alone, all of them counted as records."""
+        return replace(
+            self,
+            indices=self.indices[:count],
+            mask=None,
+            groups=None if self.groups is None else self.groups[:count],
+        )
+
     def physical(self) -> Iterator[Batch]:
         """The same rows in pieces of at most `max_physical`; none at all when nobody takes part."""
         size = self.max_physical or max(len(self), 1)

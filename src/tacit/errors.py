@@ -25,6 +25,10 @@ class MixesRecords(TacitError, ValueError):
     """A module lets one record change another's output, so no per-record bound holds."""
 
 
+class UnsupportedModule(TacitError, ValueError):
+    """An engine cannot take this module; another engine may."""
+
+
 class UnboundedLayer(TacitError, ValueError):
     """A layer has no gradient bound, so the clipless route cannot train it."""
 

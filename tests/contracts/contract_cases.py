@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import tacit
 from tacit import PerSampleClip, Records, Relation
+from tacit.queries import PerRecord
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ def one_norm_a_layer(model: nn.Module) -> PerSampleClip:
 
 ALL_QUERIES = [
     QueryCase("flat", lambda model: PerSampleClip(0.05)),
+    QueryCase("flat-per-record", lambda model: PerSampleClip(0.05, engine=PerRecord())),
     QueryCase("by-layer", lambda model: PerSampleClip(0.02, blocks=tacit.by_layer)),
     QueryCase("by-parameter", lambda model: PerSampleClip(0.01, blocks=tacit.by_parameter)),
     QueryCase("several-norms", one_norm_a_layer),

@@ -11,6 +11,7 @@ from torch import nn
 
 import tacit
 from tacit import PerSampleClip, Poisson, batch_of
+from tacit.queries import BookKeeping, PerRecord
 
 torch.set_num_threads(1)
 
@@ -72,7 +73,8 @@ def test_random_models(
     inputs = 3 * torch.randn(num_records, widths[0], dtype=torch.float64)
     targets = torch.randint(0, 3, (num_records,))
     batch = batch_of(inputs, targets, divisor=2.0, scheme=Poisson(0.5), max_physical=max_physical)
-    query = PerSampleClip(max_norm, blocks=grouping, chunk_size=chunk_size)
+    engine = BookKeeping() if chunk_size is None else PerRecord(chunk_size)
+    query = PerSampleClip(max_norm, blocks=grouping, engine=engine)
 
     bounded = query(model, nn.CrossEntropyLoss(), batch)
 

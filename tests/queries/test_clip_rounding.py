@@ -91,4 +91,5 @@ def test_adding_a_record_to_a_long_float32_sum_moves_it_by_the_bound():
     gradients = 1 + 0.1 * torch.rand(20_001, 100)
     before = clipped_sum(gradients[1:], 1.0, max_physical=64)
     after = clipped_sum(gradients, 1.0, max_physical=64)
-    assert (after - before).norm() <= 1 + 1e-5
+    # Sums of 64 records are rounded to float32, and added up in float64.
+    assert (after - before).norm() <= 1 + 1e-4

@@ -1,0 +1,45 @@
+"""The arithmetic of clipping: constants, scales and sums that keep to the bound once rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_LEAST_NORM = 1e-12
+
+
+def as_norms(max_norm: float | Sequence[float]) -> float | tuple[float, ...]:
+    """One constant, or one a block, as floats that clipping can keep to.
+
+    Squares of float32 numbers below 4e-23 vanish, so a gradient of a billion entries may have a
+    norm of 1e-18 that nobody sees; the least constant is far above that.
+    """
+    one = isinstance(max_norm, int | float) or getattr(max_norm, "ndim", None) == 0
+    norms = (float(max_norm),) if one else tuple(float(norm) for norm in max_norm)  # type: ignore[arg-type, union-attr]
+    if not norms or not all(_LEAST_NORM <= norm < float("inf") for norm in norms):
+        raise ValueError(f"max_norm is {max_norm}; give finite numbers of at least {_LEAST_NORM}")
+    return norms[0] if one else norms
+
+
+def clip_scale(norms_B: Tensor, max_norm: float, dtypes: Sequence[torch.dtype]) -> Tensor:
+    """min(1, C/‖g_i‖) for each of B records.
+
+    Scaling in floating point can overshoot C by a few roundings, so C is first lowered by as
+    much: the bound holds for the numbers that are really added.
+    """
+    rounding = max(torch.finfo(wide_dtype(dtype)).eps for dtype in dtypes)
+    least = torch.finfo(norms_B.dtype).tiny
+    return (max_norm * (1 - 16 * rounding) / norms_B.clamp_min(least)).clamp(max=1.0)
+
+
+def accumulator(parameter: Tensor) -> Tensor:
+    """Zeros to sum into, in float64: in float32 the roundings of a long sum pass the bound."""
+    dtype = torch.float32 if parameter.device.type == "mps" else torch.float64
+    return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Norms are taken, and records scaled, in at least float32."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,78 @@
+"""A batch's gradients of one parameter, record by record, in the form that is cheapest to keep.
+
+Three promises every form keeps, B = records:
+  squares()   an *upper* bound of ‖g_i‖² of each record, for the numbers that `total` really adds;
+  total(s)    Σ_i s_i·g_i;
+  rows()      all g_i, stacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class RecordGradients(Protocol):
+    def squares(self) -> Tensor: ...
+
+    def total(self, scale_B: Tensor) -> Tensor: ...
+
+    def rows(self) -> Tensor: ...
+
+
+@dataclass
+class Stacked:
+    """All rows, kept: nothing is computed twice, and the norm is of the very numbers added."""
+
+    rows_BP: Tensor
+
+    def squares(self) -> Tensor:
+        return self.rows_BP.flatten(1).square().sum(dim=1)
+
+    def total(self, scale_B: Tensor) -> Tensor:
+        flat = self.rows_BP.flatten(1)
+        return (scale_B.to(flat.dtype) @ flat).reshape(self.rows_BP.shape[1:])
+
+    def rows(self) -> Tensor:
+        return self.rows_BP
+
+
+@dataclass
+class Contracted:
+    """Only norms, kept; the total comes from one contraction of inputs and output gradients.
+
+    A record's share of that contraction is not the vector whose norm was taken: both were
+    rounded. With S = Σ_t ‖a_t‖·‖b_t‖ over its positions t, the rounding of the squared norm is at
+    most γ·S² and that of the share at most τ·S, so ‖share‖ ≤ √(norm² + γ·S²) + τ·S, which is what
+    `squares` gives. γ and τ are the unit roundings of the arithmetic used, times a safety factor.
+    """
+
+    norm_squares_B: Tensor
+    reach_B: Tensor
+    contract: Callable[[Tensor], Tensor]
+    make_rows: Callable[[], Tensor]
+    coarse: bool = False
+
+    def squares(self) -> Tensor:
+        rounding = torch.finfo(self.norm_squares_B.dtype).eps
+        gamma = 8 * rounding
+        # TensorFloat-32 keeps 10 bits of each factor.
+        tau = 2.0**-10 if self.coarse else 8 * rounding
+        upper = (self.norm_squares_B.clamp_min(0) + gamma * self.reach_B.square()).sqrt()
+        return (upper + tau * self.reach_B).square()
+
+    def total(self, scale_B: Tensor) -> Tensor:
+        return self.contract(scale_B)
+
+    def rows(self) -> Tensor:
+        return self.make_rows()
+
+
+def pieces(count: int, numbers_each: int, limit: int = 1 << 27) -> list[slice]:
+    """Slices of `count` records that hold at most `limit` numbers of workspace together."""
+    size = max(1, limit // max(1, numbers_each))
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
