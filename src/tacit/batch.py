@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,8 @@ class Batch:
     never by `len(batch)`, which is private. `mask` is False on rows that are padding.
     `groups` numbers the mini-set of each row where records are drawn in sets.
     `max_physical` bounds how many rows are gathered at once; the result does not depend on it.
+    `occasion` names the shuffled epoch that the batch is a part of: within one, a record takes
+    part once, and all its batches together are one event.
     """
 
     records: Records
@@ -32,6 +34,7 @@ class Batch:
     mask: Tensor | None = None
     groups: Tensor | None = None
     max_physical: int | None = None
+    occasion: Hashable | None = None
 
     def __len__(self) -> int:
         return len(self.indices)

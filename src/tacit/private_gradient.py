@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,9 +23,15 @@ class PrivateGradient:
     """
 
     def __init__(
-        self, plan: Plan, bounded: BoundedGradient, stds: Sequence[float], noise: NoiseSource
+        self,
+        plan: Plan,
+        bounded: BoundedGradient,
+        stds: Sequence[float],
+        noise: NoiseSource,
+        occasion: Hashable | None = None,
     ) -> None:
         self.plan = plan
+        self.occasion = occasion
         self.stds = tuple(stds)
         self.divisor = bounded.divisor
         self._bounded: BoundedGradient | None = bounded

@@ -1,7 +1,8 @@
 """Events to ε; trade-off curves; calibration; the ledger."""
 
 from tacit.accounting.accountant import calibrate, epsilon, epsilon_rdp, steps_within
-from tacit.accounting.ledger import Ledger, Statement
+from tacit.accounting.ledger import Ledger
+from tacit.accounting.ledger_statement import Statement
 from tacit.accounting.plan import Plan
 from tacit.accounting.trade_off import GaussianDpEstimate, TradeOff, gaussian_dp_mu, trade_off
 

@@ -8,16 +8,25 @@ from collections.abc import Callable, Sequence
 import dp_accounting as dpa
 from scipy.optimize import brentq
 
-from tacit.accounting.pld import COARSE, FINE, Precision, privacy_loss
+from tacit.accounting.pld import (
+    COARSE,
+    FINE,
+    Precision,
+    gaussian_epsilon,
+    gaussian_multiplier,
+    num_convolutions,
+    privacy_loss,
+)
 from tacit.accounting.rdp import epsilon_of_curve, renyi_curve
 from tacit.budget import Budget, Relation
 from tacit.errors import BudgetExceeded
 from tacit.sampling.sampler import Sampler
-from tacit.sampling.schemes import Scheme, Unit
+from tacit.sampling.schemes import Scheme, Unit, accounted_relation
 
 _MAX_STEPS = 10**8
-# The convolution's rounding is about 1e-16 of mass a step; below this δ it would matter.
-_LEAST_PLD_DELTA = 1e-12
+_LEAST_NOISE = 1e-2
+# The convolution rounds by about 5e-17 of mass a step; four times that is paid out of δ.
+_ROUNDING_A_STEP = 2e-16
 
 
 def scheme_of(sampling: Scheme | Sampler) -> Scheme:
@@ -33,8 +42,20 @@ def run_event(
     prelude: Sequence[dpa.DpEvent] = (),
 ) -> dpa.DpEvent:
     """Everything a run releases: what came before it (`prelude`), then its steps."""
+    count = scheme_of(sampling).num_events(steps)
+    return composed_event(sampling, noise_multiplier, count, unit=unit, prelude=prelude)
+
+
+def composed_event(
+    sampling: Scheme | Sampler,
+    noise_multiplier: float,
+    count: int,
+    *,
+    unit: Unit = Unit.RECORD,
+    prelude: Sequence[dpa.DpEvent] = (),
+) -> dpa.DpEvent:
+    """The same for a number of events, which are steps for all schemes but shuffled epochs."""
     scheme = scheme_of(sampling)
-    count = scheme.num_events(steps)
     parts = list(prelude)
     if count > 0:
         parts.append(dpa.SelfComposedDpEvent(scheme.step_event(noise_multiplier, unit), count))
@@ -44,12 +65,23 @@ def run_event(
 def epsilon_of_event(
     event: dpa.DpEvent, delta: float, relation: Relation, precision: Precision = FINE
 ) -> float:
-    """The reported ε of an event whose parameters were all fixed beforehand: by PLD."""
+    """The reported ε of an event whose parameters were all fixed beforehand: by PLD.
+
+    Where δ is so small that the convolution's rounding matters, the better of PLD (which pays
+    for the rounding out of δ) and RDP; for a fixed plan both are valid.
+    """
     _check_delta(delta)
-    if delta < _LEAST_PLD_DELTA:
-        return epsilon_of_curve(renyi_curve(event, relation), delta)
-    loss = privacy_loss(event, relation, precision)
-    return math.inf if loss is None else float(loss.get_epsilon_for_delta(delta))
+    unsampled = gaussian_multiplier(event)
+    if unsampled is not None:
+        return gaussian_epsilon(unsampled, delta)
+    paid = delta - num_convolutions(event) * _ROUNDING_A_STEP
+    by_pld = math.inf
+    if paid > 0:
+        loss = privacy_loss(event, relation, precision)
+        by_pld = math.inf if loss is None else float(loss.get_epsilon_for_delta(paid))
+    if paid > 0.99 * delta:
+        return by_pld
+    return min(by_pld, epsilon_of_curve(renyi_curve(event, relation), delta))
 
 
 def epsilon(
@@ -68,7 +100,7 @@ def epsilon(
     `Poisson(rate)`, or a sampler, whose own number of steps is the default.
     """
     event = _checked_event(noise_multiplier, sampling, steps, relation, unit, prelude)
-    return epsilon_of_event(event, delta, relation)
+    return epsilon_of_event(event, delta, accounted_relation(relation, unit))
 
 
 def epsilon_rdp(
@@ -84,7 +116,7 @@ def epsilon_rdp(
     """The same by Rényi DP: a cross-check, always valid and usually some percent larger."""
     _check_delta(delta)
     event = _checked_event(noise_multiplier, sampling, steps, relation, unit, prelude)
-    return epsilon_of_curve(renyi_curve(event, relation), delta)
+    return epsilon_of_curve(renyi_curve(event, accounted_relation(relation, unit)), delta)
 
 
 def calibrate(
@@ -97,9 +129,10 @@ def calibrate(
 ) -> float:
     """The least noise multiplier (to five digits, rounded up) whose ε is within the budget."""
     steps = _steps(sampling, steps)
-    scheme_of(sampling).require(budget.relation)
+    relation = accounted_relation(budget.relation, unit)
+    scheme_of(sampling).require(relation)
     before = dpa.ComposedDpEvent(list(prelude))
-    if epsilon_of_event(before, budget.delta, budget.relation) >= budget.epsilon:
+    if epsilon_of_event(before, budget.delta, relation) >= budget.epsilon:
         raise BudgetExceeded(
             f"what comes before the run spends all of epsilon {budget.epsilon:g} on its own; "
             "add noise to it, or raise the budget"
@@ -109,10 +142,12 @@ def calibrate(
 
     def excess(log_z: float, precision: Precision) -> float:
         event = run_event(sampling, math.exp(log_z), steps, unit=unit, prelude=prelude)
-        spent = epsilon_of_event(event, budget.delta, budget.relation, precision)
+        spent = epsilon_of_event(event, budget.delta, relation, precision)
         return math.log(max(spent, 1e-12) / budget.epsilon)
 
     low, high = _bracket(lambda log_z: excess(log_z, COARSE), budget)
+    if math.exp(high) <= _LEAST_NOISE:
+        return _LEAST_NOISE  # a budget so large that next to no noise is asked for; keep a little
     rough = brentq(lambda log_z: excess(log_z, COARSE), low, high, xtol=1e-4)
     fine = _polish(lambda log_z: excess(log_z, FINE), rough)
     return math.exp(fine)
@@ -127,11 +162,12 @@ def steps_within(
     prelude: Sequence[dpa.DpEvent] = (),
 ) -> int:
     """The largest number of steps whose ε is within the budget; one more would pass it."""
-    scheme_of(sampling).require(budget.relation)
+    relation = accounted_relation(budget.relation, unit)
+    scheme_of(sampling).require(relation)
 
     def spent(steps: int) -> float:
         event = run_event(sampling, noise_multiplier, steps, unit=unit, prelude=prelude)
-        return epsilon_of_event(event, budget.delta, budget.relation)
+        return epsilon_of_event(event, budget.delta, relation)
 
     if noise_multiplier <= 0 or spent(1) > budget.epsilon:
         return 0
@@ -179,7 +215,7 @@ def _steps_by_rdp(
 
     def within(steps: int) -> bool:
         event = run_event(sampling, noise_multiplier, steps, unit=unit, prelude=prelude)
-        curve = renyi_curve(event, budget.relation)
+        curve = renyi_curve(event, accounted_relation(budget.relation, unit))
         return epsilon_of_curve(curve, budget.delta) <= budget.epsilon
 
     while high <= _MAX_STEPS and within(high):
@@ -202,10 +238,8 @@ def _bracket(excess: Callable[[float], float], budget: Budget) -> tuple[float, f
                     f"{budget.epsilon:g} at delta {budget.delta:g}; take fewer steps or more budget"
                 )
         return log_z, log_z + step
-    while excess(log_z - step) <= 0:
+    while log_z > math.log(_LEAST_NOISE) and excess(log_z - step) <= 0:
         log_z -= step
-        if log_z < math.log(1e-2):
-            break  # a budget so large that next to no noise is asked for; keep a little
     return log_z - step, log_z
 
 
@@ -244,7 +278,7 @@ def _checked_event(
 ) -> dpa.DpEvent:
     if not noise_multiplier >= 0:
         raise ValueError(f"noise multiplier is {noise_multiplier}; give 0 or more")
-    scheme_of(sampling).require(relation)
+    scheme_of(sampling).require(accounted_relation(relation, unit))
     return run_event(
         sampling, noise_multiplier, _steps(sampling, steps), unit=unit, prelude=prelude
     )

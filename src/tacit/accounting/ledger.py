@@ -9,21 +9,24 @@ Rules, each decided inside one write transaction, so that processes cannot overs
 3. A first run whose planned RDP would not pass the filter may still run, held to the ledger's
    budget by PLD alone; but then it is *exclusive*: no other run is ever let in. The filter holds
    in all outcomes or PLD does; letting the outcome choose between the two would prove neither.
-4. Steps are charged in leases, durably, before their noise is drawn. A crash wastes at most one
+4. Events are charged in leases, durably, before their noise is drawn. A crash wastes at most one
    lease. What is left of a lease is given back when the ledger is closed in good order.
+5. All batches of one shuffled epoch are one event; every other step is an event of its own.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import replace
 from types import TracebackType
 
 import numpy as np
 from torch import nn
 
-from tacit.accounting.filter import allowance, best_order, epsilon_at
+from tacit.accounting.filter import allowance, best_order
+from tacit.accounting.ledger_statement import Statement, statement_of
 from tacit.accounting.ledger_store import LedgerStore, RunRow
 from tacit.accounting.plan import Plan
 from tacit.accounting.rdp import ORDERS, renyi_curve
@@ -32,34 +35,6 @@ from tacit.errors import BudgetExceeded, PlanChanged
 from tacit.private_gradient import PrivateGradient
 
 DEFAULT_LEASE_STEPS = 64
-
-
-@dataclass(frozen=True)
-class RunCharge:
-    """What one run has been charged for. ε is by PLD, at the ledger's δ."""
-
-    name: str
-    started: str
-    steps: int
-    step_limit: int
-    epsilon: float
-    epsilon_planned: float
-    exclusive: bool
-    plan: Plan
-
-
-@dataclass(frozen=True)
-class Statement:
-    """All runs over one dataset, and what they amount to together.
-
-    `epsilon` is the total that a reader may rely on: of one run alone by PLD, of several by the
-    RDP filter. `method` says which.
-    """
-
-    budget: Budget
-    runs: tuple[RunCharge, ...]
-    epsilon: float
-    method: str
 
 
 class Ledger:
@@ -96,9 +71,11 @@ class Ledger:
                 )
             else:
                 self.budget = held[0]
+        self._pid = os.getpid()
         self._run_id: int | None = None
         self._plan: Plan | None = None
-        self._lease = 0
+        self._own_limit, self._lease = 0, 0
+        self._occasions: set[Hashable] = set()
 
     @property
     def path(self) -> os.PathLike[str] | None:
@@ -108,7 +85,8 @@ class Ledger:
         """Start a run, or go on with the run of that name if its plan is the same.
 
         `budget` is the run's own, at most the ledger's. What a crashed run had been charged
-        stays charged; going on with it uses what is left.
+        stays charged; going on with it uses what is left. What comes before the first step
+        (`plan.prelude`) is charged here: release it after this call, not before.
         """
         self.end()
         own = budget or self.budget
@@ -117,22 +95,26 @@ class Ledger:
                 f"the run is for {plan.relation}, the ledger for {self.budget.relation}; "
                 "give both the same relation"
             )
-        limit = self._step_limit(plan, own)
-        base = renyi_curve(plan.event(0), plan.accounted_relation)
+        limit = self._event_limit(plan, own)
+        if plan.prelude and limit == 0:
+            raise BudgetExceeded(
+                "what comes before the first step leaves no budget for any step; nothing is charged"
+            )
+        base = renyi_curve(plan.event_of_count(0), plan.accounted_relation)
         event = renyi_curve(plan.step_event, plan.accounted_relation)
         with self._store.transaction():
             runs = self._store.runs()
             same = next((run for run in runs if run.name == name), None)
-            if same is not None:
-                if same.plan != plan:
-                    raise PlanChanged(
-                        f"run {name!r} began with {same.plan}, not {plan}; give the new run "
-                        "a name of its own"
-                    )
-                self._run_id = same.id
+            if same is None:
+                run_id = self._admit(name, plan, limit, runs, base, event)
+            elif same.plan == plan:
+                run_id = same.id
             else:
-                self._run_id = self._admit(name, plan, limit, runs, base, event)
-        self._plan = plan
+                raise PlanChanged(
+                    f"run {name!r} began with {same.plan}, not {plan}; give the new run "
+                    "a name of its own"
+                )
+        self._run_id, self._plan, self._own_limit = run_id, plan, limit
 
     def release(self, private: PrivateGradient, into: nn.Module) -> None:
         """Charge a step, then draw its noise and set `.grad`; or refuse with BudgetExceeded.
@@ -140,8 +122,7 @@ class Ledger:
         A refusal draws no noise and leaves `.grad` as it was.
         """
         private.uncovered(into)  # raises where the release could not succeed
-        if self._store.reconnect_after_fork():
-            self._lease = 0  # the parent's lease is the parent's
+        self._mind_forks()
         if private.plan != self._plan:
             if self._plan is not None:
                 raise PlanChanged(
@@ -149,25 +130,33 @@ class Ledger:
                     "sampling and relation are fixed when it begins: begin another run"
                 )
             self.begin(private.plan)
-        if self._lease == 0:
-            self._lease = self._take_lease()
-        self._lease -= 1
+        if private.occasion is None or private.occasion not in self._occasions:
+            if self._lease <= 0:
+                # An epoch is charged when it begins: whether there will be another is not known.
+                wanted = self.lease_steps if private.occasion is None else 1
+                self._lease = self._take_lease(wanted)
+            self._lease -= 1
+            if private.occasion is not None:
+                self._occasions.add(private.occasion)
         private.draw_into(into)
 
     def run_status(self) -> tuple[int, int]:
-        """Of the current run: steps released, by whichever process, and the most there can be."""
-        run = next((r for r in self._store.runs() if r.id == self._run_id), None)
+        """Of the current run: events charged, less what this process has left of its lease, and
+        the most there can be. Another process's lease counts as used."""
+        self._mind_forks()
+        with self._store.transaction():
+            run = next((r for r in self._store.runs() if r.id == self._run_id), None)
         if run is None:
             raise ValueError("no run has begun; begin one, or release a gradient")
-        return run.charged - self._lease, run.step_limit
+        return run.charged - self._lease, min(run.event_limit, self._own_limit)
 
     def end(self) -> None:
         """End the current run in good order: the unused part of its lease is given back."""
-        if self._run_id is not None and not self._store.reconnect_after_fork():
+        if self._run_id is not None and os.getpid() == self._pid:
             with self._store.transaction():
                 self._store.add_charge(self._run_id, -self._lease)
                 self._store.drop_if_nothing_was_released(self._run_id)
-        self._lease, self._run_id, self._plan = 0, None, None
+        self._forget()
 
     def close(self) -> None:
         self.end()
@@ -189,39 +178,34 @@ class Ledger:
 
     def statement(self) -> Statement:
         """Every run and the total. Reading it costs nothing."""
-        self._store.reconnect_after_fork()
-        rows = self._store.runs()
-        delta = self.budget.delta
-        runs = tuple(
-            RunCharge(
-                name=row.name,
-                started=row.started,
-                steps=row.charged,
-                step_limit=row.step_limit,
-                epsilon=row.plan.epsilon(row.charged, delta),
-                epsilon_planned=row.plan.epsilon(row.step_limit, delta),
-                exclusive=row.exclusive,
-                plan=row.plan,
-            )
-            for row in rows
-        )
-        if len(runs) <= 1:
-            return Statement(self.budget, runs, sum(run.epsilon for run in runs), "PLD")
-        order = self._order()
-        spent = math.fsum(row.cost() for row in rows)
-        total = epsilon_at(order, spent, self.budget)
-        return Statement(self.budget, runs, total, f"RDP filter at order {order:g}")
+        with self._store.transaction():
+            held = self._store.budget()
+            rows = self._store.runs()
+        assert held is not None
+        return statement_of(*held, rows)
 
-    def _step_limit(self, plan: Plan, own: Budget) -> int:
-        """How many steps the run may take on its own: by its plan, its budget and the ledger's."""
-        limit = plan.steps
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._run_id, self._plan = None, None
+        self._own_limit, self._lease = 0, 0
+        self._occasions = set()
+
+    def _mind_forks(self) -> None:
+        """The parent's lease, and the epochs it paid for, are the parent's."""
+        if os.getpid() != self._pid:
+            self._pid, self._lease = os.getpid(), 0
+            self._occasions = set()
+
+    def _event_limit(self, plan: Plan, own: Budget) -> int:
+        """How many events the run may take on its own: by plan, its budget and the ledger's."""
+        steps = plan.steps
         for budget in {own, self.budget}:
-            if limit is not None and plan.epsilon(limit, budget.delta) <= budget.epsilon:
+            if steps is not None and plan.epsilon(steps, budget.delta) <= budget.epsilon:
                 continue
             allowed = plan.steps_within(budget)
-            limit = allowed if limit is None else min(limit, allowed)
-        assert limit is not None
-        return limit
+            steps = allowed if steps is None else min(steps, allowed)
+        assert steps is not None
+        return plan.scheme.num_events(steps)
 
     def _admit(
         self,
@@ -241,20 +225,18 @@ class Ledger:
                 "several runs, make the ledger with a larger budget than the first run's"
             )
         if not others:
-            whole = base + event * plan.scheme.num_events(limit) if limit else base
+            whole = base + event * limit if limit else base
             self._store.set_order(best_order(whole, self.budget))
-        order = self._order()
-        at = ORDERS.index(order)
-        row = RunRow(0, "", "", plan, limit, False, float(base[at]), float(event[at]), 0)
-        fits = row.cost(limit) <= allowance(order, self.budget)
-        return self._store.add_run(
-            name,
-            plan,
-            step_limit=limit,
-            exclusive=not others and not fits,
-            base_cost=row.base_cost,
-            event_cost=row.event_cost,
-        )
+        at = ORDERS.index(self._order())
+        row = RunRow(0, "", "", plan, limit, False, float(base[at]), float(event[at]))
+        room = self._room(others)
+        if others and row.cost(0) > room:
+            raise BudgetExceeded(
+                "what comes before the first step would pass the ledger's budget of epsilon "
+                f"{self.budget.epsilon:g}, with the runs that it holds; nothing is charged"
+            )
+        row = replace(row, exclusive=not others and row.cost(limit) > room)
+        return self._store.add_run(name, row)
 
     def _order(self) -> float:
         held = self._store.budget()
@@ -262,25 +244,29 @@ class Ledger:
         assert held[1] is not None
         return held[1]
 
-    def _take_lease(self) -> int:
-        """Charge up to `lease_steps` steps; at least one, or BudgetExceeded."""
+    def _room(self, others: list[RunRow]) -> float:
+        """The RDP that the filter has left, at the ledger's order, beside these runs."""
+        return allowance(self._order(), self.budget) - math.fsum(run.cost() for run in others)
+
+    def _take_lease(self, wanted: int) -> int:
+        """Charge up to `wanted` events; at least one, or BudgetExceeded."""
+        assert self._run_id is not None
         with self._store.transaction():
             runs = self._store.runs()
             run = next((r for r in runs if r.id == self._run_id), None)
-            if run is None:
+            if run is None or run.plan != self._plan:
                 raise PlanChanged("another process ended this run; begin it again")
-            steps = min(self.lease_steps, run.step_limit - run.charged)
+            limit = min(run.event_limit, self._own_limit)
+            events = min(wanted, limit - run.charged)
             if not run.exclusive:
-                others = math.fsum(r.cost() for r in runs if r.id != run.id)
-                room = allowance(self._order(), self.budget) - others
-                while steps > 0 and run.cost(run.charged + steps) > room:
-                    steps -= 1
-            if steps <= 0:
+                room = self._room([r for r in runs if r.id != run.id])
+                while events > 0 and run.cost(run.charged + events) > room:
+                    events -= 1
+            if events <= 0:
                 raise BudgetExceeded(
-                    f"step {run.charged + 1} of run {run.name!r} would pass its budget: "
-                    f"{run.charged} of at most {run.step_limit} steps are charged, in a ledger for "
-                    f"epsilon {self.budget.epsilon:g} at delta {self.budget.delta:g}; nothing "
-                    "was released"
+                    f"one more step of run {run.name!r} would pass its budget: {run.charged} of at "
+                    f"most {limit} are charged, in a ledger for epsilon {self.budget.epsilon:g} at "
+                    f"delta {self.budget.delta:g}; nothing was released"
                 )
-            self._store.add_charge(run.id, steps)
-        return steps
+            self._store.add_charge(run.id, events)
+        return events

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget, Relation
 
+_WAIT_SECONDS = 60.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS budget (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
@@ -20,11 +22,11 @@ CREATE TABLE IF NOT EXISTS budget (
     renyi_order REAL
 );
 CREATE TABLE IF NOT EXISTS runs (
-    id INTEGER PRIMARY KEY,
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
     name TEXT NOT NULL UNIQUE,
     started TEXT NOT NULL,
     plan TEXT NOT NULL,
-    step_limit INTEGER NOT NULL,
+    event_limit INTEGER NOT NULL,
     exclusive INTEGER NOT NULL,
     base_cost REAL NOT NULL,
     event_cost REAL NOT NULL,
@@ -35,62 +37,89 @@ CREATE TABLE IF NOT EXISTS runs (
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run as the ledger holds it. Costs are RDP at the ledger's order, an event and before."""
+    """One run as the ledger holds it. `charged` counts events, which are steps for all schemes but
+    shuffled epochs. Costs are RDP at the ledger's order, of one event and of what came before."""
 
     id: int
     name: str
     started: str
     plan: Plan
-    step_limit: int
+    event_limit: int
     exclusive: bool
     base_cost: float
     event_cost: float
-    charged: int
+    charged: int = 0
 
-    def cost(self, steps: int | None = None) -> float:
-        """RDP at the ledger's order of the first `steps` steps (those charged, by default)."""
-        count = self.plan.scheme.num_events(self.charged if steps is None else steps)
+    def cost(self, events: int | None = None) -> float:
+        """RDP at the ledger's order of so many events (those charged, by default)."""
+        count = self.charged if events is None else events
         return self.base_cost + (self.event_cost * count if count else 0.0)
 
 
 class LedgerStore:
-    """Reads and writes; decides nothing. All decisions are made inside `transaction`."""
+    """Reads and writes; decides nothing. All decisions are made inside `transaction`.
+
+    A connection lasts for one transaction. SQLite keeps the state of its locks in the process's
+    memory, and a fork that inherited an open connection could lose charges.
+    """
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
-        self.path = None if path is None else Path(path)
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._connect()
-
-    def _connect(self) -> None:
-        target = ":memory:" if self.path is None else str(self.path)
+        self.path = None if path is None else Path(path).absolute()
         self._pid = os.getpid()
-        self._db = sqlite3.connect(target, timeout=60.0, isolation_level=None)
-        # The log is synced before a commit returns: a charge that returned survives a power cut.
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("PRAGMA fullfsync = ON")
-        self._db.executescript(_SCHEMA)
-
-    def reconnect_after_fork(self) -> bool:
-        """SQLite connections do not survive a fork; open another one in the child."""
-        if os.getpid() == self._pid:
-            return False
+        self._open: sqlite3.Connection | None = None
+        self._in_memory: sqlite3.Connection | None = None
         if self.path is None:
-            raise RuntimeError("a ledger in memory cannot be shared with a forked process")
-        self._connect()
-        return True
+            self._in_memory = sqlite3.connect(":memory:", isolation_level=None)
+            self._in_memory.executescript(_SCHEMA)
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.transaction(create=True):
+            pass
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, create: bool = False) -> Iterator[None]:
         """One writer at a time, over all processes; durable when it returns."""
-        self._db.execute("BEGIN IMMEDIATE")
+        db = self._connect(create)
+        self._open = db
         try:
-            yield
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+        finally:
+            self._open = None
+            if self._in_memory is None:
+                db.close()
+
+    def _connect(self, create: bool) -> sqlite3.Connection:
+        if self._in_memory is not None:
+            if os.getpid() != self._pid:
+                raise RuntimeError(
+                    "a ledger in memory was carried into a forked process, where it would be "
+                    "spent twice; give the ledger a file"
+                )
+            return self._in_memory
+        db = sqlite3.connect(str(self.path), timeout=_WAIT_SECONDS, isolation_level=None)
+        try:
+            if create:
+                _patiently(db, "PRAGMA journal_mode = WAL")
+                _patiently(db, _SCHEMA)
+            # The log is synced before a commit returns: what was charged survives a power cut.
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA fullfsync = ON")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            db.close()
             raise
-        self._db.execute("COMMIT")
+        return db
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        assert self._open is not None, "only inside a transaction"
+        return self._open
 
     def budget(self) -> tuple[Budget, float | None] | None:
         row = self._db.execute(
@@ -107,38 +136,30 @@ class LedgerStore:
 
     def runs(self) -> list[RunRow]:
         rows = self._db.execute(
-            "SELECT id, name, started, plan, step_limit, exclusive, base_cost, event_cost, charged "
-            "FROM runs ORDER BY id"
+            "SELECT id, name, started, plan, event_limit, exclusive, base_cost, event_cost, "
+            "charged FROM runs ORDER BY id"
         ).fetchall()
         return [
             RunRow(r[0], r[1], r[2], Plan.from_json(r[3]), r[4], bool(r[5]), r[6], r[7], r[8])
             for r in rows
         ]
 
-    def add_run(
-        self,
-        name: str | None,
-        plan: Plan,
-        *,
-        step_limit: int,
-        exclusive: bool,
-        base_cost: float,
-        event_cost: float,
-    ) -> int:
+    def add_run(self, name: str | None, row: RunRow) -> int:
         if name is None:
             (last,) = self._db.execute("SELECT COALESCE(MAX(id), 0) FROM runs").fetchone()
             name = f"run-{last + 1}"
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        costs = (row.event_limit, row.exclusive, row.base_cost, row.event_cost)
         cursor = self._db.execute(
-            "INSERT INTO runs (name, started, plan, step_limit, exclusive, base_cost, event_cost) "
+            "INSERT INTO runs (name, started, plan, event_limit, exclusive, base_cost, event_cost) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (name, started, plan.to_json(), step_limit, exclusive, base_cost, event_cost),
+            (name, started, row.plan.to_json(), *costs),
         )
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
-    def add_charge(self, run_id: int, steps: int) -> None:
-        self._db.execute("UPDATE runs SET charged = charged + ? WHERE id = ?", (steps, run_id))
+    def add_charge(self, run_id: int, events: int) -> None:
+        self._db.execute("UPDATE runs SET charged = charged + ? WHERE id = ?", (events, run_id))
 
     def drop_if_nothing_was_released(self, run_id: int) -> None:
         """Forget a run that ended without a charge and had nothing before its first step."""
@@ -147,4 +168,18 @@ class LedgerStore:
             self._db.execute("DELETE FROM runs WHERE id = ?", (run_id,))
 
     def close(self) -> None:
-        self._db.close()
+        if self._in_memory is not None and os.getpid() == self._pid:
+            self._in_memory.close()
+
+
+def _patiently(db: sqlite3.Connection, script: str) -> None:
+    """Some statements do not wait for a lock by themselves; try them again until they pass."""
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while True:
+        try:
+            db.executescript(script)
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)

@@ -8,12 +8,18 @@ from typing import Any
 
 import dp_accounting as dpa
 
-from tacit.accounting.accountant import epsilon_of_event, run_event, steps_within
+from tacit.accounting.accountant import (
+    composed_event,
+    epsilon_of_event,
+    run_event,
+    steps_within,
+)
 from tacit.accounting.pld import FINE, Precision
 from tacit.accounting.rdp import epsilon_of_curve, renyi_curve
 from tacit.budget import Budget, Relation
+from tacit.errors import UnsupportedEvent
 from tacit.sampling import schemes
-from tacit.sampling.schemes import Scheme, Unit
+from tacit.sampling.schemes import Scheme, Unit, accounted_relation
 
 
 @dataclass(frozen=True)
@@ -34,16 +40,23 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.noise_multiplier >= 0:
             raise ValueError(f"noise multiplier is {self.noise_multiplier}; give 0 or more")
+        object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
+        object.__setattr__(self, "prelude", tuple(self.prelude))
+        if self.steps is not None:
+            if self.steps < 0:
+                raise ValueError(f"steps is {self.steps}; give 0 or more")
+            object.__setattr__(self, "steps", int(self.steps))
+        for event in self.prelude:
+            if not isinstance(event, dpa.GaussianDpEvent):
+                raise UnsupportedEvent(
+                    f"{event!r} cannot come before a run; give GaussianDpEvent(noise_multiplier)"
+                )
         self.scheme.require(self.accounted_relation)
+        self.scheme.step_event(self.noise_multiplier, self.unit)  # refuses a unit it cannot draw
 
     @property
     def accounted_relation(self) -> Relation:
-        """The relation between sampled units that one record's change amounts to.
-
-        A record added to a mini-set turns one clipped contribution into another, so to the
-        accountant a mini-set has been replaced, whatever happened to the record.
-        """
-        return Relation.REPLACE_ONE if self.unit is Unit.MINI_SET else self.relation
+        return accounted_relation(self.relation, self.unit)
 
     @property
     def step_event(self) -> dpa.DpEvent:
@@ -54,17 +67,29 @@ class Plan:
             self.scheme, self.noise_multiplier, steps, unit=self.unit, prelude=self.prelude
         )
 
+    def event_of_count(self, count: int) -> dpa.DpEvent:
+        """The same for a number of events, as a ledger counts them."""
+        return composed_event(
+            self.scheme, self.noise_multiplier, count, unit=self.unit, prelude=self.prelude
+        )
+
+    def epsilon_of_count(self, count: int, delta: float, precision: Precision = FINE) -> float:
+        event = self.event_of_count(count)
+        return epsilon_of_event(event, delta, self.accounted_relation, precision)
+
     def epsilon(self, steps: int, delta: float, precision: Precision = FINE) -> float:
         return epsilon_of_event(self.event(steps), delta, self.accounted_relation, precision)
 
     def epsilon_rdp(self, steps: int, delta: float) -> float:
-        curve = renyi_curve(self.event(steps), self.accounted_relation)
+        return self.epsilon_rdp_of_count(self.scheme.num_events(steps), delta)
+
+    def epsilon_rdp_of_count(self, count: int, delta: float) -> float:
+        curve = renyi_curve(self.event_of_count(count), self.accounted_relation)
         return epsilon_of_curve(curve, delta)
 
     def steps_within(self, budget: Budget) -> int:
-        seen = Budget(budget.epsilon, budget.delta, self.accounted_relation)
         return steps_within(
-            seen, self.noise_multiplier, self.scheme, unit=self.unit, prelude=self.prelude
+            budget, self.noise_multiplier, self.scheme, unit=self.unit, prelude=self.prelude
         )
 
     def to_json(self) -> str:

@@ -29,7 +29,7 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as dpa_pld
 from scipy.special import log_ndtr, ndtr
 
-from tacit.accounting.leaves import gaussian_inside, leaves_of, refuse
+from tacit.accounting.leaves import gaussian_inside, leaves_of, probability_of, refuse
 from tacit.budget import Relation
 from tacit.sampling.schemes import RevealedSampleDpEvent
 
@@ -74,6 +74,40 @@ def not_private(leaves: Counter[dpa.DpEvent]) -> bool:
     return any(isinstance(leaf, dpa.NonPrivateDpEvent) or _multiplier(leaf) == 0 for leaf in leaves)
 
 
+def gaussian_multiplier(event: dpa.DpEvent) -> float | None:
+    """z of the one Gaussian that the whole event amounts to, where it has no sampling; else None.
+
+    Gaussians compose to (Σ 1/z²)^(-1/2), exactly.
+    """
+    leaves = leaves_of(event)
+    if not leaves or not_private(leaves) or not all(map(_is_gaussian, leaves)):
+        return None
+    return math.fsum(count / _multiplier(leaf) ** 2 for leaf, count in leaves.items()) ** -0.5
+
+
+def gaussian_epsilon(z: float, delta: float) -> float:
+    """The ε at which N(1, z²) against N(0, z²) has this δ, by bisection from above."""
+    low, high = 0.0, 1.0
+    while gaussian_profile(np.array(high), z) > delta:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high and high > 1e-12:
+        middle = (low + high) / 2
+        inside = gaussian_profile(np.array(middle), z) <= delta
+        low, high = (low, middle) if inside else (middle, high)
+    return high
+
+
+def num_convolutions(event: dpa.DpEvent) -> int:
+    """How many steps are composed numerically; unsampled Gaussians are composed in closed form."""
+    return sum(1 if _is_gaussian(leaf) else count for leaf, count in leaves_of(event).items())
+
+
+def _is_gaussian(leaf: dpa.DpEvent) -> bool:
+    """Whether the leaf is a Gaussian in which everybody takes part, for certain."""
+    sampled = isinstance(leaf, dpa.PoissonSampledDpEvent) and leaf.sampling_probability == 1
+    return sampled or isinstance(leaf, dpa.GaussianDpEvent)
+
+
 def _multiplier(leaf: dpa.DpEvent) -> float:
     if isinstance(leaf, dpa.GaussianDpEvent):
         z = float(leaf.noise_multiplier)
@@ -90,50 +124,42 @@ def _interval(leaves: Counter[dpa.DpEvent], precision: Precision) -> float:
     """A grid step, a power of two, that suits the loss's own scale.
 
     A fixed step is too coarse for large noise (the rounding of thousands of tiny losses adds
-    up) and runs out of memory for small noise. With p the chance of taking part, the loss
+    up) and runs out of memory for small noise. With p the chance of taking part, one step's loss
     reaches r = 11/z + 1/2z²; its second moment is at most p·r² and about p²·(e^(1/z²) − 1).
+    Rounding N steps to a grid h adds a variance of about N·h²/6 to a total of V, so h follows
+    √(V/N).
     """
-    steps_wanted, second_moment, drift, longest = [], 0.0, 0.0, 0.0
+    applications, variance, drift, longest = 0, 0.0, 0.0, 0.0
     for leaf, count in leaves.items():
-        z, p, repeats = _multiplier(leaf), _probability(leaf), count
-        if isinstance(leaf, dpa.GaussianDpEvent):
+        z, p, repeats = _multiplier(leaf), probability_of(leaf), count
+        if _is_gaussian(leaf):
             z, repeats = z / math.sqrt(count), 1
-        if p == 0:
-            continue
         reach = _TAIL_DEVIATIONS / z + 0.5 / z**2
         p_squared = p if isinstance(leaf, RevealedSampleDpEvent) else p * p
         divergence = p_squared * math.expm1(min(1 / z**2, 700.0))
-        moment = min(p * reach**2, divergence)
-        deviation = math.sqrt(moment)
-        steps_wanted.append(
-            max(reach / precision.points, deviation / precision.points_per_deviation)
-        )
-        second_moment += repeats * moment
-        drift += repeats * min(p * reach, divergence)
+        spread, mean = min(p * reach**2, divergence), min(p * reach, divergence)
+        if p == 1:
+            spread, mean = 1 / z**2, 0.5 / z**2
+        applications += repeats
+        variance += repeats * spread
+        drift += repeats * mean
         longest = max(longest, reach)
-    if not steps_wanted:
+    if applications == 0:
         return 1e-4
-    whole = 2 * (_TAIL_DEVIATIONS * math.sqrt(second_moment) + drift + longest)
-    return 2.0 ** math.floor(math.log2(max(min(steps_wanted), whole / _MAX_POINTS)))
-
-
-def _probability(leaf: dpa.DpEvent) -> float:
-    if isinstance(leaf, dpa.PoissonSampledDpEvent):
-        return float(leaf.sampling_probability)
-    if isinstance(leaf, dpa.SampledWithoutReplacementDpEvent):
-        return leaf.sample_size / leaf.source_dataset_size
-    if isinstance(leaf, RevealedSampleDpEvent):
-        return float(leaf.probability)
-    return 1.0
+    whole = 2 * (_TAIL_DEVIATIONS * math.sqrt(variance) + drift + longest)
+    step = max(
+        math.sqrt(variance / applications) / precision.points_per_deviation,
+        longest / precision.points,
+        whole / _MAX_POINTS,
+    )
+    return 2.0 ** math.floor(math.log2(step))
 
 
 def _composed_leaf(
     leaf: dpa.DpEvent, count: int, relation: Relation, interval: float
 ) -> PrivacyLoss:
-    if isinstance(leaf, dpa.GaussianDpEvent):
+    if _is_gaussian(leaf):
         # T Gaussians are one of multiplier z / √T: exact, and no convolution is needed.
-        return _gaussian(float(leaf.noise_multiplier) / math.sqrt(count), interval)
-    if isinstance(leaf, dpa.PoissonSampledDpEvent) and leaf.sampling_probability == 1:
         return _gaussian(_multiplier(leaf) / math.sqrt(count), interval)
     single = _leaf(leaf, relation, interval)
     return single.self_compose(count) if count > 1 else single
@@ -149,8 +175,6 @@ def _leaf(leaf: dpa.DpEvent, relation: Relation, interval: float) -> PrivacyLoss
     z = _multiplier(leaf)
     if isinstance(leaf, dpa.PoissonSampledDpEvent):
         rate = float(leaf.sampling_probability)
-        if rate == 0:
-            return dpa_pld.identity(value_discretization_interval=interval)
         replace = relation is Relation.REPLACE_ONE
         # dp-accounting's REPLACE_ONE has means +1 and −1: in units of Δ/2 the noise is 2z.
         return dpa_pld.from_gaussian_mechanism(
@@ -162,8 +186,7 @@ def _leaf(leaf: dpa.DpEvent, relation: Relation, interval: float) -> PrivacyLoss
             else dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
         )
     if isinstance(leaf, dpa.SampledWithoutReplacementDpEvent) and relation is Relation.REPLACE_ONE:
-        probability = leaf.sample_size / leaf.source_dataset_size
-        return PrivacyLoss(_subset_pmf(z, probability, interval))
+        return PrivacyLoss(_subset_pmf(z, probability_of(leaf), interval))
     if isinstance(leaf, RevealedSampleDpEvent):
         nothing = dpa_pld.identity(value_discretization_interval=interval)
         return _gaussian(z, interval).compute_mixture(nothing, leaf.probability)

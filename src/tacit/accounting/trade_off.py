@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,18 +12,12 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from tacit.accounting.accountant import run_event, scheme_of
-from tacit.accounting.pld import PrivacyLoss, gaussian_profile, privacy_loss
+from tacit.accounting.leaves import probability_of
+from tacit.accounting.pld import PrivacyLoss, gaussian_epsilon, privacy_loss
 from tacit.budget import Relation
 from tacit.errors import UnsupportedEvent
 from tacit.sampling.sampler import Sampler
-from tacit.sampling.schemes import (
-    MiniSets,
-    Poisson,
-    Scheme,
-    ShuffledEpochs,
-    Unit,
-    WithoutReplacement,
-)
+from tacit.sampling.schemes import Scheme, Unit, accounted_relation
 
 
 @dataclass(frozen=True)
@@ -57,9 +52,10 @@ def trade_off(
     prelude: Sequence[dpa.DpEvent] = (),
 ) -> TradeOff:
     """The trade-off curve of a whole run, both directions of the relation taken together."""
-    scheme_of(sampling).require(relation)
+    seen = accounted_relation(relation, unit)
+    scheme_of(sampling).require(seen)
     event = run_event(sampling, noise_multiplier, steps, unit=unit, prelude=prelude)
-    loss = privacy_loss(event, relation)
+    loss = privacy_loss(event, seen)
     if loss is None:
         return TradeOff(np.zeros(1), np.ones(1))
     epsilons = _tangents(loss)
@@ -91,46 +87,42 @@ class GaussianDpEstimate:
 
     def epsilon(self, delta: float) -> float:
         """The ε at which G_μ has this δ; approximate as μ is."""
-        if self.mu == 0:
-            return 0.0
-        low, high = 0.0, 1.0
-        z = 1 / self.mu
-        while gaussian_profile(np.array(high), z) > delta:
-            low, high = high, high * 2
-        for _ in range(80):
-            middle = (low + high) / 2
-            low, high = (
-                (middle, high) if gaussian_profile(np.array(middle), z) > delta else (low, middle)
-            )
-        return high
+        return gaussian_epsilon(1 / self.mu, delta) if self.mu > 0 else 0.0
 
 
 def gaussian_dp_mu(
-    noise_multiplier: float, sampling: Scheme | Sampler, steps: int
+    noise_multiplier: float,
+    sampling: Scheme | Sampler,
+    steps: int,
+    *,
+    relation: Relation | None = None,
+    unit: Unit = Unit.RECORD,
 ) -> GaussianDpEstimate:
     """The CLT figure that papers quote, marked approximate. Exact only without sampling.
 
-    Poisson:             μ = q·√(T·(e^(1/z²) − 1))                                [Bu 2020]
-    without replacement: μ = p·√(2T·(e^(1/z²)·Φ(3/2z) + 3Φ(−1/2z) − 2)), p = m/N  [Dong 2022]
-    no amplification:    μ = √E / z over E epochs, exact.
+    Poisson, add or remove: μ = q·√(T·(e^(1/z²) − 1))                                [Bu 2020]
+    without replacement:    μ = p·√(2T·(e^(1/z²)·Φ(3/2z) + 3Φ(−1/2z) − 2)), p = m/N  [Dong 2022]
+    no amplification:       μ = √E / z over E epochs, exact.
     """
     z, scheme = noise_multiplier, scheme_of(sampling)
     if not z > 0:
         raise ValueError(f"noise multiplier is {z}; give a number above 0")
-    if isinstance(scheme, MiniSets):
-        scheme = (
-            Poisson(scheme.probability)
-            if scheme.chosen is None
-            else WithoutReplacement(scheme.num_sets, scheme.chosen)
+    event = scheme.step_event(z, unit)
+    p = probability_of(event)
+    replaced = accounted_relation(relation or Relation.ADD_OR_REMOVE_ONE, unit)
+    with contextlib.suppress(OverflowError):
+        if isinstance(event, dpa.GaussianDpEvent):
+            mu = math.sqrt(scheme.num_events(steps)) / z
+            return GaussianDpEstimate(mu, "√E / z, without amplification", approximate=False)
+        if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+            bracket = math.exp(1 / z**2) * ndtr(1.5 / z) + 3 * ndtr(-0.5 / z) - 2
+            formula = "(m/N)·√(2T·(e^(1/z²)Φ(3/2z) + 3Φ(−1/2z) − 2)) [Dong 2022]"
+            return GaussianDpEstimate(p * math.sqrt(2 * steps * bracket), formula)
+        if isinstance(event, dpa.PoissonSampledDpEvent) and replaced is not Relation.REPLACE_ONE:
+            mu = p * math.sqrt(steps * math.expm1(1 / z**2))
+            return GaussianDpEstimate(mu, "q·√(T·(e^(1/z²) − 1)) [Bu 2020]")
+        raise UnsupportedEvent(
+            f"papers give no limit formula for {scheme.describe()} under {replaced}; "
+            "use trade_off, which is exact"
         )
-    if isinstance(scheme, Poisson):
-        mu = scheme.rate * math.sqrt(steps * math.expm1(1 / z**2))
-        return GaussianDpEstimate(mu, "q·√(T·(e^(1/z²) − 1)) [Bu 2020]")
-    if isinstance(scheme, WithoutReplacement):
-        bracket = math.exp(1 / z**2) * ndtr(1.5 / z) + 3 * ndtr(-0.5 / z) - 2
-        mu = scheme.sample_size / scheme.population * math.sqrt(2 * steps * bracket)
-        return GaussianDpEstimate(mu, "(m/N)·√(2T·(e^(1/z²)Φ(3/2z) + 3Φ(−1/2z) − 2)) [Dong 2022]")
-    if isinstance(scheme, ShuffledEpochs):
-        mu = math.sqrt(scheme.num_events(steps)) / z
-        return GaussianDpEstimate(mu, "√E / z, without amplification", approximate=False)
-    raise UnsupportedEvent(f"no central limit formula for {type(scheme).__name__}")
+    return GaussianDpEstimate(math.inf, "too little noise for the formula")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import typer
 
 from tacit.accounting import epsilon as epsilon_by_pld
@@ -9,6 +11,7 @@ from tacit.accounting import epsilon_rdp, gaussian_dp_mu
 from tacit.cli import accounting_options as options
 from tacit.cli.accounting_options import RelationName, SamplingName
 from tacit.cli.output import show
+from tacit.errors import UnsupportedEvent
 
 
 def epsilon(
@@ -39,7 +42,8 @@ def epsilon(
         "noise_multiplier": noise_multiplier,
         "steps": steps,
     }
-    # The limit theorem's formulas are for these two cases; elsewhere there is none to quote.
-    if noise_multiplier > 0.1 and (sampling is not SamplingName.POISSON or relation is None):
-        facts["gaussian_dp_mu_approximate"] = gaussian_dp_mu(noise_multiplier, scheme, steps).mu
+    if noise_multiplier > 0:
+        with contextlib.suppress(UnsupportedEvent):
+            estimate = gaussian_dp_mu(noise_multiplier, scheme, steps, relation=between)
+            facts["gaussian_dp_mu_approximate"] = estimate.mu
     show(facts, as_json, "privacy of a run")

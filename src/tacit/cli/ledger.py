@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.accounting.ledger import Ledger, Statement
+from tacit.accounting.ledger import Ledger
+from tacit.accounting.ledger_statement import Statement
 from tacit.budget import Budget, Relation
 from tacit.cli import accounting_options as options
 from tacit.cli.accounting_options import RelationName
@@ -64,6 +65,7 @@ def create(
 def facts_of(statement: Statement) -> dict[str, Any]:
     return {
         "epsilon": statement.epsilon,
+        "epsilon_charged": statement.epsilon_charged,
         "method": statement.method,
         "budget_epsilon": statement.budget.epsilon,
         "delta": statement.budget.delta,
@@ -101,8 +103,8 @@ def _print(statement: Statement) -> None:
     console.print(table)
     budget = statement.budget
     console.print(
-        f"total ε {statement.epsilon:.4g} of {budget.epsilon:g} (by {statement.method}), "
-        f"δ {budget.delta:g}, {budget.relation}",
+        f"guaranteed ε {statement.epsilon:.4g}, charged so far {statement.epsilon_charged:.4g} of "
+        f"{budget.epsilon:g} (by {statement.method}), δ {budget.delta:g}, {budget.relation}",
         highlight=False,
     )
     if any(run.exclusive for run in statement.runs):

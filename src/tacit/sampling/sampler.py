@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 import numpy as np
 import torch
@@ -73,6 +73,10 @@ class Sampler(abc.ABC):
     def draw(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Rows of the dataset that take part in the next step, and the mini-set of each."""
 
+    def occasion(self) -> Hashable | None:
+        """The shuffled epoch that the batch just drawn is a part of; None where there is none."""
+        return None
+
     def __len__(self) -> int:
         return self.steps
 
@@ -98,6 +102,7 @@ class Sampler(abc.ABC):
             mask=mask,
             groups=groups,
             max_physical=self.capacity if self.padded else self.max_physical_batch,
+            occasion=self.occasion(),
         )
 
     def _pad(

@@ -26,6 +26,24 @@ class Unit(enum.Enum):
     MINI_SET = "mini-set"
 
 
+def accounted_relation(relation: Relation, unit: Unit) -> Relation:
+    """The relation between sampled units that one record's change amounts to.
+
+    A record added to a mini-set turns one clipped contribution into another, so to the
+    accountant a mini-set has been replaced, whatever happened to the record.
+    """
+    return Relation.REPLACE_ONE if unit is Unit.MINI_SET else relation
+
+
+def _records_only(scheme: object, unit: Unit) -> None:
+    """Sets that are cut from a sample of records were not sampled as sets: no pair covers them."""
+    if unit is not Unit.RECORD:
+        raise UnsupportedEvent(
+            f"{type(scheme).__name__} samples records, and the query bounds a {unit.value}; "
+            "draw mini-sets with MiniSetSampler"
+        )
+
+
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class RevealedSampleDpEvent(dpa.DpEvent):
     """A Gaussian seen with probability p by somebody who is told whether it took place.
@@ -47,7 +65,11 @@ class Scheme(Protocol):
         ...
 
     def num_events(self, steps: int) -> int:
-        """How many such events the first `steps` steps are."""
+        """How many such events `steps` consecutive steps of one sampler are, at the most."""
+        ...
+
+    def steps_within(self, events: int) -> int:
+        """The other way round: how many steps so many events cover."""
         ...
 
     def require(self, relation: Relation) -> None:
@@ -72,10 +94,14 @@ class Poisson:
         _check_probability("sampling rate", self.rate)
 
     def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
+        _records_only(self, unit)
         return dpa.PoissonSampledDpEvent(self.rate, dpa.GaussianDpEvent(noise_multiplier))
 
     def num_events(self, steps: int) -> int:
         return steps
+
+    def steps_within(self, events: int) -> int:
+        return events
 
     def require(self, relation: Relation) -> None:
         return None
@@ -99,11 +125,15 @@ class WithoutReplacement:
             )
 
     def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
+        _records_only(self, unit)
         gaussian = dpa.GaussianDpEvent(noise_multiplier)
         return dpa.SampledWithoutReplacementDpEvent(self.population, self.sample_size, gaussian)
 
     def num_events(self, steps: int) -> int:
         return steps
+
+    def steps_within(self, events: int) -> int:
+        return events
 
     def require(self, relation: Relation) -> None:
         if relation is not Relation.REPLACE_ONE:
@@ -161,6 +191,9 @@ class MiniSets:
     def num_events(self, steps: int) -> int:
         return steps
 
+    def steps_within(self, events: int) -> int:
+        return events
+
     def require(self, relation: Relation) -> None:
         if self.chosen is not None and self.set_size == 1:
             WithoutReplacement(self.num_sets, self.chosen).require(relation)
@@ -180,7 +213,8 @@ class ShuffledEpochs:
 
     Given the order, a replaced record touches one batch of each epoch that has begun, so
     E epochs are E Gaussian mechanisms, and averaging over orders cannot hurt (joint convexity).
-    A shuffled epoch is not a Poisson sample and gets no Poisson ε.
+    A shuffled epoch is not a Poisson sample and gets no Poisson ε. An epoch belongs to one
+    shuffle: a sampler that starts again starts another epoch, and is charged for it.
     """
 
     steps_per_epoch: int
@@ -190,10 +224,14 @@ class ShuffledEpochs:
             raise ValueError(f"steps_per_epoch is {self.steps_per_epoch}; give at least 1")
 
     def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
+        _records_only(self, unit)
         return dpa.GaussianDpEvent(noise_multiplier)
 
     def num_events(self, steps: int) -> int:
         return math.ceil(steps / self.steps_per_epoch)
+
+    def steps_within(self, events: int) -> int:
+        return events * self.steps_per_epoch
 
     def require(self, relation: Relation) -> None:
         if relation is not Relation.REPLACE_ONE:

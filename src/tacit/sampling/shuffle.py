@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import secrets
+from collections.abc import Hashable
 
 import numpy as np
 
@@ -52,9 +54,15 @@ class ShuffleSampler(Sampler):
 
     def forget(self) -> None:
         self._order = np.empty(0, dtype=np.int64)
+        # Another life is another epoch, even of the same number.
+        self._life, self._epoch = secrets.token_hex(8), 0
+
+    def occasion(self) -> Hashable:
+        return self._life, self._epoch
 
     def draw(self) -> tuple[np.ndarray, None]:
         if len(self._order) == 0:
             self._order = self._generator.permutation(len(self.records))
+            self._epoch += 1
         rows, self._order = self._order[: self._batch_size], self._order[self._batch_size :]
         return rows, None

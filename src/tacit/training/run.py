@@ -16,7 +16,7 @@ from tacit.training.evaluate import Metrics, evaluate
 
 SEEDED = "seeded: not private against whoever knows the seed"
 EARLY = (
-    "stopped early by choice: epsilon is that of the whole plan, since when to stop may have "
+    "ended before its plan did: epsilon is that of the whole plan, since when to stop may have "
     "been chosen by looking"
 )
 

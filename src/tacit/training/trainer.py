@@ -93,6 +93,7 @@ class Trainer:
             seed=seed,
         )
         self._stop_asked = False
+        self._events_before = 0
 
     @property
     def plan(self) -> Plan:
@@ -114,6 +115,7 @@ class Trainer:
             callback.on_begin(self)
         try:
             ledger.begin(self.plan, name=self.run_name, budget=self.budget)
+            self._events_before = ledger.run_status()[0]
             steps, stopped = self._loop(ledger, history)
             charged, limit = ledger.run_status()
         except BaseException:
@@ -124,10 +126,9 @@ class Trainer:
             ledger.end() if ledger is given else ledger.close()
         if self.moving_average is not None:
             self.moving_average.swap(self.model)
-        # A run that goes on after a crash answers for the steps of both processes.
-        by_choice = stopped in ("asked to", "interrupted")
-        run = self._finished(steps, limit if by_choice else charged, stopped, history)
-        if by_choice:
+        # Short of its limit, a run answers for all of its plan: what ended it may have looked.
+        run = self._finished(steps, limit, stopped, history)
+        if charged < limit:
             run.notes.append(EARLY)
         run.seconds = time.perf_counter() - started
         run.peak_memory_bytes = memory.read()
@@ -169,7 +170,8 @@ class Trainer:
         metrics = evaluate(self.model, self.evaluate_on, self.loss)
         if self.moving_average is not None:
             self.moving_average.swap(self.model)
-        spent = self.plan.epsilon(step, self.budget.delta, COARSE)
+        events = self._events_before + self.plan.scheme.num_events(step)
+        spent = self.plan.epsilon_of_count(events, self.budget.delta, COARSE)
         evaluation = Evaluation(step, spent, metrics.accuracy, metrics.loss)
         history.append(evaluation)
         for callback in self.callbacks:
@@ -187,8 +189,8 @@ class Trainer:
             budget=self.budget,
             plan=self.plan,
             steps=steps,
-            epsilon=self.plan.epsilon(counted, delta),
-            epsilon_rdp=self.plan.epsilon_rdp(counted, delta),
+            epsilon=self.plan.epsilon_of_count(counted, delta),
+            epsilon_rdp=self.plan.epsilon_rdp_of_count(counted, delta),
             seconds=0.0,
             peak_memory_bytes=0,
             seeded=seeded,
@@ -199,9 +201,7 @@ class Trainer:
         )
 
     def _calibrated(self, prelude: tuple[dpa.DpEvent, ...]) -> float:
-        seen = Plan(self.sampler.scheme, 1.0, self.budget.relation, unit=self.query.unit)
-        budget = Budget(self.budget.epsilon, self.budget.delta, seen.accounted_relation)
-        return calibrate(budget, self.sampler, unit=self.query.unit, prelude=prelude)
+        return calibrate(self.budget, self.sampler, unit=self.query.unit, prelude=prelude)
 
     def _move(self, device: torch.device | str | None) -> None:
         first = next(iter(self.model.parameters()), None)

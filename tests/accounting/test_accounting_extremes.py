@@ -1,0 +1,111 @@
+"""No parameters are too far out: a number, in seconds, in a machine's memory."""
+
+import math
+import resource
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from ledger_children import Forked
+from tiny_run import ADD, REPLACE
+
+from tacit import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement, epsilon, epsilon_rdp
+
+SCHEMES = [
+    (Poisson(0.01), ADD),
+    (Poisson(0.01), REPLACE),
+    (WithoutReplacement(1000, 10), REPLACE),
+    (MiniSets(100, 10, chosen=1), REPLACE),
+    (ShuffledEpochs(100), REPLACE),
+]
+ALL_SCHEMES = pytest.mark.parametrize(("scheme", "relation"), SCHEMES)
+
+
+@pytest.mark.parametrize(
+    ("z", "q", "relation"),
+    [
+        (0.05, 1e-6, ADD),
+        (0.05, 0.02, REPLACE),
+        (0.05, 1.0, ADD),
+        (1.0, 1e-6, REPLACE),
+        (1.0, 0.02, ADD),
+        (1000.0, 1e-6, ADD),
+        (1000.0, 0.02, REPLACE),
+        (1000.0, 1.0, REPLACE),
+    ],
+)
+def test_far_corners_are_quick_and_small(z, q, relation):
+    def corners():
+        held = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        for steps, delta in ((1, 0.5), (100_000, 1e-12)):
+            started = time.perf_counter()
+            found = epsilon(z, Poisson(q), steps, delta=delta, relation=relation)
+            assert time.perf_counter() - started < 10
+            assert 0 <= found < math.inf
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - held
+
+    how, grown = Forked(corners).result()
+    assert how == "done", grown
+    assert grown < 2 * 1024**3
+
+
+@ALL_SCHEMES
+@pytest.mark.parametrize("account", [epsilon, epsilon_rdp])
+def test_no_noise_and_no_steps(account, scheme, relation):
+    assert account(0.0, scheme, 5, delta=1e-5, relation=relation) == math.inf
+    assert account(1.0, scheme, 0, delta=1e-5, relation=relation) == 0
+    assert account(0.0, scheme, 0, delta=1e-5, relation=relation) == 0
+
+
+@ALL_SCHEMES
+@pytest.mark.parametrize("account", [epsilon, epsilon_rdp])
+def test_monotone_in_noise_steps_and_delta(account, scheme, relation):
+    def at(z=1.0, steps=300, delta=1e-5):
+        return account(z, scheme, steps, delta=delta, relation=relation)
+
+    grids = {
+        "z": [at(z=z) for z in (50.0, 5.0, 1.0, 0.2)],
+        "steps": [at(steps=n) for n in (0, 1, 50, 300, 301, 5000)],
+        "delta": [at(delta=d) for d in (0.5, 1e-5, 1e-9, 1e-12, 1e-13, 1e-30)],
+    }
+    for values in grids.values():
+        for less, more in pairwise(values):
+            assert less <= more * (1 + 1e-4)  # grids change with the parameters
+        assert values[0] < values[-1]
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+@pytest.mark.parametrize("account", [epsilon, epsilon_rdp])
+def test_monotone_in_the_sampling_rate(account, relation):
+    rates = (1e-6, 1e-3, 0.01, 0.3, 0.9, 0.999999, 1.0)
+    found = [account(1.0, Poisson(q), 100, delta=1e-5, relation=relation) for q in rates]
+    for less, more in pairwise(found):
+        assert less <= more * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("delta", [1e-13, 1e-30, 1e-200])
+def test_a_tiny_delta_is_left_to_renyi(delta):
+    found = epsilon(1.0, Poisson(0.01), 100, delta=delta)
+    by_renyi = epsilon_rdp(1.0, Poisson(0.01), 100, delta=delta)
+    assert found <= by_renyi
+    assert found == by_renyi or delta > 100 * 2e-16  # the convolution's rounding is paid for
+    assert found >= epsilon(1.0, Poisson(0.01), 100, delta=1e-12)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+@pytest.mark.parametrize("account", [epsilon, epsilon_rdp])
+def test_a_delta_that_is_no_delta(account, delta):
+    with pytest.raises(ValueError, match="delta"):
+        account(1.0, Poisson(0.01), 10, delta=delta)
+
+
+@pytest.mark.parametrize("account", [epsilon, epsilon_rdp])
+def test_noise_that_is_no_noise(account):
+    for z in (-1.0, math.nan):
+        with pytest.raises(ValueError, match="noise multiplier"):
+            account(z, Poisson(0.01), 10, delta=1e-5)
+
+
+def test_endless_noise_is_perfect_privacy():
+    assert epsilon(math.inf, Poisson(0.5), 10, delta=1e-5) == pytest.approx(0, abs=1e-6)

@@ -1,0 +1,74 @@
+"""The smallest thing that releases gradients: one weight, nobody's data, any plan."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tacit import Block, BoundedGradient, Budget, Ledger, Plan, Poisson, PrivateGradient, Relation
+from tacit.errors import BudgetExceeded
+from tacit.noise import NoiseSource
+from tacit.sampling.schemes import Unit
+
+torch.set_num_threads(1)
+
+ADD = Relation.ADD_OR_REMOVE_ONE
+REPLACE = Relation.REPLACE_ONE
+
+
+def one_weight() -> nn.Linear:
+    return nn.Linear(1, 1, bias=False)
+
+
+def gradient(plan: Plan, model: nn.Module, noise: NoiseSource | None = None) -> PrivateGradient:
+    """What `Mechanism.privatise` returns, for a sum that is zero."""
+    weight = model.weight
+    block = Block(("weight",), (weight,), (torch.zeros_like(weight),), bound=1.0)
+    bounded = BoundedGradient((block,), divisor=1.0, unit=plan.unit)
+    sensitivity = bounded.sensitivities(plan.relation)[0]
+    std = plan.noise_multiplier * sensitivity
+    return PrivateGradient(plan, bounded, (std,), noise or NoiseSource())
+
+
+def gaussian_plan(noise_multiplier: float = 10.0, steps: int | None = None, **more) -> Plan:
+    """Everybody takes part in every step: the plan that is quickest to account for."""
+    return Plan(Poisson(1.0), noise_multiplier, ADD, steps, **more)
+
+
+def release(ledger: Ledger, plan: Plan, count: int = 1) -> int:
+    """Release `count` steps; returns how many there were before the budget ended."""
+    model = one_weight()
+    for done in range(count):
+        try:
+            ledger.release(gradient(plan, model), into=model)
+        except BudgetExceeded:
+            return done
+    return count
+
+
+def charged(ledger_path, name: str | None = None) -> int:
+    """Steps charged on disk, read by a connection of its own."""
+    import sqlite3
+
+    with sqlite3.connect(ledger_path, timeout=60) as db:
+        where, values = ("", ()) if name is None else (" WHERE name = ?", (name,))
+        (total,) = db.execute(
+            f"SELECT COALESCE(SUM(charged), 0) FROM runs{where}", values
+        ).fetchone()
+    db.close()
+    return total
+
+
+ROOMY = Budget(epsilon=3.0, delta=1e-5)
+
+__all__ = [
+    "ADD",
+    "REPLACE",
+    "ROOMY",
+    "Unit",
+    "charged",
+    "gaussian_plan",
+    "gradient",
+    "one_weight",
+    "release",
+]
