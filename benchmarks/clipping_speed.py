@@ -3,7 +3,7 @@
 One process, one device, the same batch: plain training, Tacit's engines, Opacus flat and ghost
 (where it is installed). Blocks of steps of each kind alternate; times are medians over blocks, and
 memory is the peak of the GPU's allocator during a step (not measured on the CPU). A step is
-gradient, clipping, noise and optimizer; sampling and accounting are left out for everyone.
+gradient, clipping, noise and optimizer (for Tacit its ledger too); sampling is left out for all.
 
     python benchmarks/clipping_speed.py --device cuda --batch-sizes 64 256 1024 4096
 """
@@ -41,22 +41,22 @@ def plain(model: nn.Module, inputs: Tensor, targets: Tensor) -> Callable[[], Non
 
 
 def with_engine(engine: Engine) -> Callable[[nn.Module, Tensor, Tensor], Callable[[], None]]:
+    """The real thing: query, mechanism and a ledger in memory, always on the same batch."""
+
     def make(model: nn.Module, inputs: Tensor, targets: Tensor) -> Callable[[], None]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         query = tacit.PerSampleClip(MAX_NORM, engine=engine)
-        scheme = tacit.Poisson(0.5)
-        batch = tacit.batch_of(inputs, targets, divisor=len(inputs), scheme=scheme)
+        sampler = tacit.PoissonSampler(
+            (inputs, targets), sampling_rate=1e-3, expected_batch_size=len(inputs), steps=100_000
+        )
+        mechanism = tacit.Mechanism(query, sampler, NOISE)
+        ledger = tacit.Ledger(None, tacit.Budget(epsilon=20.0, delta=1e-5))
+        ledger.begin(mechanism.plan)
+        batch = tacit.batch_of(inputs, targets, divisor=len(inputs), scheme=sampler.scheme)
 
         def step() -> None:
-            bounded = query(model, F.cross_entropy, batch)
-            for block in bounded.blocks:
-                for parameter, total in zip(block.parameters, block.sums, strict=True):
-                    noise = torch.randn_like(total)
-                    parameter.grad = (
-                        total.add(noise, alpha=NOISE * MAX_NORM)
-                        .div_(len(inputs))
-                        .to(parameter.dtype)
-                    )
+            private = mechanism.privatise(model, F.cross_entropy, batch)
+            ledger.release(private, into=model)
             optimizer.step()
 
         return step

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tacit
+from tacit.queries import BookKeeping, PerRecord
 
 pytestmark = [
     pytest.mark.gpu,
@@ -77,3 +78,71 @@ def test_training_reaches_a_use(tmp_path) -> None:
     assert run.evaluate(data).accuracy > 0.5
     facts = tacit.save_run(run, tmp_path / "run", data)
     assert facts["peak_memory_bytes"] > 0
+
+
+CONVOLUTIONS = [
+    torch.nn.Conv2d(3, 32, 3, padding=1),
+    torch.nn.Conv2d(3, 40, (3, 5), stride=2, padding=(2, 1)),
+    torch.nn.Conv2d(3, 7, 3, dilation=2, bias=False),
+    torch.nn.Conv2d(3, 6, 4, groups=3),
+    torch.nn.Conv2d(3, 5, 3, padding=1, padding_mode="reflect"),
+    torch.nn.ConvTranspose2d(3, 5, 3, stride=2),
+]
+
+
+@pytest.mark.parametrize("first", CONVOLUTIONS, ids=str)
+@pytest.mark.parametrize("deep", [False, True])
+def test_book_keeping_is_exact(first: torch.nn.Module, deep: bool) -> None:
+    """Rows are kept for wide images and few filters, contracted for small ones and many."""
+    torch.manual_seed(0)
+    layers: list[torch.nn.Module] = [first, torch.nn.Tanh()]
+    if deep:
+        layers += [torch.nn.AdaptiveAvgPool2d(4), torch.nn.LazyConv2d(96, 3, padding=1)]
+        layers += [torch.nn.Tanh(), torch.nn.Conv2d(96, 130, 3, padding=1), torch.nn.Tanh()]
+    model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.LazyLinear(10)).cuda()
+    inputs = torch.randn(33, 3, 17, 15, device="cuda")
+    model(inputs)
+    targets = torch.randint(10, (33,), device="cuda")
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        for max_norm in (1e-2, 1e3):
+            batch = tacit.batch_of(inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5))
+            found = [
+                tacit.PerSampleClip(max_norm, engine=engine)(
+                    model, torch.nn.CrossEntropyLoss(), batch
+                )
+                for engine in (PerRecord(), BookKeeping())
+            ]
+            for slow, fast in zip(found[0].blocks[0].sums, found[1].blocks[0].sums, strict=True):
+                scale = float(slow.abs().max())
+                torch.testing.assert_close(fast, slow, rtol=1e-3, atol=1e-4 * scale)
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_a_record_adds_at_most_its_bound_in_any_precision(coarse: bool) -> None:
+    """One record alone: what reaches the sum has a norm of at most C, TensorFloat-32 or not."""
+    torch.manual_seed(0)
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = coarse
+    try:
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(16, 256, 3, padding=1), torch.nn.Flatten(), torch.nn.Linear(4096, 10)
+        ).cuda()
+        for scale in (1e-2, 1.0, 3.0):
+            for _ in range(20):
+                inputs = scale * torch.randn(1, 16, 4, 4, device="cuda")
+                batch = tacit.batch_of(
+                    inputs,
+                    torch.zeros(1, dtype=torch.long, device="cuda"),
+                    divisor=1.0,
+                    scheme=tacit.Poisson(0.5),
+                )
+                bounded = tacit.PerSampleClip(1e-3)(model, torch.nn.CrossEntropyLoss(), batch)
+                total = torch.cat([s.flatten() for s in bounded.blocks[0].sums])
+                assert total.norm() <= 1e-3
+                assert total.norm() >= 0.9e-3 or scale == 3.0  # a sure answer has no gradient
+    finally:
+        torch.backends.cudnn.allow_tf32 = before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -34,10 +34,27 @@ def clip_scale(norms_B: Tensor, max_norm: float, dtypes: Sequence[torch.dtype]) 
     return (max_norm * (1 - 16 * rounding) / norms_B.clamp_min(least)).clamp(max=1.0)
 
 
-def accumulator(parameter: Tensor) -> Tensor:
-    """Zeros to sum into, in float64: in float32 the roundings of a long sum pass the bound."""
-    dtype = torch.float32 if parameter.device.type == "mps" else torch.float64
-    return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+def accumulator(parameters: Iterable[Tensor]) -> Tensor:
+    """Zeros to sum all gradients into, in float64: roundings of a long float32 sum add up."""
+    every = list(parameters)
+    device = every[0].device if every else torch.device("cpu")
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return torch.zeros(sum(p.numel() for p in every), dtype=dtype, device=device)
+
+
+def flattened(
+    sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor], dtype: torch.dtype
+) -> Tensor:
+    """All sums as one vector, in the parameters' order; zeros for a parameter that has none.
+
+    One long vector instead of many small ones: a GPU is given few things to do, not hundreds.
+    """
+    parts = [
+        sums[name].reshape(-1) if name in sums else torch.zeros_like(p).reshape(-1)
+        for name, p in parameters.items()
+    ]
+    widest = max((part.dtype for part in parts), key=lambda d: torch.finfo(d).bits)
+    return torch.cat([part.detach().to(widest) for part in parts]).to(dtype)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

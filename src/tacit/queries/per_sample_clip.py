@@ -9,7 +9,7 @@ from torch import nn
 from tacit.batch import Batch
 from tacit.queries.blocks import Blocks, all_together, check_cover
 from tacit.queries.bounded_gradient import Block, BoundedGradient, Loss, trainable
-from tacit.queries.clipping import accumulator, as_norms
+from tacit.queries.clipping import accumulator, as_norms, flattened
 from tacit.queries.engines import BookKeeping, Engine
 from tacit.queries.record_mixing import refuse_mixing
 from tacit.sampling.schemes import Unit
@@ -45,11 +45,12 @@ class PerSampleClip:
         parameters = trainable(model)
         blocks = self.blocks_of(model)
         norms = self._norm_of_each(blocks)
-        sums = {name: accumulator(p) for name, p in parameters.items()}
+        total = accumulator(parameters.values())
         for piece in batch.physical():
             found = self.engine.clipped_sums(model, loss, parameters, blocks, norms, piece)
-            for name, part in found.items():
-                sums[name] += part
+            total += flattened(found, parameters, total.dtype)
+        pieces = total.split([p.numel() for p in parameters.values()])
+        sums = {n: t.view_as(p) for (n, p), t in zip(parameters.items(), pieces, strict=True)}
         return BoundedGradient(
             blocks=tuple(
                 Block(

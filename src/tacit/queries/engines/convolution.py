@@ -7,11 +7,14 @@ convolution input and output change places: the windows are those of the output 
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from tacit.queries.engines import convolution_triton
 from tacit.queries.engines.rows import Contracted, RecordGradients, Stacked, pieces
 
 
@@ -38,18 +41,25 @@ class _Kernel:
         self.transposed = isinstance(layer, _ConvTransposeNd)
         windowed, plain = (cotangent, inputs) if self.transposed else (inputs, cotangent)
         self.inputs, self.cotangent = inputs, cotangent
-        self.padded = _pad(layer, windowed)
+        self._windowed = windowed
         self.plain = plain
         self.batch = len(plain)
         self.positions = plain[0, 0].numel() if self.batch else 0
-        self.window = self.padded.shape[1] // layer.groups * layer.weight[0, 0].numel()
+        self.window = windowed.shape[1] // layer.groups * layer.weight[0, 0].numel()
         self.others = plain.shape[1] // layer.groups
+
+    @cached_property
+    def padded(self) -> Tensor:
+        return _pad(self.layer, self._windowed)
 
     def gradients(self) -> RecordGradients:
         """Rows where they are smaller than what they come from, else norms and a contraction."""
         row = self.window * self.others * self.layer.groups
-        kept_anyway = self.padded[0].numel() + self.plain[0].numel()
-        if row <= 2 * kept_anyway:
+        kept_anyway = self._windowed[0].numel() + self.plain[0].numel()
+        keep_rows = row <= 2 * kept_anyway
+        if self._fused():
+            return self._fused_gradients(keep_rows)
+        if keep_rows:
             return Stacked(self.rows())
         ghost_work = self.positions**2 * (self.window + self.others)
         rows_work = self.positions * self.window * self.others
@@ -58,6 +68,39 @@ class _Kernel:
         else:
             norms, reach = self._norms_of_rows()
         return Contracted(norms, reach, self._contract, self.rows, self._coarse())
+
+    def _fused(self) -> bool:
+        """Whether the GPU kernel can do this layer."""
+        layer = self.layer
+        return (
+            convolution_triton.AVAILABLE
+            and self.plain.is_cuda
+            and self.plain.dtype == torch.float32
+            and not self.transposed
+            and layer.groups == 1
+            and len(layer.kernel_size) < 3
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+        )
+
+    def _fused_gradients(self, keep_rows: bool) -> RecordGradients:
+        found, squares = convolution_triton.weight_gradients(
+            self.layer, self.inputs, self.cotangent, store=keep_rows
+        )
+        if found is not None:
+            return Stacked(found, squares)
+        return Contracted(squares, self._reach(), self._contract, self.rows, self._coarse())
+
+    def _reach(self) -> Tensor:
+        """Σ_t ‖a_t‖·‖b_t‖; a window's squared length is a convolution of squares with ones."""
+        layer = self.layer
+        mass = self.inputs.square().sum(dim=1, keepdim=True)
+        ones = mass.new_ones(1, 1, *layer.kernel_size)
+        convolve = F.conv1d if len(layer.kernel_size) == 1 else F.conv2d
+        lengths = convolve(mass, ones, None, layer.stride, layer.padding, layer.dilation)
+        products = lengths.clamp_min(0) * self.cotangent.square().sum(dim=1, keepdim=True)
+        # The convolution may have been rounded to 10 bits.
+        return products.sqrt().flatten(1).sum(dim=1) * (1 + 2.0**-9)
 
     def rows(self) -> Tensor:
         parts = self._parts()

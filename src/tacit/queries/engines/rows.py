@@ -29,8 +29,11 @@ class Stacked:
     """All rows, kept: nothing is computed twice, and the norm is of the very numbers added."""
 
     rows_BP: Tensor
+    squares_B: Tensor | None = None
 
     def squares(self) -> Tensor:
+        if self.squares_B is not None:
+            return self.squares_B
         return self.rows_BP.flatten(1).square().sum(dim=1)
 
     def total(self, scale_B: Tensor) -> Tensor:
