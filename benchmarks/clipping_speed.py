@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tacit
-from tacit.queries import BookKeeping, PerRecord
+from tacit.queries import BookKeeping, PerRecord, Replay
 from tacit.queries.engines import Engine
 
 MAX_NORM, NOISE = 0.1, 1.0
@@ -99,6 +99,7 @@ def opacus(mode: str) -> Callable[[nn.Module, Tensor, Tensor], Callable[[], None
 KINDS: dict[str, Callable[[nn.Module, Tensor, Tensor], Callable[[], None]]] = {
     "plain": plain,
     "tacit": with_engine(BookKeeping()),
+    "tacit replay": with_engine(Replay()),
     "tacit per record": with_engine(PerRecord()),
     "opacus flat": opacus("hooks"),
     "opacus ghost": opacus("ghost"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tacit
-from tacit.queries import BookKeeping, PerRecord
+from tacit.queries import BookKeeping, PerRecord, Replay
 
 pytestmark = [
     pytest.mark.gpu,
@@ -144,5 +144,35 @@ def test_a_record_adds_at_most_its_bound_in_any_precision(coarse: bool) -> None:
                 total = torch.cat([s.flatten() for s in bounded.blocks[0].sums])
                 assert total.norm() <= 1e-3
                 assert total.norm() >= 0.9e-3 or scale == 3.0  # a sure answer has no gradient
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def test_a_replayed_step_is_the_step_itself() -> None:
+    """Over several batches, two shapes, masks, changing weights and a record that is not finite."""
+    torch.manual_seed(0)
+    model = tacit.models.mnist_cnn().cuda()
+    data = records(300).to("cuda")
+    replay, plain = Replay(), BookKeeping()
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        for step in range(8):
+            if step == 5:
+                data.inputs[:40] = float("nan")
+            size = 64 if step % 2 else 96
+            rows = torch.randperm(300, device="cuda")[:size]
+            mask = torch.arange(size, device="cuda") < size - 10
+            batch = tacit.Batch(data, rows, 1.0, tacit.Poisson(0.5), mask=mask)
+            found = [
+                tacit.PerSampleClip(0.1, engine=engine)(model, tacit.losses.CrossEntropy(), batch)
+                for engine in (replay, plain)
+            ]
+            for fast, slow in zip(found[0].blocks[0].sums, found[1].blocks[0].sums, strict=True):
+                assert fast.isfinite().all()
+                torch.testing.assert_close(fast, slow, rtol=1e-3, atol=1e-5)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(0.01 * torch.randn_like(parameter))
     finally:
         torch.backends.cudnn.allow_tf32 = before

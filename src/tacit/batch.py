@@ -60,6 +60,9 @@ class Batch:
             groups=None if self.groups is None else self.groups[keep],
         )
 
+    def with_mask(self, mask: Tensor | None) -> Batch:
+        return replace(self, mask=mask)
+
     def first(self, count: int) -> Batch:
         """The first rows alone, all of them counted as records."""
         return replace(

@@ -2,7 +2,7 @@
 
 from tacit.queries.blocks import all_together, by_layer, by_parameter, by_prefix
 from tacit.queries.bounded_gradient import Block, BoundedGradient, GradientQuery, Loss
-from tacit.queries.engines import BookKeeping, PerRecord
+from tacit.queries.engines import BookKeeping, PerRecord, Replay
 from tacit.queries.per_sample_clip import PerSampleClip
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Loss",
     "PerRecord",
     "PerSampleClip",
+    "Replay",
     "all_together",
     "by_layer",
     "by_parameter",

@@ -27,6 +27,11 @@ def refuse_mixing(model: nn.Module) -> None:
                 "gradient is bounded; replace it by GroupNorm or LayerNorm, or keep it in "
                 "evaluation mode with statistics from public data"
             )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise MixesRecords(
+                f"{where} has max_norm, which rewrites the rows that records ask for without any "
+                "noise; build it without max_norm"
+            )
         if isinstance(module, _InstanceNorm) and module.training and module.track_running_stats:
             raise MixesRecords(
                 f"{where} keeps running statistics of the records it sees, which would be "

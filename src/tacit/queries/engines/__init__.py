@@ -10,6 +10,7 @@ from tacit.queries.blocks import Blocks
 from tacit.queries.bounded_gradient import Loss
 from tacit.queries.engines.book_keeping import BookKeeping
 from tacit.queries.engines.per_record import PerRecord
+from tacit.queries.engines.replay import Replay
 
 
 class Engine(Protocol):
@@ -29,4 +30,4 @@ class Engine(Protocol):
     ) -> dict[str, Tensor]: ...
 
 
-__all__ = ["BookKeeping", "Engine", "PerRecord"]
+__all__ = ["BookKeeping", "Engine", "PerRecord", "Replay"]

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from tacit.batch import Batch
 from tacit.errors import UnsupportedModule
 from tacit.queries.blocks import Blocks
 from tacit.queries.bounded_gradient import Loss
-from tacit.queries.clipping import clip_scale, wide_dtype
-from tacit.queries.engines.fallback import func_gradients
+from tacit.queries.clipping import clip_scale
+from tacit.queries.engines.fallback import func_gradients, say_once
+from tacit.queries.engines.precision import no_autocast, wide
+from tacit.queries.engines.record_losses import losses_of
 from tacit.queries.engines.rows import RecordGradients, Stacked
-from tacit.queries.engines.rules import rule_for
+from tacit.queries.engines.rules import record_gradients
 from tacit.queries.engines.self_check import check_once
-from tacit.queries.engines.tape import Tape
+from tacit.queries.engines.tape import Call, Tape
 
 
 class BookKeeping:
@@ -61,15 +60,37 @@ class BookKeeping:
     ) -> dict[str, Tensor]:
         if len(piece) == 0:
             return {}
+        sums, keep = self.sums_and_keep(model, loss, parameters, blocks, norms, piece)
+        # Asked last, so that a GPU has all of its work before somebody waits for the answer.
+        if not bool(keep.all()):
+            # Rare: run again without the records that are not finite, since 0 · NaN is NaN.
+            return self._clipped(model, loss, parameters, blocks, norms, piece.only(keep))
+        return sums
+
+    def sums_and_keep(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        parameters: dict[str, nn.Parameter],
+        blocks: Blocks,
+        norms: Sequence[float],
+        piece: Batch,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The clipped sums, and which records are finite: the sums are right if all are."""
         gradients = self._gradients(model, loss, parameters, piece)
+        with no_autocast(piece.indices.device):
+            return self._scaled(gradients, blocks, norms, piece)
+
+    @staticmethod
+    def _scaled(
+        gradients: dict[str, RecordGradients],
+        blocks: Blocks,
+        norms: Sequence[float],
+        piece: Batch,
+    ) -> tuple[dict[str, Tensor], Tensor]:
         if not gradients:
-            return {}
-        squares = {name: _wide(g.squares()) for name, g in gradients.items()}
-        if any(len(s) != len(piece) for s in squares.values()):
-            raise UnsupportedModule(
-                "a layer saw another number of rows than there are records; put the batch first, "
-                "or name engine=PerRecord()"
-            )
+            return {}, torch.ones_like(piece.indices, dtype=torch.bool)
+        squares = {name: wide(g.squares()) for name, g in gradients.items()}
         keep = torch.stack(list(squares.values())).sum(dim=0).isfinite()
         sums = {}
         for names, max_norm in zip(blocks, norms, strict=True):
@@ -82,11 +103,7 @@ class BookKeeping:
                 scale = scale * piece.mask
             for name in used:
                 sums[name] = gradients[name].total(scale)
-        # Asked last, so that a GPU has all of its work before somebody waits for the answer.
-        if not bool(keep.all()):
-            # Rare: run again without the records that are not finite, since 0 · NaN is NaN.
-            return self._clipped(model, loss, parameters, blocks, norms, piece.only(keep))
-        return sums
+        return sums, keep
 
     def _gradients(
         self, model: nn.Module, loss: Loss, parameters: dict[str, nn.Parameter], piece: Batch
@@ -95,22 +112,19 @@ class BookKeeping:
         owners = watched_modules(model, set(names))
         arrivals: dict[str, list[RecordGradients]] = {n: [] for n in parameters}
 
-        def on_arrival(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], grad: Tensor
-        ) -> None:
-            local = owners[module]
-            rule = rule_for(module)
-            if rule is not None and len(args) == 1 and not kwargs:
-                found = rule(module, set(local), _wide(args[0]), _wide(grad))
-            else:
-                _say_once(module)
-                found = func_gradients(module, set(local), args, kwargs, grad)
+        def on_arrival(call: Call) -> None:
+            local = owners[call.module]
+            with no_autocast(piece.indices.device):
+                found = record_gradients(call, set(local), len(piece))
+                if found is None:
+                    say_once(call.module)
+                    found = func_gradients(call, set(local), len(piece))
             for key, value in found.items():
                 name = names[id(local[key])]
                 shared = uses[name] > 1
                 arrivals[name].append(Stacked(value.rows()) if shared else value)
 
-        tape = Tape(model, list(owners), on_arrival)
+        tape = Tape(model, list(owners), len(piece), on_arrival)
         with tape.recording():
             outputs = model(piece.inputs)
             total = losses_of(loss, outputs, piece.targets).sum()
@@ -122,15 +136,6 @@ class BookKeeping:
             )
             tape.backward(total)
         return {name: _together(found) for name, found in arrivals.items() if found}
-
-
-def losses_of(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each record on its own, whatever its reduction over records."""
-
-    def of_one(output: Tensor, target: Tensor) -> Tensor:
-        return loss(output.unsqueeze(0), target.unsqueeze(0)).sum()
-
-    return vmap(of_one, randomness="different")(outputs, targets)
 
 
 def watched_modules(model: nn.Module, wanted: set[int]) -> dict[nn.Module, dict[str, nn.Parameter]]:
@@ -149,8 +154,14 @@ def watched_modules(model: nn.Module, wanted: set[int]) -> dict[nn.Module, dict[
     for module in model.modules():
         if module in inside:
             continue
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise UnsupportedModule(
+                f"{type(module).__name__} with max_norm rewrites the rows that records read, in "
+                "the forward pass and without noise; build it without max_norm"
+            )
         whole = isinstance(module, nn.MultiheadAttention)
-        own = {n: p for n, p in module.named_parameters(recurse=whole) if id(p) in wanted}
+        listed = module.named_parameters(recurse=whole, remove_duplicate=False)
+        own = {n: p for n, p in listed if id(p) in wanted}
         if own:
             owners[module] = own
     return owners
@@ -164,21 +175,3 @@ def _together(found: list[RecordGradients]) -> RecordGradients:
     for other in found[1:]:
         total = total + other.rows()
     return Stacked(total)
-
-
-_told: set[type[nn.Module]] = set()
-
-
-def _say_once(module: nn.Module) -> None:
-    if type(module) not in _told:
-        _told.add(type(module))
-        warnings.warn(
-            f"{type(module).__name__} has no rule for per-record gradients; torch.func runs it "
-            "a second time, which is exact and slower",
-            stacklevel=2,
-        )
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """Norms and sums are taken in at least float32; tokens stay what they are."""
-    return tensor.to(wide_dtype(tensor.dtype)) if tensor.is_floating_point() else tensor

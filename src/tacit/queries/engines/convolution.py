@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from tacit.queries.engines import convolution_triton
+from tacit.queries.engines.ghost import ghost_norms
 from tacit.queries.engines.rows import Contracted, RecordGradients, Stacked, pieces
 
 
@@ -63,11 +64,12 @@ class _Kernel:
             return Stacked(self.rows())
         ghost_work = self.positions**2 * (self.window + self.others)
         rows_work = self.positions * self.window * self.others
-        if ghost_work < rows_work:
-            norms, reach = self._ghost_norms()
-        else:
-            norms, reach = self._norms_of_rows()
-        return Contracted(norms, reach, self._contract, self.rows, self._coarse())
+        ghostly = ghost_work < rows_work
+        norms, reach = self._ghost_norms() if ghostly else self._norms_of_rows()
+        coarse = self._coarse()
+        # Ghost norms are never coarse; norms of rows are rounded as the rows were.
+        roundings = 2 if coarse and not ghostly else 1
+        return Contracted(norms, reach, self._contract, self.rows, coarse, roundings)
 
     def _fused(self) -> bool:
         """Whether the GPU kernel can do this layer."""
@@ -89,7 +91,9 @@ class _Kernel:
         )
         if found is not None:
             return Stacked(found, squares)
-        return Contracted(squares, self._reach(), self._contract, self.rows, self._coarse())
+        coarse = self._coarse()
+        roundings = 2 if coarse else 1
+        return Contracted(squares, self._reach(), self._contract, self.rows, coarse, roundings)
 
     def _reach(self) -> Tensor:
         """Σ_t ‖a_t‖·‖b_t‖; a window's squared length is a convolution of squares with ones."""
@@ -98,9 +102,11 @@ class _Kernel:
         ones = mass.new_ones(1, 1, *layer.kernel_size)
         convolve = F.conv1d if len(layer.kernel_size) == 1 else F.conv2d
         lengths = convolve(mass, ones, None, layer.stride, layer.padding, layer.dilation)
-        products = lengths.clamp_min(0) * self.cotangent.square().sum(dim=1, keepdim=True)
+        tiny = torch.finfo(mass.dtype).tiny  # squares may vanish; lengths must not
+        others = self.cotangent.square().sum(dim=1, keepdim=True) + self.others * tiny
+        products = (lengths.clamp_min(0) + self.window * tiny).sqrt() * others.sqrt()
         # The convolution may have been rounded to 10 bits.
-        return products.sqrt().flatten(1).sum(dim=1) * (1 + 2.0**-9)
+        return products.flatten(1).sum(dim=1) * (1 + 2.0**-8)
 
     def rows(self) -> Tensor:
         parts = self._parts()
@@ -120,19 +126,17 @@ class _Kernel:
         norms, reach = self.plain.new_empty(self.batch), self.plain.new_empty(self.batch)
         for part in self._parts():
             norms[part] = self._rows(part).flatten(1).square().sum(dim=1)
-            lengths = self._windows(part).square().sum(dim=3) * self._plain(part).square().sum(3)
-            reach[part] = lengths.sqrt().sum(dim=(1, 2))
+            tiny = torch.finfo(norms.dtype).tiny
+            windows = (self._windows(part).square().sum(dim=3) + self.window * tiny).sqrt()
+            others = (self._plain(part).square().sum(dim=3) + self.others * tiny).sqrt()
+            reach[part] = (windows * others).sum(dim=(1, 2))
         return norms, reach
 
     def _ghost_norms(self) -> tuple[Tensor, Tensor]:
-        """Σ over groups of Σ_{t,u} (a_t·a_u)(b_t·b_u); see `linear.ghost_norms`."""
+        """Σ over groups of Σ_{t,u} (a_t·a_u)(b_t·b_u), from above; see `ghost`."""
         norms, reach = self.plain.new_empty(self.batch), self.plain.new_empty(self.batch)
         for part in self._parts():
-            a, b = self._windows(part), self._plain(part)
-            gram_a, gram_b = a @ a.transpose(2, 3), b @ b.transpose(2, 3)
-            norms[part] = (gram_a * gram_b).sum(dim=(1, 2, 3))
-            diagonals = [g.diagonal(dim1=2, dim2=3).clamp_min(0) for g in (gram_a, gram_b)]
-            reach[part] = (diagonals[0] * diagonals[1]).sqrt().sum(dim=(1, 2))
+            norms[part], reach[part] = ghost_norms(self._windows(part), self._plain(part))
         return norms, reach
 
     def _contract(self, scale_B: Tensor) -> Tensor:

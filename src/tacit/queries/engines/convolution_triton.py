@@ -103,9 +103,10 @@ def weight_gradients(
     batch, channels, height, width = inputs.shape
     filters, out_height, out_width = cotangent.shape[1:]
     positions, window = out_height * out_width, channels * kernel[0] * kernel[1]
-    block_p = min(128, max(16, triton.next_power_of_2(filters)))
-    block_w = min(128 if block_p < 128 else 64, max(16, triton.next_power_of_2(window)))
-    block_t = min(32, max(16, triton.next_power_of_2(positions)))
+    # Square tiles did best on an H200, over the layers of two networks of 32 to 256 filters.
+    block_p = min(128, max(32, triton.next_power_of_2(filters)))
+    block_w = 64 if block_p == 128 and positions < 256 else block_p
+    block_t = 64 if block_p == 32 and positions >= 64 else 32
     tiles_across = triton.cdiv(window, block_w)
     num_tiles = tiles_across * triton.cdiv(filters, block_p)
     squares = inputs.new_empty(batch, num_tiles)
@@ -135,6 +136,7 @@ def weight_gradients(
         BLOCK_P=block_p,
         BLOCK_W=block_w,
         BLOCK_T=block_t,
-        num_warps=8 if block_p * block_w >= 8192 else 4,
+        num_warps=8 if block_p == 128 else 4,
+        num_stages=3 if positions >= 256 else 2,
     )
     return rows, squares.sum(dim=1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tacit.queries.engines.ghost import depth, gram, lengths, safe_squares
 from tacit.queries.engines.rows import Contracted, RecordGradients, pieces
 
 
 def embedding_gradients(
     layer: nn.Embedding, wanted: set[str], inputs: Tensor, cotangent: Tensor
 ) -> dict[str, RecordGradients]:
-    """‖∂/∂E‖² = Σ_{t,u: v_t = v_u} b_t·b_u: no table a record is ever made for the norm."""
     if "weight" not in wanted:
         return {}
     batch = len(inputs)
@@ -19,21 +19,31 @@ def embedding_gradients(
     b_BTP = cotangent.reshape(batch, tokens_BT.shape[1], -1)
     if layer.padding_idx is not None:
         b_BTP = b_BTP.masked_fill((tokens_BT == layer.padding_idx)[..., None], 0.0)
+    return {"weight": table_gradients(layer.weight, tokens_BT, b_BTP)}
+
+
+def table_gradients(weight: Tensor, tokens_BT: Tensor, b_BTP: Tensor) -> RecordGradients:
+    """‖∂/∂E‖² = Σ_{t,u: v_t = v_u} b_t·b_u: no table a record is ever made for the norm."""
+    batch, positions, width = b_BTP.shape
     norms, reach = b_BTP.new_empty(batch), b_BTP.new_empty(batch)
-    for part in pieces(batch, 2 * tokens_BT.shape[1] ** 2):
+    for part in pieces(batch, 4 * positions**2):
         same = tokens_BT[part][:, :, None] == tokens_BT[part][:, None, :]
-        gram = b_BTP[part] @ b_BTP[part].transpose(1, 2)
-        norms[part] = (gram * same).sum(dim=(1, 2))
-        reach[part] = gram.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().sum(dim=1)
+        inner = gram(b_BTP[part])
+        length = lengths(inner, width)
+        # Only positions that read the same row meet: R² = Σ_{t,u: v_t = v_u} ‖b_t‖·‖b_u‖.
+        together = length[:, :, None] * length[:, None, :] * same
+        reach[part] = together.sum(dim=(1, 2)).sqrt()
+        squares = (inner * same).sum(dim=(1, 2))
+        norms[part] = safe_squares(squares, reach[part], depth(width), positions)
 
     def contract(scale_B: Tensor) -> Tensor:
         scaled = b_BTP * scale_B.to(b_BTP.dtype)[:, None, None]
-        table = torch.zeros_like(layer.weight, requires_grad=False)
-        return table.index_add_(0, tokens_BT.flatten(), scaled.flatten(0, 1).to(table.dtype))
+        table = torch.zeros_like(weight, dtype=b_BTP.dtype, requires_grad=False)
+        return table.index_add_(0, tokens_BT.flatten(), scaled.flatten(0, 1))
 
     def make_rows() -> Tensor:
-        tables = b_BTP.new_zeros(batch, layer.num_embeddings, layer.embedding_dim)
+        tables = b_BTP.new_zeros(batch, *weight.shape)
         index = tokens_BT[..., None].expand_as(b_BTP)
         return tables.scatter_add_(1, index, b_BTP)
 
-    return {"weight": Contracted(norms, reach, contract, make_rows)}
+    return Contracted(norms, reach, contract, make_rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tacit.queries.engines.ghost import ghost_norms, product_squares
 from tacit.queries.engines.rows import Contracted, RecordGradients, Stacked, pieces
 
 
@@ -24,11 +25,8 @@ def linear_gradients(
 
 
 def outer_products(a_BTD: Tensor, b_BTP: Tensor) -> RecordGradients:
-    """Σ_t b_t a_tᵀ of each record, as rows or by the ghost norm, whichever is cheaper.
-
-    ‖Σ_t b_t a_tᵀ‖² = Σ_{t,u} (a_t·a_u)(b_t·b_u)  [Li 2022]: 2T² numbers instead of P·D.
-    """
-    _, positions, width_in = a_BTD.shape
+    """Σ_t b_t a_tᵀ of each record, as rows or by the ghost norm, whichever is cheaper."""
+    batch, positions, width_in = a_BTD.shape
     width_out = b_BTP.shape[-1]
 
     def make_rows() -> Tensor:
@@ -39,26 +37,15 @@ def outer_products(a_BTD: Tensor, b_BTP: Tensor) -> RecordGradients:
         return scaled.flatten(0, 1).T @ a_BTD.flatten(0, 1)
 
     if positions == 1:
-        product = a_BTD.square().sum(dim=(1, 2)) * b_BTP.square().sum(dim=(1, 2))
+        product = product_squares(a_BTD[:, 0], b_BTP[:, 0])
         return Contracted(product, product.sqrt(), contract, make_rows, _coarse(a_BTD))
     # Rows that are not much larger than what they come from are kept: no second contraction.
     if width_in * width_out <= 2 * positions * (width_in + width_out):
         return Stacked(make_rows())
-    norms, reach = ghost_norms(a_BTD, b_BTP)
-    return Contracted(norms, reach, contract, make_rows, _coarse(a_BTD))
-
-
-def ghost_norms(a_BTD: Tensor, b_BTP: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_{t,u} (a_t·a_u)(b_t·b_u), and the reach Σ_t ‖a_t‖‖b_t‖, of each record."""
-    batch, positions, _ = a_BTD.shape
     norms, reach = a_BTD.new_empty(batch), a_BTD.new_empty(batch)
-    for part in pieces(batch, 2 * positions**2):
-        gram_a = a_BTD[part] @ a_BTD[part].transpose(1, 2)
-        gram_b = b_BTP[part] @ b_BTP[part].transpose(1, 2)
-        norms[part] = (gram_a * gram_b).sum(dim=(1, 2))
-        diagonals = [g.diagonal(dim1=1, dim2=2).clamp_min(0) for g in (gram_a, gram_b)]
-        reach[part] = (diagonals[0] * diagonals[1]).sqrt().sum(dim=1)
-    return norms, reach
+    for part in pieces(batch, 3 * positions**2):
+        norms[part], reach[part] = ghost_norms(a_BTD[part], b_BTP[part])
+    return Contracted(norms, reach, contract, make_rows, _coarse(a_BTD))
 
 
 def _coarse(tensor: Tensor) -> bool:

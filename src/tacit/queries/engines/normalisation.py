@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tacit.queries.engines.precision import wide
 from tacit.queries.engines.rows import RecordGradients, Stacked
 
 
@@ -37,6 +38,20 @@ def instance_norm_gradients(
     cotangent: Tensor,
 ) -> dict[str, RecordGradients]:
     normalised = F.instance_norm(inputs, eps=layer.eps)
+    return _per_channel(wanted, normalised, cotangent)
+
+
+def batch_norm_gradients(
+    layer: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d,
+    wanted: set[str],
+    inputs: Tensor,
+    cotangent: Tensor,
+) -> dict[str, RecordGradients]:
+    """Only in evaluation mode, where x̂ = (x − μ)/√(σ² + ε) with constants μ and σ²."""
+    mean, variance = layer.running_mean, layer.running_var
+    assert mean is not None
+    assert variance is not None
+    normalised = F.batch_norm(inputs, wide(mean), wide(variance), eps=layer.eps)
     return _per_channel(wanted, normalised, cotangent)
 
 

@@ -34,10 +34,10 @@ class Stacked:
     def squares(self) -> Tensor:
         if self.squares_B is not None:
             return self.squares_B
-        return self.rows_BP.flatten(1).square().sum(dim=1)
+        return self.rows_BP.reshape(len(self.rows_BP), -1).square().sum(dim=1)
 
     def total(self, scale_B: Tensor) -> Tensor:
-        flat = self.rows_BP.flatten(1)
+        flat = self.rows_BP.reshape(len(self.rows_BP), -1)
         return (scale_B.to(flat.dtype) @ flat).reshape(self.rows_BP.shape[1:])
 
     def rows(self) -> Tensor:
@@ -51,7 +51,8 @@ class Contracted:
     A record's share of that contraction is not the vector whose norm was taken: both were
     rounded. With S = Σ_t ‖a_t‖·‖b_t‖ over its positions t, the rounding of the squared norm is at
     most γ·S² and that of the share at most τ·S, so ‖share‖ ≤ √(norm² + γ·S²) + τ·S, which is what
-    `squares` gives. γ and τ are the unit roundings of the arithmetic used, times a safety factor.
+    `squares` gives. TensorFloat-32 cuts each factor of a product to 10 bits, so there τ = 2·2⁻¹⁰,
+    once for the share and once more (`roundings`) where the norm is of rows made the same way.
     """
 
     norm_squares_B: Tensor
@@ -59,12 +60,12 @@ class Contracted:
     contract: Callable[[Tensor], Tensor]
     make_rows: Callable[[], Tensor]
     coarse: bool = False
+    roundings: int = 1
 
     def squares(self) -> Tensor:
         rounding = torch.finfo(self.norm_squares_B.dtype).eps
         gamma = 8 * rounding
-        # TensorFloat-32 keeps 10 bits of each factor.
-        tau = 2.0**-10 if self.coarse else 8 * rounding
+        tau = self.roundings * (2.0**-9 if self.coarse else 8 * rounding)
         upper = (self.norm_squares_B.clamp_min(0) + gamma * self.reach_B.square()).sqrt()
         return (upper + tau * self.reach_B).square()
 

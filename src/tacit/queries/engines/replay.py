@@ -1,0 +1,120 @@
+"""Book-keeping as one CUDA graph: a step of hundreds of small launches becomes one.
+
+At a thousand records a GPU finishes each layer sooner than Python can ask for the next. Recorded
+once a batch shape, the whole of forward, backward, norms and contraction is asked for at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.batch import Batch, batch_of
+from tacit.queries.blocks import Blocks
+from tacit.queries.bounded_gradient import Loss
+from tacit.queries.engines.book_keeping import BookKeeping
+
+
+@dataclass
+class _Recording:
+    """A graph, the tensors it reads, and the tensors it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor
+    targets: Tensor
+    mask: Tensor | None
+    sums: dict[str, Tensor]
+    keep: Tensor
+
+
+class Replay:
+    """Records `BookKeeping` for each batch shape and replays it; off a GPU it is `BookKeeping`.
+
+    The sums are the same. Give it few shapes: `PoissonSampler(..., pad_to=32)` or `padded=True`.
+    The model must not change its structure, its training mode or its parameters' places between
+    steps without a new recording; all of these are part of a recording's key. Control flow that
+    depends on the data cannot be recorded: use `BookKeeping` for such a model.
+    """
+
+    def __init__(self, engine: BookKeeping | None = None) -> None:
+        self.engine = engine or BookKeeping()
+        self._recordings: dict[Hashable, _Recording] = {}
+        self._pool: Any = None
+
+    def clipped_sums(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        parameters: dict[str, nn.Parameter],
+        blocks: Blocks,
+        norms: Sequence[float],
+        piece: Batch,
+    ) -> dict[str, Tensor]:
+        if not piece.indices.is_cuda or len(piece) == 0:
+            return self.engine.clipped_sums(model, loss, parameters, blocks, norms, piece)
+        key = self._key(model, loss, parameters, blocks, norms, piece)
+        recording = self._recordings.get(key)
+        if recording is None:
+            # The first time is run as it is, which also compiles kernels and checks the model.
+            found = self.engine.clipped_sums(model, loss, parameters, blocks, norms, piece)
+            self._recordings[key] = self._record(model, loss, parameters, blocks, norms, piece)
+            return found
+        recording.inputs.copy_(piece.inputs)
+        recording.targets.copy_(piece.targets)
+        if recording.mask is not None and piece.mask is not None:
+            recording.mask.copy_(piece.mask)
+        recording.graph.replay()
+        # The next replay overwrites its sums; the caller adds them up before that.
+        if not bool(recording.keep.all()):
+            return self.engine.clipped_sums(model, loss, parameters, blocks, norms, piece)
+        return recording.sums
+
+    def _record(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        parameters: dict[str, nn.Parameter],
+        blocks: Blocks,
+        norms: Sequence[float],
+        piece: Batch,
+    ) -> _Recording:
+        inputs, targets = piece.inputs.clone(), piece.targets.clone()
+        mask = None if piece.mask is None else piece.mask.clone()
+
+        def run() -> tuple[dict[str, Tensor], Tensor]:
+            still = batch_of(inputs, targets, divisor=piece.divisor, scheme=piece.scheme)
+            return self.engine.sums_and_keep(
+                model, loss, parameters, blocks, norms, still.with_mask(mask)
+            )
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            sums, keep = run()
+        self._pool = graph.pool()  # recordings take turns, so they may share their memory
+        return _Recording(graph, inputs, targets, mask, sums, keep)
+
+    @staticmethod
+    def _key(
+        model: nn.Module,
+        loss: Loss,
+        parameters: dict[str, nn.Parameter],
+        blocks: Blocks,
+        norms: Sequence[float],
+        piece: Batch,
+    ) -> Hashable:
+        shape = (len(piece), piece.records.shape, piece.records.inputs.dtype, piece.mask is None)
+        places = tuple(p.data_ptr() for p in model.parameters())
+        modes = tuple(module.training for module in model.modules())
+        return (
+            id(model), id(loss), tuple(parameters), blocks, tuple(norms), shape, places, modes,
+        )  # fmt: skip
