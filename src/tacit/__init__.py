@@ -25,9 +25,12 @@ from tacit.noise import GlobalNoise, OptimisedNoise, PerLayerNoise
 from tacit.private_gradient import PrivateGradient
 from tacit.queries import (
     Block,
+    BookKeeping,
     BoundedGradient,
     GradientQuery,
+    PerRecord,
     PerSampleClip,
+    Replay,
     by_layer,
     by_parameter,
     by_prefix,
@@ -48,6 +51,7 @@ from tacit.training import Callback, MovingAverage, Run, Trainer, evaluate
 __all__ = [
     "Batch",
     "Block",
+    "BookKeeping",
     "BoundedGradient",
     "Budget",
     "BudgetExceeded",
@@ -63,6 +67,7 @@ __all__ = [
     "MovingAverage",
     "OptimisedNoise",
     "PerLayerNoise",
+    "PerRecord",
     "PerSampleClip",
     "Plan",
     "Poisson",
@@ -70,6 +75,7 @@ __all__ = [
     "PrivateGradient",
     "Records",
     "Relation",
+    "Replay",
     "Run",
     "ShuffleSampler",
     "ShuffledEpochs",
