@@ -10,7 +10,7 @@ from tacit.batch import Batch
 from tacit.queries.blocks import Blocks, all_together, check_cover
 from tacit.queries.bounded_gradient import Block, BoundedGradient, Loss, trainable
 from tacit.queries.clipping import accumulator, as_norms, flattened
-from tacit.queries.engines import BookKeeping, Engine
+from tacit.queries.engines import BookKeeping, Engine, Task
 from tacit.queries.record_mixing import refuse_mixing
 from tacit.sampling.schemes import Unit
 
@@ -45,9 +45,10 @@ class PerSampleClip:
         parameters = trainable(model)
         blocks = self.blocks_of(model)
         norms = self._norm_of_each(blocks)
+        task = Task(model, loss, parameters, blocks, norms)
         total = accumulator(parameters.values())
         for piece in batch.physical():
-            found = self.engine.clipped_sums(model, loss, parameters, blocks, norms, piece)
+            found = self.engine.clipped_sums(task, piece)
             total += flattened(found, parameters, total.dtype)
         pieces = total.split([p.numel() for p in parameters.values()])
         sums = {n: t.view_as(p) for (n, p), t in zip(parameters.items(), pieces, strict=True)}

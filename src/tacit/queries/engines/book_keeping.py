@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from tacit.batch import Batch
 from tacit.errors import UnsupportedModule
-from tacit.queries.blocks import Blocks
-from tacit.queries.bounded_gradient import Loss
 from tacit.queries.clipping import clip_scale
 from tacit.queries.engines.fallback import func_gradients, say_once
 from tacit.queries.engines.precision import no_autocast, wide
@@ -20,6 +18,7 @@ from tacit.queries.engines.rows import RecordGradients, Stacked
 from tacit.queries.engines.rules import record_gradients
 from tacit.queries.engines.self_check import check_once
 from tacit.queries.engines.tape import Call, Tape
+from tacit.queries.engines.task import Task
 
 
 class BookKeeping:
@@ -30,70 +29,43 @@ class BookKeeping:
     clipped sum is one contraction a layer. Modules without a rule go through `torch.func` alone.
     """
 
-    def clipped_sums(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        parameters: dict[str, nn.Parameter],
-        blocks: Blocks,
-        norms: Sequence[float],
-        piece: Batch,
-    ) -> dict[str, Tensor]:
+    def clipped_sums(self, task: Task, piece: Batch) -> dict[str, Tensor]:
         if len(piece) == 0:
             return {}
-        everything = (tuple(parameters),)
 
         def clipped(pair: Batch, max_norm: float) -> dict[str, Tensor]:
-            return self._clipped(model, loss, parameters, everything, (max_norm,), pair)
+            together = replace(task, blocks=(tuple(task.parameters),), norms=(max_norm,))
+            return self._clipped(together, pair)
 
-        check_once(model, loss, parameters, piece, clipped)
-        return self._clipped(model, loss, parameters, blocks, norms, piece)
+        check_once(task.model, task.loss, task.parameters, piece, clipped)
+        return self._clipped(task, piece)
 
-    def _clipped(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        parameters: dict[str, nn.Parameter],
-        blocks: Blocks,
-        norms: Sequence[float],
-        piece: Batch,
-    ) -> dict[str, Tensor]:
+    def _clipped(self, task: Task, piece: Batch) -> dict[str, Tensor]:
         if len(piece) == 0:
             return {}
-        sums, keep = self.sums_and_keep(model, loss, parameters, blocks, norms, piece)
+        sums, keep = self.sums_and_keep(task, piece)
         # Asked last, so that a GPU has all of its work before somebody waits for the answer.
         if not bool(keep.all()):
             # Rare: run again without the records that are not finite, since 0 · NaN is NaN.
-            return self._clipped(model, loss, parameters, blocks, norms, piece.only(keep))
+            return self._clipped(task, piece.only(keep))
         return sums
 
-    def sums_and_keep(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        parameters: dict[str, nn.Parameter],
-        blocks: Blocks,
-        norms: Sequence[float],
-        piece: Batch,
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def sums_and_keep(self, task: Task, piece: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """The clipped sums, and which records are finite: the sums are right if all are."""
-        gradients = self._gradients(model, loss, parameters, piece)
+        gradients = self._gradients(task, piece)
         with no_autocast(piece.indices.device):
-            return self._scaled(gradients, blocks, norms, piece)
+            return self._scaled(gradients, task, piece)
 
     @staticmethod
     def _scaled(
-        gradients: dict[str, RecordGradients],
-        blocks: Blocks,
-        norms: Sequence[float],
-        piece: Batch,
+        gradients: dict[str, RecordGradients], task: Task, piece: Batch
     ) -> tuple[dict[str, Tensor], Tensor]:
         if not gradients:
             return {}, torch.ones_like(piece.indices, dtype=torch.bool)
         squares = {name: wide(g.squares()) for name, g in gradients.items()}
         keep = torch.stack(list(squares.values())).sum(dim=0).isfinite()
         sums = {}
-        for names, max_norm in zip(blocks, norms, strict=True):
+        for names, max_norm in zip(task.blocks, task.norms, strict=True):
             used = [n for n in names if n in squares]
             if not used:
                 continue
@@ -105,9 +77,8 @@ class BookKeeping:
                 sums[name] = gradients[name].total(scale)
         return sums, keep
 
-    def _gradients(
-        self, model: nn.Module, loss: Loss, parameters: dict[str, nn.Parameter], piece: Batch
-    ) -> dict[str, RecordGradients]:
+    def _gradients(self, task: Task, piece: Batch) -> dict[str, RecordGradients]:
+        model, parameters = task.model, task.parameters
         names = {id(p): n for n, p in parameters.items()}
         owners = watched_modules(model, set(names))
         arrivals: dict[str, list[RecordGradients]] = {n: [] for n in parameters}
@@ -127,7 +98,7 @@ class BookKeeping:
         tape = Tape(model, list(owners), len(piece), on_arrival)
         with tape.recording():
             outputs = model(piece.inputs)
-            total = losses_of(loss, outputs, piece.targets).sum()
+            total = losses_of(task.loss, outputs, piece.targets).sum()
             uses = Counter(
                 names[id(p)]
                 for module, count in tape.calls.items()

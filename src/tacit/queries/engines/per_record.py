@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from tacit.batch import Batch
-from tacit.queries.blocks import Blocks
-from tacit.queries.bounded_gradient import Loss
 from tacit.queries.clipping import clip_scale, wide_dtype
+from tacit.queries.engines.task import Task
 
 
 class PerRecord:
@@ -23,33 +20,24 @@ class PerRecord:
     def __init__(self, chunk_size: int | None = None) -> None:
         self.chunk_size = chunk_size
 
-    def clipped_sums(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        parameters: dict[str, nn.Parameter],
-        blocks: Blocks,
-        norms: Sequence[float],
-        piece: Batch,
-    ) -> dict[str, Tensor]:
-        grads = self._gradients(model, loss, parameters, piece)
+    def clipped_sums(self, task: Task, piece: Batch) -> dict[str, Tensor]:
+        grads = self._gradients(task, piece)
         squares = {n: _squares(g) for n, g in grads.items()}
         # One record, one verdict: what is not finite in any block counts in none.
         keep = torch.stack(list(squares.values())).sum(dim=0).isfinite()
         if piece.mask is not None:
             keep = keep & piece.mask
         sums = {}
-        for names, max_norm in zip(blocks, norms, strict=True):
+        for names, max_norm in zip(task.blocks, task.norms, strict=True):
             norms_B = torch.stack([squares[n] for n in names]).sum(dim=0).sqrt()
             scale = clip_scale(norms_B, max_norm, [grads[n].dtype for n in names])
             for name in names:
                 sums[name] = _scaled_sum(grads[name], scale, keep)
         return sums
 
-    def _gradients(
-        self, model: nn.Module, loss: Loss, parameters: dict[str, nn.Parameter], piece: Batch
-    ) -> dict[str, Tensor]:
+    def _gradients(self, task: Task, piece: Batch) -> dict[str, Tensor]:
         """Each record's gradient, as a row of each parameter's stack."""
+        model, loss, parameters = task.model, task.loss, task.parameters
         fixed = {n: p.detach() for n, p in model.named_parameters() if n not in parameters}
         fixed |= {n: b for n, b in model.named_buffers()}
         inputs, targets = piece.inputs, piece.targets

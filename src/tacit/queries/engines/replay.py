@@ -6,23 +6,26 @@ once a batch shape, the whole of forward, backward, norms and contraction is ask
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tacit.batch import Batch, batch_of
-from tacit.queries.blocks import Blocks
-from tacit.queries.bounded_gradient import Loss
 from tacit.queries.engines.book_keeping import BookKeeping
+from tacit.queries.engines.task import Task
 
 
 @dataclass
 class _Recording:
-    """A graph, the tensors it reads, and the tensors it writes."""
+    """A graph, the tensors it reads, and the tensors it writes.
 
+    It holds on to its task, so that no other model or loss can come to have the same id.
+    """
+
+    task: Task
     graph: torch.cuda.CUDAGraph
     inputs: Tensor
     targets: Tensor
@@ -45,23 +48,15 @@ class Replay:
         self._recordings: dict[Hashable, _Recording] = {}
         self._pool: Any = None
 
-    def clipped_sums(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        parameters: dict[str, nn.Parameter],
-        blocks: Blocks,
-        norms: Sequence[float],
-        piece: Batch,
-    ) -> dict[str, Tensor]:
+    def clipped_sums(self, task: Task, piece: Batch) -> dict[str, Tensor]:
         if not piece.indices.is_cuda or len(piece) == 0:
-            return self.engine.clipped_sums(model, loss, parameters, blocks, norms, piece)
-        key = self._key(model, loss, parameters, blocks, norms, piece)
+            return self.engine.clipped_sums(task, piece)
+        key = self._key(task, piece)
         recording = self._recordings.get(key)
         if recording is None:
             # The first time is run as it is, which also compiles kernels and checks the model.
-            found = self.engine.clipped_sums(model, loss, parameters, blocks, norms, piece)
-            self._recordings[key] = self._record(model, loss, parameters, blocks, norms, piece)
+            found = self.engine.clipped_sums(task, piece)
+            self._recordings[key] = self._record(task, piece)
             return found
         recording.inputs.copy_(piece.inputs)
         recording.targets.copy_(piece.targets)
@@ -70,26 +65,16 @@ class Replay:
         recording.graph.replay()
         # The next replay overwrites its sums; the caller adds them up before that.
         if not bool(recording.keep.all()):
-            return self.engine.clipped_sums(model, loss, parameters, blocks, norms, piece)
+            return self.engine.clipped_sums(task, piece)
         return recording.sums
 
-    def _record(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        parameters: dict[str, nn.Parameter],
-        blocks: Blocks,
-        norms: Sequence[float],
-        piece: Batch,
-    ) -> _Recording:
+    def _record(self, task: Task, piece: Batch) -> _Recording:
         inputs, targets = piece.inputs.clone(), piece.targets.clone()
         mask = None if piece.mask is None else piece.mask.clone()
 
         def run() -> tuple[dict[str, Tensor], Tensor]:
             still = batch_of(inputs, targets, divisor=piece.divisor, scheme=piece.scheme)
-            return self.engine.sums_and_keep(
-                model, loss, parameters, blocks, norms, still.with_mask(mask)
-            )
+            return self.engine.sums_and_keep(task, still.with_mask(mask))
 
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -101,20 +86,14 @@ class Replay:
         with torch.cuda.graph(graph, pool=self._pool):
             sums, keep = run()
         self._pool = graph.pool()  # recordings take turns, so they may share their memory
-        return _Recording(graph, inputs, targets, mask, sums, keep)
+        return _Recording(task, graph, inputs, targets, mask, sums, keep)
 
     @staticmethod
-    def _key(
-        model: nn.Module,
-        loss: Loss,
-        parameters: dict[str, nn.Parameter],
-        blocks: Blocks,
-        norms: Sequence[float],
-        piece: Batch,
-    ) -> Hashable:
+    def _key(task: Task, piece: Batch) -> Hashable:
         shape = (len(piece), piece.records.shape, piece.records.inputs.dtype, piece.mask is None)
-        places = tuple(p.data_ptr() for p in model.parameters())
-        modes = tuple(module.training for module in model.modules())
-        return (
-            id(model), id(loss), tuple(parameters), blocks, tuple(norms), shape, places, modes,
-        )  # fmt: skip
+        tensors = (*task.model.parameters(), *task.model.buffers())
+        places = tuple(tensor.data_ptr() for tensor in tensors)
+        modes = tuple(module.training for module in task.model.modules())
+        modes += (torch.backends.cudnn.allow_tf32, torch.is_autocast_enabled("cuda"))
+        asked = (id(task.model), id(task.loss), tuple(task.parameters), task.blocks, task.norms)
+        return asked, shape, places, modes
