@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from tacit.sampling.schemes import Scheme
 
 
+class Draw:
+    """One draw of a sampler, and whether a gradient of it was released.
+
+    Steps are accounted as independent draws. Two releases of one draw are not: whoever was drawn
+    is in both, so the second would be charged for an amplification that it does not have.
+    """
+
+    def __init__(self) -> None:
+        self.released = False
+
+
 @dataclass(frozen=True)
 class Batch:
     """The records of one step.
@@ -24,7 +35,8 @@ class Batch:
     `groups` numbers the mini-set of each row where records are drawn in sets.
     `max_physical` bounds how many rows are gathered at once; the result does not depend on it.
     `occasion` names the shuffled epoch that the batch is a part of: within one, a record takes
-    part once, and all its batches together are one event.
+    part once, and all its batches together are one event. `drawn` is set by samplers: a batch's
+    gradient is released once.
     """
 
     records: Records
@@ -35,6 +47,7 @@ class Batch:
     groups: Tensor | None = None
     max_physical: int | None = None
     occasion: Hashable | None = None
+    drawn: Draw | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -98,7 +111,10 @@ def batch_of(
     scheme: Scheme,
     max_physical: int | None = None,
 ) -> Batch:
-    """A batch from tensors, for those who sample on their own. The scheme is what is accounted."""
+    """A batch from tensors, for those who sample on their own. The scheme is what is accounted.
+
+    Every release must then be of a draw of its own; nothing here can check that.
+    """
     records = Records(inputs, targets)
     indices = torch.arange(len(inputs), device=inputs.device)
     return Batch(records, indices, divisor, scheme, max_physical=max_physical)

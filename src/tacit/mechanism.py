@@ -66,4 +66,4 @@ class Mechanism:
                 f"{type(self.allocation).__name__} gives a joint noise multiplier of {joint}, less "
                 f"than the {z} that is accounted for; see Allocation for the formula"
             )
-        return PrivateGradient(self.plan, bounded, stds, self._noise, batch.occasion)
+        return PrivateGradient(self.plan, bounded, stds, self._noise, batch)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from tacit.errors import PlanChanged
 from tacit.noise import NoiseSource
 from tacit.queries.bounded_gradient import BoundedGradient
 
 if TYPE_CHECKING:
     from tacit.accounting.plan import Plan
+    from tacit.batch import Batch
 
 
 class PrivateGradient:
@@ -28,10 +30,13 @@ class PrivateGradient:
         bounded: BoundedGradient,
         stds: Sequence[float],
         noise: NoiseSource,
-        occasion: Hashable | None = None,
+        batch: Batch | None = None,
     ) -> None:
         self.plan = plan
-        self.occasion = occasion
+        self.drawn = None if batch is None else batch.drawn
+        # Only within a shuffled epoch, and only for a sampler's own draw, are steps one event.
+        whole_epochs = plan.scheme.steps_within(1) > 1 and self.drawn is not None
+        self.occasion = batch.occasion if batch is not None and whole_epochs else None
         self.stds = tuple(stds)
         self.divisor = bounded.divisor
         self._bounded: BoundedGradient | None = bounded
@@ -44,6 +49,11 @@ class PrivateGradient:
         """
         if self._bounded is None:
             raise RuntimeError("this gradient was released already; noise is drawn once")
+        if self.drawn is not None and self.drawn.released:
+            raise PlanChanged(
+                "a gradient of this batch was released already, and a second one would be charged "
+                "as another draw, which it is not; take the next batch of the sampler"
+            )
         own = {id(p): p for p in model.parameters()}
         for block in self._bounded.blocks:
             for parameter in block.parameters:
@@ -55,6 +65,8 @@ class PrivateGradient:
         """Draw the noise and set `.grad`. For the ledger alone: nobody else has charged."""
         for parameter in self.uncovered(model):
             parameter.grad = None  # a gradient from elsewhere would be one that nobody paid for
+        if self.drawn is not None:
+            self.drawn.released = True
         bounded, self._bounded = self._bounded, None
         assert bounded is not None
         for block, std in zip(bounded.blocks, self.stds, strict=True):

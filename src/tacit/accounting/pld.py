@@ -44,7 +44,8 @@ class Precision:
     """How fine the grid is: points over one step's reach, and over its standard deviation.
 
     Any grid gives a valid upper bound of δ. The relative excess of ε falls with the square of
-    `points_per_deviation`, about 1e-5 at 200.
+    `points_per_deviation`, about 1e-5 at 200; where `points` is the limit (large noise and a tiny
+    rate) it can be some percent of a very small ε.
     """
 
     points: int

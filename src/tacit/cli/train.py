@@ -114,7 +114,7 @@ def train(
     """
     given = {name: _plain(value) for name, value in locals().items()}
     folder = out or Path("runs") / f"{data.stem if data else dataset.replace('/', '-')}-{_now()}"
-    _make_room(folder, overwrite)
+    forgotten = _make_room(folder, overwrite)
     budget = Budget(epsilon, delta, options.relation_from(relation, sampling))
     about = DataOptions(
         dataset=dataset,
@@ -159,6 +159,7 @@ def train(
         prelude=statistics_event(about),
         device=place,
         seed=seed,
+        notes=(FORGOTTEN,) if forgotten and ledger is None else (),
     )
     trainer.config = {
         "options": given,
@@ -191,11 +192,12 @@ def _scale_privately(
     assert isinstance(trainer.ledger, Ledger)
     assert trainer.evaluate_on is not None
     trainer.ledger.begin(trainer.plan, name=trainer.run_name, budget=budget)
+    extra = [note for note in trainer.notes if note not in trainer.sampler.records.notes]
     own_seed = None if seed is None else seed + 1  # not the seed of the gradients' noise
     trainer.sampler.records, trainer.evaluate_on = standardise(
         trainer.sampler.records, trainer.evaluate_on, about, budget.relation, own_seed
     )
-    trainer.notes = list(trainer.sampler.records.notes)
+    trainer.notes = [*trainer.sampler.records.notes, *extra]
 
 
 def _open_ledger(shared: Path | None, folder: Path, budget: Budget) -> Ledger:
@@ -204,8 +206,17 @@ def _open_ledger(shared: Path | None, folder: Path, budget: Budget) -> Ledger:
     return Ledger(shared) if shared.exists() else Ledger(shared, budget)
 
 
-def _make_room(folder: Path, overwrite: bool) -> None:
-    """An empty folder for the run; what is there is replaced only when asked."""
+FORGOTTEN = (
+    "this run replaced an earlier one together with its ledger: what that one spent on the same "
+    "data is not counted here; hold several runs to one budget with --ledger"
+)
+
+
+def _make_room(folder: Path, overwrite: bool) -> bool:
+    """An empty folder for the run; what is there is replaced only when asked.
+
+    Whether a ledger was among it.
+    """
     files = [folder / n for n in ("run.json", "weights.safetensors", "progress.png")]
     files += [folder / f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm")]
     held = [file for file in files if file.exists()]
@@ -214,6 +225,7 @@ def _make_room(folder: Path, overwrite: bool) -> None:
     for file in held:
         file.unlink()
     folder.mkdir(parents=True, exist_ok=True)
+    return folder / "ledger.sqlite" in held
 
 
 def _sampler(

@@ -9,9 +9,8 @@ from collections.abc import Hashable, Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from tacit.batch import Batch
+from tacit.batch import Batch, Draw
 from tacit.data.records import as_records
 from tacit.sampling.draws import index_generator, to_device
 from tacit.sampling.schemes import Scheme
@@ -103,6 +102,7 @@ class Sampler(abc.ABC):
             groups=groups,
             max_physical=self.capacity if self.padded else self.max_physical_batch,
             occasion=self.occasion(),
+            drawn=Draw(),
         )
 
     def _pad(
@@ -141,6 +141,3 @@ class Sampler(abc.ABC):
     def to(self, device: torch.device | str) -> None:
         """Move the data to `device` once; batches are gathered there from then on."""
         self.records = self.records.to(device)
-
-    def record_ids(self) -> Tensor:
-        return self.records.record_ids
