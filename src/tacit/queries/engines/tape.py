@@ -157,10 +157,12 @@ class Tape:
         self.calls[call.module] = self.calls.get(call.module, 0) + 1
         kept = [t for t in tree_leaves((call.args, call.kwargs)) if isinstance(t, Tensor)]
         kept += call.products.inputs() if call.products else []
-        versions = [t._version for t in kept]
+        waiting = [(call, [(t, t._version) for t in kept])]
+        del call, kept  # the graph holds its hooks to the end; it must not hold the inputs as well
 
         def arrived(gradients: Sequence[Tensor | None]) -> None:
-            if versions != [t._version for t in kept]:
+            call, inputs = waiting.pop()
+            if any(t._version != version for t, version in inputs):
                 raise UnsupportedModule(
                     f"an input of {kind} was overwritten after it was read; write the result of "
                     "that in-place operation to a new tensor"
