@@ -1,200 +1,219 @@
 """How much slower is per-sample clipping than plain training, and who does it fastest?
 
-One process, one device, the same batch: plain training, Tacit's engines, Opacus flat and ghost
-(where it is installed). Blocks of steps of each kind alternate; times are medians over blocks, and
-memory is the peak of the GPU's allocator during a step (not measured on the CPU). A step is
-gradient, clipping, noise and optimizer (for Tacit its ledger too); sampling is left out for all.
+One process, one device, the same batch: plain training, Tacit's engines, Opacus flat and ghost, and
+a twin in JAX (where these are installed). Blocks of steps of each kind alternate; times are medians
+over blocks of the ratio to plain training in the same block, with quartiles. A step is gradient,
+clipping, noise and optimizer (for Tacit its ledger too); sampling is left out for all.
 
-    python benchmarks/clipping_speed.py --device cuda --batch-sizes 64 256 1024 4096
+Memory is what a step adds to the model and its inputs at its peak (not measured on the CPU): of
+PyTorch's allocator while a step runs, or while it is recorded where a CUDA graph holds its memory
+between steps; by the compiler's plan for JAX. What fails is reported in its own words.
+
+    python benchmarks/clipping_speed.py --device cuda --models cifar_cnn wrn_16_4 gpt
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from clipping_speed_kinds import KINDS, RECORDED, Job, Step
+from clipping_speed_models import MODELS, Setting, tiny
+from torch.profiler import ProfilerActivity, profile
 
-import tacit
-from tacit.queries import BookKeeping, PerRecord, Replay
-from tacit.queries.engines import Engine
-
-MAX_NORM, NOISE = 0.1, 1.0
+LEAST_BLOCKS = 10
+PROFILED = ("plain", "tacit")
 
 
-def plain(model: nn.Module, inputs: Tensor, targets: Tensor) -> Callable[[], None]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-
-    return step
-
-
-def with_engine(engine: Engine) -> Callable[[nn.Module, Tensor, Tensor], Callable[[], None]]:
-    """The real thing: query, mechanism and a ledger in memory, always on the same batch."""
-
-    def make(model: nn.Module, inputs: Tensor, targets: Tensor) -> Callable[[], None]:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        query = tacit.PerSampleClip(MAX_NORM, engine=engine)
-        sampler = tacit.PoissonSampler(
-            (inputs, targets), sampling_rate=1e-3, expected_batch_size=len(inputs), steps=100_000
-        )
-        mechanism = tacit.Mechanism(query, sampler, NOISE)
-        ledger = tacit.Ledger(None, tacit.Budget(epsilon=20.0, delta=1e-5))
-        ledger.begin(mechanism.plan)
-        batch = tacit.batch_of(inputs, targets, divisor=len(inputs), scheme=sampler.scheme)
-
-        def step() -> None:
-            private = mechanism.privatise(model, F.cross_entropy, batch)
-            ledger.release(private, into=model)
-            optimizer.step()
-
-        return step
-
-    return make
+def make(kind: str, setting: Setting, inputs, targets, physical) -> tuple[Step, int | None]:
+    """A step that has run three times, and the bytes that it adds at its peak."""
+    cuda = inputs.is_cuda
+    torch.manual_seed(0)
+    model = setting.model().to(inputs.device)
+    before = torch.cuda.memory_allocated() if cuda else 0
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    step = KINDS[kind](Job(setting, model, inputs, targets, physical))
+    for _ in range(3):
+        step.run()
+    step.wait()
+    if not cuda or step.bytes_used is not None:
+        return step, step.bytes_used
+    if kind not in RECORDED:
+        torch.cuda.reset_peak_memory_stats()
+        step.run()
+        step.wait()
+    return step, torch.cuda.max_memory_allocated() - before
 
 
-def opacus(mode: str) -> Callable[[nn.Module, Tensor, Tensor], Callable[[], None]]:
-    def make(model: nn.Module, inputs: Tensor, targets: Tensor) -> Callable[[], None]:
-        from opacus import PrivacyEngine
-
-        data = torch.utils.data.TensorDataset(inputs.cpu(), targets.cpu())
-        loader = torch.utils.data.DataLoader(data, batch_size=len(inputs))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        criterion = nn.CrossEntropyLoss()
-        made = PrivacyEngine().make_private(
-            module=model,
-            optimizer=optimizer,
-            data_loader=loader,
-            noise_multiplier=NOISE,
-            max_grad_norm=MAX_NORM,
-            poisson_sampling=False,
-            grad_sample_mode=mode,
-            criterion=criterion,
-        )
-        wrapped, private = made[0], made[1]
-        if mode == "ghost":
-            criterion = made[2]
-
-        def step() -> None:
-            private.zero_grad(set_to_none=True)
-            criterion(wrapped(inputs), targets).backward()
-            private.step()
-
-        return step
-
-    return make
-
-
-KINDS: dict[str, Callable[[nn.Module, Tensor, Tensor], Callable[[], None]]] = {
-    "plain": plain,
-    "tacit": with_engine(BookKeeping()),
-    "tacit replay": with_engine(Replay()),
-    "tacit per record": with_engine(PerRecord()),
-    "opacus flat": opacus("hooks"),
-    "opacus ghost": opacus("ghost"),
-}
-MODELS = {
-    "cifar_cnn": lambda: tacit.models.cifar_cnn(),
-    "cifar_cnn_wide": lambda: tacit.models.cifar_cnn(width=64),
-}
-
-
-def time_step(step: Callable[[], None], steps: int, device: torch.device) -> float:
+def time_block(step: Step, steps: int) -> float:
     started = time.perf_counter()
     for _ in range(steps):
-        step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        step.run()
+    step.wait()
     return (time.perf_counter() - started) / steps
 
 
 def measure(
-    name: str, batch: int, kinds: list[str], device: torch.device, blocks: int, steps: int
+    setting: Setting,
+    batch: int,
+    kinds: list[str],
+    device: torch.device,
+    *,
+    blocks: int,
+    steps: int,
+    physical: int | None,
+    profiled: bool,
 ) -> dict:
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(batch, 3, 32, 32, generator=generator).to(device)
-    targets = torch.randint(10, (batch,), generator=generator).to(device)
-    made, memory, failed = {}, {}, {}
+    inputs, targets = (t.to(device) for t in setting.batch(batch))
+    made: dict[str, Step] = {}
+    memory: dict[str, int] = {}
+    failed: dict[str, str] = {}
     for kind in kinds:
-        torch.manual_seed(0)
         try:
-            step = KINDS[kind](MODELS[name]().to(device), inputs, targets)
-            for _ in range(3):
-                step()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-                torch.cuda.empty_cache()
-                before = torch.cuda.memory_allocated()
-                torch.cuda.reset_peak_memory_stats()
-                step()
-                torch.cuda.synchronize()
-                memory[kind] = torch.cuda.max_memory_allocated() - before
-            made[kind] = step
-        except (ImportError, torch.cuda.OutOfMemoryError) as error:
-            failed[kind] = f"{type(error).__name__}: {error}"[:200]
+            made[kind], peak = make(kind, setting, inputs, targets, physical)
+            if peak is not None:
+                memory[kind] = peak
+        except Exception as error:
+            failed[kind] = f"{type(error).__name__}: {error}"[:400]
+        gc.collect()  # what failed is out of the way of what comes next
+    if profiled:
+        for kind in PROFILED:
+            if kind in made:
+                print_profile(kind, made[kind], device)
     times: dict[str, list[float]] = {kind: [] for kind in made}
     for _ in range(blocks):
         for kind, step in made.items():
-            times[kind].append(time_step(step, steps, device))
+            times[kind].append(time_block(step, steps))
     return {
-        "model": name,
         "batch_size": batch,
-        "plain_ms": 1e3 * statistics.median(times["plain"]),
-        "time_over_plain": {
-            kind: statistics.median(t / p for t, p in zip(found, times["plain"], strict=True))
-            for kind, found in times.items()
+        "physical": physical,
+        "ms": {kind: 1e3 * statistics.median(found) for kind, found in times.items()},
+        "time_over_plain": ratios(times, "plain"),
+        "time_over_jax_plain": ratios(
+            {kind: found for kind, found in times.items() if kind.startswith("jax")}, "jax plain"
+        ),
+        "peak_bytes": memory,
+        "memory_over_plain": {
+            kind: peak / memory["plain"] for kind, peak in memory.items() if "plain" in memory
         },
-        "quartiles": {
-            kind: [
-                statistics.quantiles(
-                    [t / p for t, p in zip(found, times["plain"], strict=True)], n=4
-                )[i]
-                for i in (0, 2)
-            ]
-            for kind, found in times.items()
-        },
-        "memory_over_plain": {kind: m / memory["plain"] for kind, m in memory.items()},
         "failed": failed,
         "blocks": blocks,
         "steps_per_block": steps,
     }
 
 
+def ratios(times: dict[str, list[float]], base: str) -> dict[str, dict[str, float]]:
+    """Median and quartiles, over blocks, of each kind's time over the base's in the same block."""
+    if base not in times:
+        return {}
+    found = {}
+    for kind, blocks in times.items():
+        each = [t / p for t, p in zip(blocks, times[base], strict=True)]
+        low, median, high = statistics.quantiles(each, n=4, method="inclusive")
+        found[kind] = {"median": median, "quartiles": [low, high]}
+    return found
+
+
+def print_profile(kind: str, step: Step, device: torch.device, count: int = 10) -> None:
+    """The kernels (on a CPU, the operators) that took most of one step's time."""
+    cuda = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with profile(activities=activities) as found:
+        step.run()
+        step.wait()
+    events = found.key_averages()
+    if cuda:  # ranges that PyTorch names on the GPU's line hold kernels that are listed too
+        kernels = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
+        events = [e for e in kernels if not getattr(e, "is_user_annotation", False)]
+    spent = {e: (e.self_device_time_total if cuda else e.self_cpu_time_total) for e in events}
+    total = sum(spent.values())
+    print(f"{kind}: {total / 1e3:.2f} ms of the {'GPU' if cuda else 'CPU'}'s time in a step")
+    for event in sorted(spent, key=lambda e: -spent[e])[:count]:
+        share = spent[event] / max(total, 1e-9)
+        print(f"  {spent[event] / 1e3:9.3f} ms {share:6.1%} {event.count:5d} × {event.key[:90]}")
+
+
+def show(found: dict) -> None:
+    print(found["model"], found["batch_size"], "records:")
+    for kind, milliseconds in found["ms"].items():
+        line = f"  {kind:17s} {milliseconds:9.2f} ms"
+        for base in ("time_over_plain", "time_over_jax_plain"):
+            if kind in found[base]:
+                low, high = found[base][kind]["quartiles"]
+                ratio = found[base][kind]["median"]
+                line += f"  {ratio:6.2f} [{low:.2f}, {high:.2f}] × {base[10:].replace('_', ' ')}"
+        if kind in found["memory_over_plain"]:
+            line += f"  memory {found['memory_over_plain'][kind]:.2f} ×"
+        print(line)
+    for kind, words in found["failed"].items():
+        print(f"  {kind:17s} failed: {words}")
+
+
+def version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def warm_libraries(device: torch.device) -> None:
+    """Workspaces that stay for good belong to nobody's step."""
+    square = torch.ones(64, 64, device=device, requires_grad=True)
+    (square @ square).sum().backward()
+    images = torch.ones(2, 3, 8, 8, device=device, requires_grad=True)
+    torch.nn.Conv2d(3, 4, 3).to(device)(images).sum().backward()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 256, 1024, 4096])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["cifar_cnn"])
+    parser.add_argument("--batch-sizes", type=int, nargs="+", help="else the model's own")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--blocks", type=int, default=10)
+    parser.add_argument("--physical", type=int, help="Tacit takes larger batches in such pieces")
+    parser.add_argument("--blocks", type=int, default=LEAST_BLOCKS)
     parser.add_argument("--steps", type=int, default=5, help="steps in a block")
+    parser.add_argument("--profile", action="store_true", help="print where a step's time goes")
+    parser.add_argument("--tiny", action="store_true", help="small models, to see that all runs")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.blocks < LEAST_BLOCKS and not options.tiny:
+        parser.error(f"--blocks {options.blocks}: a median needs at least {LEAST_BLOCKS}")
+    kinds = ["plain", *(kind for kind in options.kinds if kind != "plain")]
     device = torch.device(options.device)
+    warm_libraries(device)
     results = []
     for name in options.models:
-        for batch in options.batch_sizes:
-            found = measure(name, batch, options.kinds, device, options.blocks, options.steps)
-            results.append(found)
-            ratios = {k: round(v, 2) for k, v in found["time_over_plain"].items()}
-            sizes = {k: round(v, 2) for k, v in found["memory_over_plain"].items()}
-            print(name, batch, f"plain {found['plain_ms']:.2f} ms", ratios, sizes, found["failed"])
+        setting = tiny(name) if options.tiny else MODELS[name]
+        for batch in options.batch_sizes or setting.batch_sizes:
+            physical = options.physical
+            found = measure(
+                setting,
+                batch,
+                kinds,
+                device,
+                blocks=max(options.blocks, 2),
+                steps=options.steps,
+                physical=physical if physical and physical < batch else None,
+                profiled=options.profile,
+            )
+            results.append({"model": name, **found})
+            show(results[-1])
     report = {
         "question": "time and memory of per-sample clipping over plain training",
         "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-        "torch": torch.__version__,
+        "versions": {name: version(name) for name in ("torch", "opacus", "jax")},
         "threads": torch.get_num_threads(),
+        "tiny": options.tiny,
         "results": results,
     }
     if options.out:

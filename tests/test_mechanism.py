@@ -21,7 +21,7 @@ from tacit import (
     Records,
     Relation,
 )
-from tacit.noise import NoiseSource, joint_noise_multiplier
+from tacit.noise import NoiseSource, joint_noise_multiplier, noise_left
 
 torch.set_num_threads(1)
 
@@ -153,6 +153,22 @@ def test_more_noise_than_accounted_for_is_allowed():
     model, sampler, mechanism = small_setting(allocation=generous)
     private = mechanism.privatise(model, nn.CrossEntropyLoss(), sampler.next_batch())
     assert list(private.stds) == [2 * Z * math.hypot(*MAX_NORMS)] * 2
+
+
+@pytest.mark.parametrize("z", [1e-3, 0.7, 1.3, 40.0])
+@pytest.mark.parametrize("more", [1 + 1e-9, 1.01, 3.0, 1e6])
+def test_what_statistics_leave_makes_up_the_whole(z, more):
+    left = noise_left(z, more * z)
+    assert joint_noise_multiplier([1.0, 1.0], [left, more * z]) == pytest.approx(z, rel=1e-12)
+    assert left > z
+
+
+def test_without_statistics_nothing_changes():
+    assert noise_left(Z, math.inf) == Z
+    assert noise_left(0.0, 5.0) == 0.0  # no noise at all, which the ledger refuses
+    for taken in (Z, 0.5 * Z, 0.0, math.nan):
+        with pytest.raises(ValueError, match="leaves nothing"):
+            noise_left(Z, taken)
 
 
 @pytest.mark.parametrize("z", [-1.0, math.nan])

@@ -5,7 +5,7 @@ One accountant, one ledger, one training loop; the routes differ in how a gradie
 
 __version__ = "0.1.0"
 
-from tacit import errors, losses, models
+from tacit import certificates, diagnostics, errors, lipschitz, losses, models
 from tacit.accounting import (
     Ledger,
     Plan,
@@ -19,18 +19,26 @@ from tacit.accounting import (
 from tacit.batch import Batch, batch_of
 from tacit.budget import Budget, Relation
 from tacit.data import Records, load, load_file
+from tacit.data.augmentation import Augmentation, RandomCropFlip
 from tacit.errors import BudgetExceeded, MixesRecords, UnsupportedEvent
+from tacit.lipschitz import lipschitz_twin, project, propagate
 from tacit.mechanism import Mechanism
+from tacit.models import make_trainable
 from tacit.noise import GlobalNoise, OptimisedNoise, PerLayerNoise
 from tacit.private_gradient import PrivateGradient
 from tacit.queries import (
+    AdaptiveNorm,
     Block,
     BookKeeping,
     BoundedGradient,
+    Clip,
+    Clipless,
     GradientQuery,
+    Normalise,
     PerRecord,
     PerSampleClip,
     Replay,
+    Statistic,
     by_layer,
     by_parameter,
     by_prefix,
@@ -49,6 +57,8 @@ from tacit.sampling import (
 from tacit.training import Callback, MovingAverage, Run, Trainer, evaluate
 
 __all__ = [
+    "AdaptiveNorm",
+    "Augmentation",
     "Batch",
     "Block",
     "BookKeeping",
@@ -56,6 +66,8 @@ __all__ = [
     "Budget",
     "BudgetExceeded",
     "Callback",
+    "Clip",
+    "Clipless",
     "FixedSizeSampler",
     "GlobalNoise",
     "GradientQuery",
@@ -65,6 +77,7 @@ __all__ = [
     "MiniSets",
     "MixesRecords",
     "MovingAverage",
+    "Normalise",
     "OptimisedNoise",
     "PerLayerNoise",
     "PerRecord",
@@ -73,12 +86,14 @@ __all__ = [
     "Poisson",
     "PoissonSampler",
     "PrivateGradient",
+    "RandomCropFlip",
     "Records",
     "Relation",
     "Replay",
     "Run",
     "ShuffleSampler",
     "ShuffledEpochs",
+    "Statistic",
     "Trainer",
     "UnsupportedEvent",
     "WithoutReplacement",
@@ -87,15 +102,22 @@ __all__ = [
     "by_parameter",
     "by_prefix",
     "calibrate",
+    "certificates",
+    "diagnostics",
     "epsilon",
     "epsilon_rdp",
     "errors",
     "evaluate",
     "gaussian_dp_mu",
+    "lipschitz",
+    "lipschitz_twin",
     "load",
     "load_file",
     "losses",
+    "make_trainable",
     "models",
+    "project",
+    "propagate",
     "save_run",
     "steps_within",
     "trade_off",

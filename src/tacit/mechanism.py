@@ -9,16 +9,28 @@ from tacit.accounting.plan import Plan
 from tacit.batch import Batch
 from tacit.budget import Relation
 from tacit.errors import PlanChanged
-from tacit.noise import Allocation, GlobalNoise, NoiseSource, joint_noise_multiplier
+from tacit.noise import (
+    Allocation,
+    GlobalNoise,
+    NoiseSource,
+    joint_noise_multiplier,
+    noise_left,
+)
 from tacit.private_gradient import PrivateGradient
-from tacit.queries.bounded_gradient import GradientQuery, Loss, sizes_of
+from tacit.queries.bounded_gradient import Adapting, GradientQuery, Loss, sizes_of
 from tacit.sampling.sampler import Sampler
 
 
 class Mechanism:
     """Adds N(0, s_h²) to block h so that the joint noise multiplier is z, whatever the route.
 
-    The sampler says what is accounted, and batches must come from the same scheme.
+    The sampler says what is accounted, and batches must come from the same scheme. Statistics
+    that a query asks for have noise of their own, fixed beforehand; the blocks get what is left:
+
+        1/z² = Σ_h (Δ_h/s_h)² + Σ_b (Δ_b/s_b)².
+
+    One mechanism is one run: a query that adapts is taken at its beginning (`query.fresh()`), and
+    the one that was given stays as it is.
     """
 
     def __init__(
@@ -32,7 +44,7 @@ class Mechanism:
         prelude: tuple[dpa.DpEvent, ...] = (),
         seed: int | None = None,
     ) -> None:
-        self.query = query
+        self.query: GradientQuery = query.fresh() if isinstance(query, Adapting) else query
         self.allocation = allocation or GlobalNoise()
         self.plan = Plan(
             scheme=sampler.scheme,
@@ -58,9 +70,12 @@ class Mechanism:
         if bounded.unit is not self.plan.unit:
             raise PlanChanged(f"the query bounds a {bounded.unit}, planned was a {self.plan.unit}")
         sensitivities = bounded.sensitivities(self.plan.relation)
+        beside = bounded.statistic_sensitivities(self.plan.relation)
+        stds_beside = [statistic.std for statistic in bounded.statistics]
         z = self.plan.noise_multiplier
-        stds = self.allocation(sensitivities, sizes_of(bounded.blocks), z)
-        joint = joint_noise_multiplier(sensitivities, stds)
+        left = noise_left(z, joint_noise_multiplier(beside, stds_beside))
+        stds = self.allocation(sensitivities, sizes_of(bounded.blocks), left)
+        joint = joint_noise_multiplier([*sensitivities, *beside], [*stds, *stds_beside])
         if not joint >= z * (1 - 1e-9):  # written so that NaN is refused too
             raise ValueError(
                 f"{type(self.allocation).__name__} gives a joint noise multiplier of {joint}, less "

@@ -102,6 +102,26 @@ def joint_noise_multiplier(sensitivities: Sequence[float], stds: Sequence[float]
     return math.inf if inverse_square == 0 else inverse_square**-0.5
 
 
+def noise_left(noise_multiplier: float, taken: float) -> float:
+    """z_g, for the blocks, beside statistics of joint multiplier z_b, such that together it is z.
+
+    1/z² = 1/z_g² + 1/z_b², so z_g = z·z_b/√(z_b² − z²): more noise than z, as the statistics tell
+    something too. Without statistics z_b = ∞, and z_g is z itself.
+    """
+    if math.isinf(taken) or noise_multiplier == 0:
+        return noise_multiplier
+    if not taken > noise_multiplier:
+        times = noise_multiplier / taken if taken else math.inf
+        raise ValueError(
+            f"the statistics alone have a noise multiplier of {taken:.4g}, and the whole step is "
+            f"planned with {noise_multiplier:.4g}, which leaves nothing for the gradient; give "
+            f"them more than {times:.3g} times the noise (AdaptiveNorm(count_noise=...)), a larger "
+            "batch, or fewer blocks"
+        )
+    gap = math.sqrt((taken - noise_multiplier) * (taken + noise_multiplier))
+    return noise_multiplier * taken / gap
+
+
 @dataclass(frozen=True)
 class GlobalNoise:
     """The same standard deviation everywhere: s = z·(Σ_h Δ_h²)^(1/2)."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from tacit.errors import PlanChanged
 from tacit.noise import NoiseSource
-from tacit.queries.bounded_gradient import BoundedGradient
+from tacit.queries.bounded_gradient import BoundedGradient, Statistic
 
 if TYPE_CHECKING:
     from tacit.accounting.plan import Plan
@@ -21,7 +21,8 @@ class PrivateGradient:
     """(Σ gradients + N(0, s_h²)) / divisor, drawn once, when the ledger has charged for it.
 
     The noise is not drawn before the charge is on disk, so a process killed at any moment has
-    never drawn more steps than it was charged for. There is no way to read the sum without it.
+    never drawn more steps than it was charged for. There is no way to read the sum without it,
+    nor a statistic beside it: those go, noisy, to whoever asked for them.
     """
 
     def __init__(
@@ -76,3 +77,14 @@ class PrivateGradient:
             pieces = total.split([p.numel() for p in block.parameters])
             for parameter, piece in zip(block.parameters, pieces, strict=True):
                 parameter.grad = piece.view(parameter.shape).to(parameter.dtype)
+        if bounded.statistics:
+            self._release_statistics(bounded.statistics)
+
+    def _release_statistics(self, statistics: Sequence[Statistic]) -> None:
+        values = torch.stack([statistic.value for statistic in statistics])
+        drawn = self._noise.normal(len(values), values.device, values.dtype)
+        for row, statistic in enumerate(statistics):
+            values[row] += statistic.std * drawn[row]
+        # The one place that waits for the device: thresholds are plain numbers.
+        for statistic, noisy in zip(statistics, values.tolist(), strict=True):
+            statistic.observe(noisy)

@@ -26,6 +26,15 @@ def continuous_pair(request) -> Pair:
     return Pair(*request.param)
 
 
+@pytest.fixture(
+    params=[pair for pair in PAIRS if pair[0].adapts],
+    ids=lambda pair: f"{pair[0].name}/{pair[1].name}",
+)
+def adapting_pair(request) -> Pair:
+    """Pairs whose query releases statistics, and changes with them."""
+    return Pair(*request.param)
+
+
 @pytest.fixture(params=ALL_QUERIES, ids=lambda query: query.name)
 def any_pair(request) -> Pair:
     """Each query with the first model that it takes, where the model does not matter."""

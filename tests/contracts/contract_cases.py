@@ -11,22 +11,34 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from contract_models import ALL_MODELS, ModelCase
+from contract_models import ALL_MODELS, VOCABULARY, ModelCase
 from torch import Tensor, nn
 
 import tacit
-from tacit import PerSampleClip, Records, Relation
+from tacit import (
+    AdaptiveNorm,
+    Augmentation,
+    Clipless,
+    Normalise,
+    PerSampleClip,
+    Records,
+    Relation,
+)
 from tacit.queries import PerRecord
 
 
 @dataclass(frozen=True)
 class QueryCase:
-    """A route. `takes` says which models it can train, `attains` how tight its bound must be."""
+    """A route. `takes` says which models it can train, `attains` how tight its bound must be.
+
+    `adapts`: it releases statistics beside the gradient, and changes with them.
+    """
 
     name: str
     make: Callable[[nn.Module], tacit.GradientQuery]
-    takes: Callable[[ModelCase], bool] = lambda model: True
+    takes: Callable[[ModelCase], bool] = lambda model: not model.lipschitz
     attains: float = 0.95
+    adapts: bool = False
 
 
 def one_norm_a_layer(model: nn.Module) -> PerSampleClip:
@@ -34,12 +46,68 @@ def one_norm_a_layer(model: nn.Module) -> PerSampleClip:
     return PerSampleClip([float(norm) for norm in norms], blocks=tacit.by_layer)
 
 
+def stretched(rows: Tensor) -> Tensor:
+    """View k of a record, for k = 0, 1, 2: each row from itself and its place, nothing drawn."""
+    k = (torch.arange(len(rows)) % 3).view(-1, *(1,) * (rows.dim() - 1))
+    return rows * (1 + 0.3 * k) if rows.is_floating_point() else (rows + k) % VOCABULARY
+
+
+def a_few(model: ModelCase) -> bool:
+    """Enough for a query that differs from another in one respect only."""
+    return model.name in ("mlp", "cnn-group-norm", "embedding", "tied-weights")
+
+
+def is_lipschitz(model: ModelCase) -> bool:
+    return model.lipschitz
+
+
+THREE_VIEWS = Augmentation(3, stretched)
+# The noise leaves room for a gradient in batches of a few records.
+FOLLOWING = AdaptiveNorm(0.05, learning_rate=0.5, count_noise=10.0)
+
 ALL_QUERIES = [
-    QueryCase("flat", lambda model: PerSampleClip(0.05)),
+    QueryCase("flat", lambda model: PerSampleClip(0.05), takes=lambda model: True),
+    QueryCase("clipless", lambda model: Clipless(), takes=is_lipschitz, attains=0.02),
+    QueryCase(
+        "clipless-clipped", lambda model: Clipless(gradient_clip=0.05), is_lipschitz, attains=0.02
+    ),
+    QueryCase(
+        "clipless-adaptive",
+        lambda model: Clipless(gradient_clip=FOLLOWING),
+        takes=is_lipschitz,
+        attains=0.02,
+        adapts=True,
+    ),
+    QueryCase(
+        "clipless-augmented",
+        lambda model: Clipless(gradient_clip=0.05, augmentation=THREE_VIEWS, blocks=tacit.by_layer),
+        takes=is_lipschitz,
+        attains=0.02,
+    ),
     QueryCase("flat-per-record", lambda model: PerSampleClip(0.05, engine=PerRecord())),
     QueryCase("by-layer", lambda model: PerSampleClip(0.02, blocks=tacit.by_layer)),
     QueryCase("by-parameter", lambda model: PerSampleClip(0.01, blocks=tacit.by_parameter)),
     QueryCase("several-norms", one_norm_a_layer),
+    QueryCase("normalise", lambda model: PerSampleClip(0.05, rule=Normalise()), takes=a_few),
+    QueryCase(
+        "normalise-by-layer",
+        lambda model: PerSampleClip(0.02, rule=Normalise(0.0), blocks=tacit.by_layer),
+        takes=a_few,
+    ),
+    QueryCase("adaptive", lambda model: PerSampleClip(FOLLOWING), takes=a_few, adapts=True),
+    QueryCase(
+        "adaptive-by-layer",
+        lambda model: PerSampleClip(FOLLOWING, blocks=tacit.by_layer),
+        takes=a_few,
+        adapts=True,
+    ),
+    QueryCase("augmented", lambda model: PerSampleClip(0.05, augmentation=THREE_VIEWS)),
+    QueryCase(
+        "augmented-adaptive-per-record",
+        lambda model: PerSampleClip(FOLLOWING, augmentation=THREE_VIEWS, engine=PerRecord()),
+        takes=a_few,
+        adapts=True,
+    ),
 ]
 
 

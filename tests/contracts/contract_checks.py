@@ -40,9 +40,25 @@ def added(records: Records, x: Tensor, y: Tensor | int) -> Records:
     )
 
 
+def nobody_of(records: Records) -> Records:
+    """The same kind of records, and none of them."""
+    return dataclasses.replace(
+        records,
+        inputs=records.inputs[:0],
+        targets=records.targets[:0],
+        record_ids=records.record_ids[:0],
+    )
+
+
 def flat_sums(bounded: BoundedGradient) -> list[Tensor]:
-    """Each block's sum as one long vector, in float64."""
-    return [torch.cat([s.reshape(-1).double() for s in b.sums]) for b in bounded.blocks]
+    """Each block's sum as one long vector, in float64; then each statistic, as one of length 1."""
+    blocks = [torch.cat([s.reshape(-1).double() for s in b.sums]) for b in bounded.blocks]
+    return blocks + [s.value.reshape(1).double() for s in bounded.statistics]
+
+
+def limits(bounded: BoundedGradient, relation: Relation) -> list[float]:
+    """The declared sensitivity of each of `flat_sums`."""
+    return bounded.sensitivities(relation) + bounded.statistic_sensitivities(relation)
 
 
 def distances(one: BoundedGradient, other: BoundedGradient) -> list[float]:
@@ -51,20 +67,38 @@ def distances(one: BoundedGradient, other: BoundedGradient) -> list[float]:
 
 
 def shares(here: BoundedGradient, there: BoundedGradient, relation: Relation) -> list[float]:
-    """‖S_h(D) − S_h(D')‖ / Δ_h of each block h. Above 1 the declared sensitivity is a lie."""
-    sensitivities = here.sensitivities(relation)
-    assert sensitivities == there.sensitivities(relation), "a sensitivity must be public"
+    """‖S(D) − S(D')‖ / Δ of each block and statistic. Above 1 the declared sensitivity is a lie."""
+    sensitivities = limits(here, relation)
+    assert sensitivities == limits(there, relation), "a sensitivity must be public"
     return [m / d for m, d in zip(distances(here, there), sensitivities, strict=True)]
 
 
 def worst_share(query, model, loss, records, candidates, relation: Relation) -> list[float]:
-    """The largest share over candidate records (x, y), added, removed or replaced, per block."""
+    """The largest share over candidate records (x, y), added, removed or replaced.
+
+    Of each block, and then of each statistic.
+    """
     if relation is Relation.REPLACE_ONE:
         neighbours = [records.replaced(0, x, y) for x, y in candidates]
     else:
         neighbours = [records.without(0), *(added(records, x, y) for x, y in candidates)]
     here = query(model, loss, everyone(records))
     found = [shares(here, query(model, loss, everyone(n)), relation) for n in neighbours]
+    return [max(of_block) for of_block in zip(*found, strict=True)]
+
+
+def worst_alone(query, model, loss, records, candidates) -> list[float]:
+    """The largest share of its bound that one record adds to nobody.
+
+    Stronger than the distance of two records: sampled under replace-one, each must be within
+    half of it, so a sum that is off-centre is not safe although it moves by no more than Δ.
+    """
+    nobody = query(model, loss, everyone(nobody_of(records)))
+    bounds = [p.bound for p in (*nobody.blocks, *nobody.statistics)]
+    found = []
+    for x, y in candidates:
+        one = query(model, loss, everyone(added(nobody_of(records), x, y)))
+        found.append([m / b for m, b in zip(distances(one, nobody), bounds, strict=True)])
     return [max(of_block) for of_block in zip(*found, strict=True)]
 
 

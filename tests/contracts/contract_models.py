@@ -8,6 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tacit.lipschitz import (
+    BoundedInput,
+    LayerCentering,
+    MaxMin,
+    ScaledL2NormPool2d,
+    SpectralConv2d,
+    SpectralLinear,
+)
+
 VOCABULARY = 6
 
 
@@ -78,6 +87,38 @@ def partly_frozen() -> nn.Module:
     return model
 
 
+def lipschitz_mlp() -> nn.Module:
+    return nn.Sequential(
+        BoundedInput(1.0, sphere=True), SpectralLinear(4, 6), MaxMin(), SpectralLinear(6, 2)
+    )
+
+
+def lipschitz_cnn() -> nn.Module:
+    return nn.Sequential(
+        LayerCentering(),
+        BoundedInput(2.0),
+        SpectralConv2d(1, 4, 3, padding=1, bias=True),
+        MaxMin(),
+        ScaledL2NormPool2d(3),
+        nn.Flatten(),
+        SpectralLinear(16, 2),
+    )
+
+
+class LipschitzUsedTwice(nn.Module):
+    """One layer object, called twice, with a skip: walked by its trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = BoundedInput(1.0)
+        self.layer = SpectralLinear(4, 4)
+        self.head = SpectralLinear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.front(x)
+        return self.head(torch.tanh(self.layer(torch.tanh(self.layer(x)))) + x)
+
+
 def row(n: int) -> Tensor:
     return torch.randn(n, 4, dtype=torch.float64)
 
@@ -103,6 +144,10 @@ class ModelCase:
         return self.make().double()
 
     @property
+    def lipschitz(self) -> bool:
+        return self.name.startswith("lipschitz")
+
+    @property
     def continuous(self) -> bool:
         return self.draw is not tokens
 
@@ -116,4 +161,7 @@ ALL_MODELS = [
     ModelCase("dropout-off", dropout_off),
     ModelCase("layer-used-twice", UsedTwice),
     ModelCase("partly-frozen", partly_frozen),
+    ModelCase("lipschitz-mlp", lipschitz_mlp),
+    ModelCase("lipschitz-cnn", lipschitz_cnn, image),
+    ModelCase("lipschitz-used-twice", LipschitzUsedTwice),
 ]

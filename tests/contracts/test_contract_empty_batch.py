@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from contract_checks import everyone, flat_sums
+from contract_checks import everyone, flat_sums, limits
 
 import tacit
 from tacit import Budget, Ledger, Mechanism, Records
@@ -18,7 +18,7 @@ def test_the_sum_over_nobody_is_zero_with_the_usual_sensitivity(pair, relation):
     some = pair.query(pair.model, pair.loss, everyone(pair.records()))
     none = pair.query(pair.model, pair.loss, everyone(nobody(pair)))
     assert all(not sums.any() for sums in flat_sums(none))
-    assert none.sensitivities(relation) == some.sensitivities(relation)
+    assert limits(none, relation) == limits(some, relation)
     assert none.divisor == some.divisor
     assert [b.names for b in none.blocks] == [b.names for b in some.blocks]
 

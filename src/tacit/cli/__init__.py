@@ -7,8 +7,10 @@ import sys
 import typer
 
 import tacit
+from tacit.cli.certify import certify
 from tacit.cli.data import data
 from tacit.cli.epsilon import epsilon
+from tacit.cli.inspect import inspect
 from tacit.cli.ledger import ledger
 from tacit.cli.noise import noise
 from tacit.cli.train import train
@@ -27,6 +29,8 @@ app.command()(epsilon)
 app.command()(noise)
 app.add_typer(ledger, name="ledger")
 app.command()(data)
+app.command()(certify)
+app.command()(inspect)
 
 
 def _show_version(asked: bool) -> None:

@@ -15,42 +15,29 @@ from rich.console import Console
 
 from tacit.accounting.ledger import Ledger
 from tacit.budget import Budget
+from tacit.certificates.accuracy import RADII
 from tacit.cli import accounting_options as options
 from tacit.cli.accounting_options import RelationName, SamplingName
-from tacit.cli.recipes import recipe_for
+from tacit.cli.certify import certificate_of
+from tacit.cli.clip_options import RuleName
+from tacit.cli.networks import ModelName, QueryName, network_for, notes_on
+from tacit.cli.queries import BlocksName, EngineName, QueryOptions
+from tacit.cli.recipes import Recipe, recipe_for
 from tacit.cli.train_data import DataOptions, load_records, standardise, statistics_event
 from tacit.data import Records
 from tacit.losses import CrossEntropy
-from tacit.models import default_model, mlp
 from tacit.noise import Allocation, GlobalNoise, OptimisedNoise, PerLayerNoise
-from tacit.queries import PerSampleClip, by_layer, by_parameter
 from tacit.report import save_run
-from tacit.report.run_folder import to_json
+from tacit.report.run_folder import to_json, write_json
 from tacit.report.table import summary_table
 from tacit.sampling import FixedSizeSampler, PoissonSampler, Sampler, ShuffleSampler
 from tacit.training import MovingAverage, Trainer
-
-
-class QueryName(enum.StrEnum):
-    CLIP = "clip"
-
-
-class BlocksName(enum.StrEnum):
-    FLAT = "flat"
-    LAYER = "layer"
-    PARAMETER = "parameter"
 
 
 class NoiseName(enum.StrEnum):
     GLOBAL = "global"
     PER_LAYER = "per-layer"
     OPTIMISED = "optimised"
-
-
-class ModelName(enum.StrEnum):
-    DEFAULT = "default"
-    LINEAR = "linear"
-    MLP = "mlp"
 
 
 class OptimizerName(enum.StrEnum):
@@ -78,8 +65,22 @@ def train(
         None, help="Standardise --data by a mean and std released with this noise multiplier."
     ),
     query: QueryName = typer.Option(QueryName.CLIP, help="How the gradient is bounded."),
-    max_norm: float | None = typer.Option(None, help="clip: the norm to clip to."),
+    temperature: float | None = typer.Option(None, help="Of the cross-entropy loss."),
+    gradient_clip: float | None = typer.Option(
+        None, help="clipless: limit each record's loss gradient in the outputs; 0 for no limit."
+    ),
+    max_norm: float | None = typer.Option(None, help="clip: the norm to clip gradients to."),
+    rule: RuleName = typer.Option(RuleName.CLIP, help="clip: how gradients are scaled to it."),
+    adaptive_quantile: float | None = typer.Option(
+        None, help="Let the clip follow this quantile of the gradients' norms, privately."
+    ),
+    augment: int | None = typer.Option(
+        None, help="Average over so many random crops and flips of each image."
+    ),
     blocks: BlocksName = typer.Option(BlocksName.FLAT, help="clip: what is clipped together."),
+    engine: EngineName = typer.Option(
+        EngineName.BOOK_KEEPING, help="How the sums are computed; replay is for GPUs."
+    ),
     epsilon: float = typer.Option(3.0, help="ε to stay within."),
     delta: float = typer.Option(1e-5, help="δ, well below one over the number of records."),
     relation: RelationName | None = options.RELATION,
@@ -95,7 +96,7 @@ def train(
     optimizer: OptimizerName = typer.Option(OptimizerName.SGD, help="The optimizer."),
     lr: float | None = typer.Option(None, help="The learning rate."),
     momentum: float | None = typer.Option(None, help="sgd: the momentum."),
-    schedule: ScheduleName = typer.Option(ScheduleName.CONSTANT, help="The learning rate's way."),
+    schedule: ScheduleName | None = typer.Option(None, help="The learning rate's way."),
     ema: float | None = typer.Option(None, help="Decay of a moving average of the weights."),
     max_physical_batch: int = typer.Option(512, help="Most records to process at once."),
     device: str = typer.Option("auto", help="cpu, cuda, or auto."),
@@ -129,7 +130,7 @@ def train(
     )
     torch.manual_seed(seed) if seed is not None else torch.seed()
     train_records, test_records = load_records(about)
-    recipe = recipe_for(dataset if data is None else "")
+    recipe = recipe_for(dataset if data is None else "", query)
     size = train_records.require_public_size("a sampling rate")
     if batch_size is None:
         batch_size = max(1, min(recipe.batch_size, size // 2))
@@ -137,20 +138,33 @@ def train(
         steps = max(1, round((recipe.epochs if epochs is None else epochs) * size / batch_size))
     place = _device(device)
     sampler = _sampler(sampling, train_records, batch_size, steps, max_physical_batch, place, seed)
-    network = _network(model, train_records)
+    network, changes = network_for(model, train_records, query)
+    for change in changes:
+        typer.echo(change, err=True)
     learning_rate = recipe.learning_rate if lr is None else lr
     stepper = _optimizer(optimizer, network, learning_rate, momentum, recipe.momentum)
-    clip_at = recipe.max_norm if max_norm is None else max_norm
+    limit = recipe.gradient_clip if gradient_clip is None else gradient_clip
+    asked = QueryOptions(
+        query=query,
+        max_norm=recipe.max_norm if max_norm is None else max_norm,
+        gradient_clip=limit or None,
+        rule=rule,
+        adaptive_quantile=adaptive_quantile,
+        augment=augment,
+        blocks=blocks,
+        engine=engine,
+    )
+    loss = CrossEntropy(recipe.temperature if temperature is None else temperature)
     trainer = Trainer(
         network,
-        loss=CrossEntropy(),
-        query=PerSampleClip(clip_at, blocks=_BLOCKS[blocks]),
+        loss=loss,
+        query=asked.build(train_records.shape),
         sampler=sampler,
         optimizer=stepper,
         budget=budget,
         noise_multiplier=noise_multiplier,
         allocation=_NOISE[noise],
-        scheduler=_scheduler(schedule, stepper, steps),
+        scheduler=_scheduler(schedule or _usual_schedule(recipe), stepper, steps),
         moving_average=MovingAverage(ema) if ema is not None else None,
         evaluate_on=test_records,
         progress=not quiet,
@@ -159,7 +173,7 @@ def train(
         prelude=statistics_event(about),
         device=place,
         seed=seed,
-        notes=(FORGOTTEN,) if forgotten and ledger is None else (),
+        notes=(*notes_on(changes), *((FORGOTTEN,) if forgotten and ledger is None else ())),
     )
     trainer.config = {
         "options": given,
@@ -167,8 +181,11 @@ def train(
             "batch_size": batch_size,
             "steps": steps,
             "lr": learning_rate,
-            "max_norm": clip_at,
+            "max_norm": asked.max_norm,
+            "gradient_clip": asked.gradient_clip,
+            "temperature": loss.temperature,
             "model": str(network),
+            "model_changes": changes,
             "parameters": sum(p.numel() for p in network.parameters()),
             "plan": trainer.plan.to_json(),
         },
@@ -176,7 +193,13 @@ def train(
     if about.scale_noise is not None:
         _scale_privately(trainer, about, budget, seed)
     run = trainer.fit()
+    if adaptive_quantile is not None:
+        run.config["used"]["thresholds"] = getattr(trainer.mechanism.query, "thresholds", ())
     facts = save_run(run, folder, trainer.evaluate_on)
+    if facts["certificate"] and about.scale_noise is None:
+        # In units of the pixels themselves, where the data are images.
+        _, facts["certificate"] = certificate_of(folder, RADII, place)
+        write_json(facts, folder / "run.json")
     if as_json:
         typer.echo(to_json(facts))
         return
@@ -247,14 +270,6 @@ def _sampler(
     return PoissonSampler(records, steps=steps, expected_batch_size=batch, **shared)
 
 
-def _network(name: ModelName, records: Records) -> torch.nn.Module:
-    assert records.num_classes is not None
-    if name is ModelName.DEFAULT:
-        return default_model(records.shape, records.num_classes)
-    hidden = () if name is ModelName.LINEAR else (64,)
-    return mlp(records.shape, records.num_classes, hidden)
-
-
 def _optimizer(
     name: OptimizerName,
     network: torch.nn.Module,
@@ -268,6 +283,10 @@ def _optimizer(
     return torch.optim.SGD(network.parameters(), lr=lr, momentum=used)
 
 
+def _usual_schedule(recipe: Recipe) -> ScheduleName:
+    return ScheduleName.COSINE if recipe.cosine else ScheduleName.CONSTANT
+
+
 def _scheduler(
     name: ScheduleName, stepper: torch.optim.Optimizer, steps: int
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
@@ -276,11 +295,6 @@ def _scheduler(
     return torch.optim.lr_scheduler.CosineAnnealingLR(stepper, T_max=max(1, steps))
 
 
-_BLOCKS: dict[BlocksName, Any] = {
-    BlocksName.FLAT: None,
-    BlocksName.LAYER: by_layer,
-    BlocksName.PARAMETER: by_parameter,
-}
 _NOISE: dict[NoiseName, Allocation] = {
     NoiseName.GLOBAL: GlobalNoise(),
     NoiseName.PER_LAYER: PerLayerNoise(),

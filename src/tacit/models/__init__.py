@@ -4,8 +4,24 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from tacit.models.batch_clipping import convnet, lenet5
+from tacit.models.clipless import lenet, vgg
+from tacit.models.lipschitz_networks import (
+    lipschitz_lenet,
+    lipschitz_mixer,
+    lipschitz_mlp,
+    lipschitz_resnet,
+    lipschitz_vgg,
+)
 from tacit.models.losing_less import cifar_cnn, mnist_cnn
+from tacit.models.make_trainable import Trainable, make_trainable
 from tacit.models.mlp import mlp
+from tacit.models.mlp_mixer import mlp_mixer
+from tacit.models.normalisation import Norm, group_norm
+from tacit.models.resnet import resnet, resnet18
+from tacit.models.transformer import gpt, next_token_loss
+from tacit.models.weight_standardisation import WeightStandardised, WeightStandardisedConv2d
+from tacit.models.wide_resnet import wide_resnet
 
 
 def default_model(shape: Sequence[int], num_classes: int) -> nn.Module:
@@ -17,4 +33,30 @@ def default_model(shape: Sequence[int], num_classes: int) -> nn.Module:
     return mlp(shape, num_classes)
 
 
-__all__ = ["cifar_cnn", "default_model", "mlp", "mnist_cnn"]
+__all__ = [
+    "Norm",
+    "Trainable",
+    "WeightStandardised",
+    "WeightStandardisedConv2d",
+    "cifar_cnn",
+    "convnet",
+    "default_model",
+    "gpt",
+    "group_norm",
+    "lenet",
+    "lenet5",
+    "lipschitz_lenet",
+    "lipschitz_mixer",
+    "lipschitz_mlp",
+    "lipschitz_resnet",
+    "lipschitz_vgg",
+    "make_trainable",
+    "mlp",
+    "mlp_mixer",
+    "mnist_cnn",
+    "next_token_loss",
+    "resnet",
+    "resnet18",
+    "vgg",
+    "wide_resnet",
+]

@@ -1,19 +1,36 @@
 """Gradients that carry their own sensitivity."""
 
+from tacit.queries.adaptive_norm import AdaptiveNorm
 from tacit.queries.blocks import all_together, by_layer, by_parameter, by_prefix
-from tacit.queries.bounded_gradient import Block, BoundedGradient, GradientQuery, Loss
+from tacit.queries.bounded_gradient import (
+    Block,
+    BoundedGradient,
+    GradientQuery,
+    Loss,
+    Statistic,
+)
+from tacit.queries.clip_rules import Clip, Normalise
+from tacit.queries.clipless import Clipless
+from tacit.queries.clipless_passes import Eager, Replayed
 from tacit.queries.engines import BookKeeping, PerRecord, Replay
 from tacit.queries.per_sample_clip import PerSampleClip
 
 __all__ = [
+    "AdaptiveNorm",
     "Block",
     "BookKeeping",
     "BoundedGradient",
+    "Clip",
+    "Clipless",
+    "Eager",
     "GradientQuery",
     "Loss",
+    "Normalise",
     "PerRecord",
     "PerSampleClip",
     "Replay",
+    "Replayed",
+    "Statistic",
     "all_together",
     "by_layer",
     "by_parameter",

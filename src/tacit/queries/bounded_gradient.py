@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -36,12 +36,35 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Statistic:
+    """A sum over records that a query wants to know for its next step, released with the gradient.
+
+    To the mechanism it is one more block, without parameters: `value` is one number, `bound` the
+    most that one unit adds to it, and `std` the deviation of its noise, a public constant that
+    the query fixes. The noisy number, and nothing else, is handed to `observe` when the step has
+    been charged; what the query makes of it is post-processing.
+    """
+
+    name: str
+    value: Tensor
+    bound: float
+    std: float
+    observe: Callable[[float], None]
+
+    def __post_init__(self) -> None:
+        assert self.value.dim() == 0
+        assert self.bound >= 0
+        assert self.std > 0
+
+
+@dataclass(frozen=True)
 class BoundedGradient:
-    """Blocks, one public divisor, and what kind of unit the bounds are for."""
+    """Blocks, one public divisor, what kind of unit the bounds are for, and statistics beside."""
 
     blocks: tuple[Block, ...]
     divisor: float
     unit: Unit = Unit.RECORD
+    statistics: tuple[Statistic, ...] = ()
 
     def sensitivities(self, relation: Relation) -> list[float]:
         """The L2 sensitivity Δ_h of each block's sum.
@@ -50,8 +73,14 @@ class BoundedGradient:
         takes one contribution away and adds another: Δ = 2·bound. Any change to a record inside
         a mini-set turns one contribution of the set into another: Δ = 2·bound.
         """
-        added = relation is Relation.ADD_OR_REMOVE_ONE and self.unit is Unit.RECORD
-        return [block.bound if added else 2 * block.bound for block in self.blocks]
+        return [self._factor(relation) * block.bound for block in self.blocks]
+
+    def statistic_sensitivities(self, relation: Relation) -> list[float]:
+        """The same for each statistic."""
+        return [self._factor(relation) * statistic.bound for statistic in self.statistics]
+
+    def _factor(self, relation: Relation) -> int:
+        return 1 if relation is Relation.ADD_OR_REMOVE_ONE and self.unit is Unit.RECORD else 2
 
 
 class Loss(Protocol):
@@ -69,6 +98,15 @@ class GradientQuery(Protocol):
         ...
 
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient: ...
+
+
+@runtime_checkable
+class Adapting(Protocol):
+    """A query that changes with what was released, and so belongs to one run."""
+
+    def fresh(self) -> Self:
+        """The same query at its beginning, sharing nothing that changes."""
+        ...
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from tacit.queries.clip_rules import CLIP, ClipRule
+
 _LEAST_NORM = 1e-12
 
 
@@ -23,23 +25,35 @@ def as_norms(max_norm: float | Sequence[float]) -> float | tuple[float, ...]:
     return norms[0] if one else norms
 
 
-def clip_scale(norms_B: Tensor, max_norm: float, dtypes: Sequence[torch.dtype]) -> Tensor:
-    """min(1, C/‖g_i‖) for each of B records.
+def clip_scale(
+    norms_B: Tensor,
+    max_norm: float | Tensor,
+    dtypes: Sequence[torch.dtype],
+    rule: ClipRule = CLIP,
+) -> Tensor:
+    """min(rule, C/‖g_i‖) for each of B records; of the plain rule, min(1, C/‖g_i‖).
 
     Scaling in floating point can overshoot C by a few roundings, so C is first lowered by as
-    much: the bound holds for the numbers that are really added.
+    much: the bound holds for the numbers that are really added. Norms may be upper bounds of the
+    norms: C/n ≤ C/‖g‖, so what is added is only shorter. A norm below 1e-12 is taken for 1e-12,
+    since of a gradient so short most may be hidden (see `as_norms`), and zero has no inverse.
     """
     rounding = max(torch.finfo(wide_dtype(dtype)).eps for dtype in dtypes)
-    least = torch.finfo(norms_B.dtype).tiny
-    return (max_norm * (1 - 16 * rounding) / norms_B.clamp_min(least)).clamp(max=1.0)
+    lowered = max_norm * (1 - 16 * rounding)
+    trusted_B = norms_B.clamp_min(_LEAST_NORM)
+    return torch.minimum(rule(trusted_B, lowered), lowered / trusted_B)
 
 
 def accumulator(parameters: Iterable[Tensor]) -> Tensor:
     """Zeros to sum all gradients into, in float64: roundings of a long float32 sum add up."""
     every = list(parameters)
     device = every[0].device if every else torch.device("cpu")
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    return torch.zeros(sum(p.numel() for p in every), dtype=dtype, device=device)
+    return torch.zeros(sum(p.numel() for p in every), dtype=sum_dtype(device), device=device)
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def flattened(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from tacit.batch import Batch
+from tacit.data.augmentation import Augmentation
+from tacit.queries.adaptive_norm import COUNT_BOUND, MaxNorm, Thresholds, as_max_norms
 from tacit.queries.blocks import Blocks, all_together, check_cover
-from tacit.queries.bounded_gradient import Block, BoundedGradient, Loss, trainable
-from tacit.queries.clipping import accumulator, as_norms, flattened
+from tacit.queries.bounded_gradient import Block, BoundedGradient, Loss, Statistic, trainable
+from tacit.queries.clip_rules import CLIP, ClipRule
+from tacit.queries.clipping import accumulator, flattened
 from tacit.queries.engines import BookKeeping, Engine, Task
 from tacit.queries.record_mixing import refuse_mixing
+from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import Unit
 
 
@@ -22,34 +30,58 @@ class PerSampleClip:
     is the block's bound. A record whose squared norm is not finite adds nothing.
 
     `blocks=None` clips the whole gradient at once; otherwise a function of the model such as
-    `by_layer`, or its value. `max_norm` is one constant for every block, or one a block. The
-    engines compute the same sums: `BookKeeping` (default) in one forward and one backward pass,
-    `PerRecord` by running every record alone through the model.
+    `by_layer`, or its value. `max_norm` is one constant for every block, or one a block; an
+    `AdaptiveNorm` in its place is a constant that follows a quantile, for each block on its own.
+    `rule` is how records are scaled (`Clip`, `Normalise`), `augmentation` what views of a record
+    its gradient is the mean of. The engines compute the same sums: `BookKeeping` (default) in one
+    forward and one backward pass, `PerRecord` by running every record alone through the model.
     """
 
     unit = Unit.RECORD
 
     def __init__(
         self,
-        max_norm: float | Sequence[float],
+        max_norm: MaxNorm,
         *,
+        rule: ClipRule = CLIP,
         blocks: Blocks | Callable[[nn.Module], Blocks] | None = None,
+        augmentation: Augmentation | None = None,
         engine: Engine | None = None,
     ) -> None:
-        self.max_norm = as_norms(max_norm)
+        self.max_norm = as_max_norms(max_norm)
+        self.rule = rule
         self.blocks = blocks
         self.engine: Engine = engine or BookKeeping()
+        self._views = ViewBatches(augmentation)
+        self._thresholds: Thresholds | None = None
+
+    def fresh(self) -> Self:
+        """The same query at its first thresholds: what a run begins with."""
+        other = copy.copy(self)
+        other._thresholds = None
+        return other
+
+    @property
+    def thresholds(self) -> tuple[tuple[float, ...], ...]:
+        """Where some adapt: each block's C, from the first to the one in force. Public."""
+        return tuple(map(tuple, self._thresholds.paths)) if self._thresholds else ()
 
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
         refuse_mixing(model)
         parameters = trainable(model)
         blocks = self.blocks_of(model)
-        norms = self._norm_of_each(blocks)
-        task = Task(model, loss, parameters, blocks, norms)
+        thresholds = self._thresholds_of(blocks)
+        norms, adaptive = thresholds.norms, thresholds.adaptive
+        task = Task(
+            model, loss, parameters, blocks, norms, self.rule, self._views.views, bool(adaptive)
+        )
         total = accumulator(parameters.values())
-        for piece in batch.physical():
+        counts = total.new_zeros(len(blocks))
+        for piece in self._views.of(batch):
             found = self.engine.clipped_sums(task, piece)
-            total += flattened(found, parameters, total.dtype)
+            total += flattened(found.sums, parameters, total.dtype)
+            if found.counts:
+                counts += torch.stack(found.counts)
         pieces = total.split([p.numel() for p in parameters.values()])
         sums = {n: t.view_as(p) for (n, p), t in zip(parameters.items(), pieces, strict=True)}
         return BoundedGradient(
@@ -63,6 +95,7 @@ class PerSampleClip:
                 for names, max_norm in zip(blocks, norms, strict=True)
             ),
             divisor=batch.divisor,
+            statistics=_statistics(thresholds, counts, batch.divisor),
         )
 
     def blocks_of(self, model: nn.Module) -> Blocks:
@@ -71,12 +104,35 @@ class PerSampleClip:
         check_cover(blocks, model)
         return blocks
 
-    def _norm_of_each(self, blocks: Blocks) -> tuple[float, ...]:
-        if isinstance(self.max_norm, float):
-            return (self.max_norm,) * len(blocks)
-        if len(self.max_norm) != len(blocks):
+    def _thresholds_of(self, blocks: Blocks) -> Thresholds:
+        """The thresholds in force: new ones for constants, the run's own where some adapt."""
+        each = self.max_norm
+        asked = each if isinstance(each, tuple) else (each,) * len(blocks)
+        if len(asked) != len(blocks):
             raise ValueError(
-                f"{len(self.max_norm)} values of max_norm for {len(blocks)} blocks; "
-                "give one a block"
+                f"{len(asked)} values of max_norm for {len(blocks)} blocks; give one a block"
             )
-        return self.max_norm
+        new = Thresholds(asked)
+        if not new.adaptive:
+            return new
+        held = self._thresholds = self._thresholds or new
+        if len(held.asked) != len(blocks):
+            raise ValueError(
+                f"this query follows the norms of {len(held.asked)} blocks, and was given a model "
+                f"of {len(blocks)}; make a query for each model"
+            )
+        return held
+
+
+def _statistics(thresholds: Thresholds, counts: Tensor, divisor: float) -> tuple[Statistic, ...]:
+    """The centred count of each block whose threshold follows it."""
+    return tuple(
+        Statistic(
+            name=f"records below the threshold of block {block}",
+            value=counts[block],
+            bound=COUNT_BOUND,
+            std=norm.noise(divisor),
+            observe=partial(thresholds.observe, block, divisor),
+        )
+        for block, norm in thresholds.adaptive.items()
+    )

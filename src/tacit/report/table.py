@@ -14,6 +14,8 @@ def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if facts["accuracy"] is not None:
         rows.append(("accuracy (held out)", f"{facts['accuracy']:.2%}"))
+    if facts.get("certificate"):
+        rows.append(("certified accuracy", _certified(facts["certificate"])))
     rows += [
         ("epsilon (PLD)", f"{facts['epsilon']:.4g}"),
         ("epsilon (RDP, cross-check)", f"{facts['epsilon_rdp']:.4g}"),
@@ -28,6 +30,15 @@ def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     rows += [("note", note) for note in facts["notes"]]
     return rows
+
+
+def _certified(certificate: dict[str, Any]) -> str:
+    shares = [
+        f"{row['share']:.2%} at {row['radius']:g}/255"
+        for row in certificate["certified_accuracy"]
+        if row["radius"] in (1, 4, 16)
+    ]
+    return f"{', '.join(shares)} (L2, {certificate['inputs']})"
 
 
 def _steps(facts: dict[str, Any]) -> str:

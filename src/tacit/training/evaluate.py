@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tacit.data.records import Records
 from tacit.queries.bounded_gradient import Loss
@@ -21,6 +21,8 @@ class Metrics:
 def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2048) -> Metrics:
     """Share of records whose largest output is the target's, and their mean loss.
 
+    A single output stands for two classes, by its sign; outputs with positions, (B, T, K), are
+    right at a position each.
     The guarantee covers the training records only: what is read off these is not private.
     """
     device = next(model.parameters()).device
@@ -31,8 +33,17 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
         rows = slice(start, start + batch_size)
         targets = records.targets[rows].to(device)
         outputs = model(records.inputs[rows].to(device))
-        correct += float((outputs.argmax(dim=1) == targets).sum())
+        correct += float(_right(outputs, targets).sum())
         total += float(loss(outputs, targets).mean()) * len(targets)
     model.train(was_training)
     count = max(len(records), 1)
     return Metrics(accuracy=correct / count, loss=total / count)
+
+
+def _right(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One number a record: the share of its predictions that are right."""
+    if outputs.dim() == 1 or outputs.shape[-1] == 1:
+        return ((outputs.reshape(len(outputs)) > 0) == (targets.reshape(len(targets)) > 0)).double()
+    if outputs.dim() == 3 and targets.dim() == 2:
+        return (outputs.argmax(dim=-1) == targets).double().mean(dim=1)
+    return (outputs.argmax(dim=1) == targets).double()

@@ -10,6 +10,8 @@ from torch import nn
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
 from tacit.data.records import Records
+from tacit.errors import UnboundedLayer
+from tacit.lipschitz.projection import constraints_of
 from tacit.queries.bounded_gradient import Loss
 from tacit.training.callbacks import Evaluation
 from tacit.training.evaluate import Metrics, evaluate
@@ -43,12 +45,25 @@ class Run:
     def evaluate(self, records: Records) -> Metrics:
         return evaluate(self.model, records, self.loss)
 
+    def certificate(self, test: Records) -> dict[str, Any] | None:
+        """Certified accuracy on `test`, in units of its inputs; None for an ordinary network."""
+        from tacit.certificates import certified_accuracy
+
+        if not constraints_of(self.model):
+            return None
+        try:
+            found = certified_accuracy(self.model, test)
+        except UnboundedLayer:  # trained by clipping, or by gradients clipped on the way back
+            return None
+        return {**found.facts(), "inputs": "inputs as the network is given them"}
+
     def facts(self, test: Records | None = None) -> dict[str, Any]:
         """Everything about the run as plain values, ready for JSON."""
         metrics = self.evaluate(test) if test is not None else None
         return {
             "accuracy": metrics.accuracy if metrics else None,
             "loss": metrics.loss if metrics else None,
+            "certificate": self.certificate(test) if test is not None else None,
             "epsilon": self.epsilon,
             "epsilon_rdp": self.epsilon_rdp,
             "delta": self.budget.delta,

@@ -18,6 +18,7 @@ from tacit.accounting.pld import COARSE
 from tacit.budget import Budget
 from tacit.data.records import Records
 from tacit.errors import BudgetExceeded
+from tacit.lipschitz.projection import project
 from tacit.mechanism import Mechanism
 from tacit.noise import Allocation
 from tacit.queries.bounded_gradient import GradientQuery, Loss
@@ -146,6 +147,7 @@ class Trainer:
                 except BudgetExceeded:
                     return steps, "budget"
                 self.optimizer.step()
+                project(self.model)  # onto the Lipschitz set, where the model has one
                 if self.scheduler is not None:
                     self.scheduler.step()
                 if self.moving_average is not None:

@@ -7,14 +7,21 @@ import torch
 from engine_checks import assert_same, batch_for, one_by_one, sums_of
 from test_engine_bound import cancelling, share
 from test_engine_precision import Everything, tokens, whole
+from torch import nn
 
-from tacit import PerSampleClip
+import tacit
+from tacit import AdaptiveNorm, Augmentation, Clip, Normalise, PerSampleClip, RandomCropFlip
+from tacit.queries import BookKeeping, PerRecord, Replay
+from tacit.queries.bounded_gradient import trainable
+from tacit.queries.engines import Task
 from tacit.queries.engines.linear import outer_products
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+LOSS = nn.CrossEntropyLoss()
 
 
 @pytest.fixture
@@ -56,3 +63,117 @@ def test_terms_that_cancel_keep_the_bound(tensor_float):
         assert torch.backends.cuda.matmul.allow_tf32 == tensor_float
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def image_setting(count=48):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        nn.Conv2d(16, 64, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.AvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    )
+    inputs, targets = torch.randn(count, 3, 16, 16), torch.randint(10, (count,))
+    return model.cuda(), inputs.cuda(), targets.cuda()
+
+
+@pytest.fixture
+def fine():
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+def close(one, other):
+    assert_same(one.sums, other.sums, tolerance=1e-4)
+    for a, b in zip(one.counts, other.counts, strict=True):
+        assert float(a) == pytest.approx(float(b), abs=1e-2)
+
+
+@pytest.mark.usefixtures("fine")
+@pytest.mark.parametrize("rule", [Clip(), Normalise()], ids=repr)
+@pytest.mark.parametrize("views", [1, 4])
+def test_a_replayed_step_reads_the_threshold_in_force(rule, views):
+    """One recording, a threshold that rises and falls between steps, masks and a NaN."""
+    model, inputs, targets = image_setting()
+    replay, plain = Replay(), BookKeeping()
+    blocks = tacit.by_layer(model)
+    for step, scale in enumerate((1.0, 0.1, 10.0, 1e-3, 1.0)):
+        norms = tuple(scale * (h + 1) for h in range(len(blocks)))
+        task = Task(model, LOSS, trainable(model), blocks, norms, rule, views, counted=True)
+        if step == 3:
+            inputs[:views] = torch.nan
+        piece = tacit.batch_of(inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5))
+        piece = piece.with_mask(torch.arange(len(inputs), device="cuda") < 40)
+        close(replay.clipped_sums(task, piece), plain.clipped_sums(task, piece))
+    assert len(replay._recordings) == 1
+
+
+@pytest.mark.usefixtures("fine")
+@pytest.mark.parametrize("views", [2, 16])
+def test_views_on_a_gpu_are_those_of_single_records(views):
+    model, inputs, targets = image_setting(6)
+    batch = tacit.batch_of(inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5))
+
+    def stretched(rows):
+        k = torch.arange(len(rows), device=rows.device) % views
+        return rows * (1 + 0.1 * k.view(-1, 1, 1, 1))
+
+    found = [
+        sums_of(
+            PerSampleClip(0.3, augmentation=Augmentation(views, stretched), engine=engine),
+            model,
+            batch,
+            LOSS,
+        )
+        for engine in (BookKeeping(), PerRecord())
+    ]
+    assert_same(*found, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("rule", [Clip(), Normalise(0.0)], ids=repr)
+def test_one_record_keeps_the_bound_with_views_in_any_precision(coarse, rule):
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = coarse
+    try:
+        for seed in range(10):
+            model, inputs, targets = image_setting(1)
+            augmentation = Augmentation(8, RandomCropFlip(2))
+            batch = tacit.batch_of(
+                inputs * 10.0 ** (seed - 5), targets, divisor=1.0, scheme=tacit.Poisson(0.5)
+            )
+            query = PerSampleClip(1e-2, rule=rule, augmentation=augmentation)
+            assert whole(sums_of(query, model, batch, LOSS)).norm() <= 1e-2
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def test_an_adaptive_run_with_replay_follows_its_norms():
+    model, inputs, targets = image_setting(512)
+    records = tacit.Records(inputs, targets, public_size=512)
+    sampler = tacit.PoissonSampler(records, expected_batch_size=256, steps=60, pad_to=64, seed=0)
+    query = PerSampleClip(
+        AdaptiveNorm(1e-2),
+        augmentation=Augmentation(2, RandomCropFlip(2)),
+        engine=Replay(),
+    )
+    mechanism = tacit.Mechanism(query, sampler, 2.0, seed=0)
+    with tacit.Ledger(budget=tacit.Budget(100.0, 1e-5)) as ledger:
+        for batch in sampler:
+            ledger.release(mechanism.privatise(model, LOSS, batch), into=model)
+    (path,) = mechanism.query.thresholds
+    norms = []
+    for i in range(64):
+        one = tacit.batch_of(
+            inputs[i : i + 1], targets[i : i + 1], divisor=1.0, scheme=tacit.Poisson(0.5)
+        )
+        norms.append(whole(sums_of(PerSampleClip(1e9), model, one, LOSS)).norm())
+    middle = float(torch.stack(norms).median())
+    assert len(path) == 61
+    assert middle / 2 < path[-1] < 2 * middle

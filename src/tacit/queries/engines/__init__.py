@@ -3,6 +3,6 @@
 from tacit.queries.engines.book_keeping import BookKeeping
 from tacit.queries.engines.per_record import PerRecord
 from tacit.queries.engines.replay import Replay
-from tacit.queries.engines.task import Engine, Task
+from tacit.queries.engines.task import Clipped, Engine, Task
 
-__all__ = ["BookKeeping", "Engine", "PerRecord", "Replay", "Task"]
+__all__ = ["BookKeeping", "Clipped", "Engine", "PerRecord", "Replay", "Task"]

@@ -10,15 +10,21 @@ from torch import Tensor, nn
 
 from tacit.batch import Batch
 from tacit.errors import UnsupportedModule
+from tacit.queries.adaptive_norm import centred_count
+from tacit.queries.clip_rules import CLIP
 from tacit.queries.clipping import clip_scale
-from tacit.queries.engines.fallback import func_gradients, say_once
 from tacit.queries.engines.precision import no_autocast, wide
 from tacit.queries.engines.record_losses import losses_of
 from tacit.queries.engines.rows import RecordGradients, Stacked
-from tacit.queries.engines.rules import record_gradients
 from tacit.queries.engines.self_check import check_once
 from tacit.queries.engines.tape import Call, Tape
-from tacit.queries.engines.task import Task
+from tacit.queries.engines.task import Clipped, Task
+from tacit.queries.engines.views import (
+    first_row_of_each,
+    gradients_of_records,
+    mask_of_records,
+    rows_of_records,
+)
 
 
 class BookKeeping:
@@ -27,30 +33,33 @@ class BookKeeping:
     [Bu 2023, book-keeping]. A layer's rule makes rows or norms, whichever is cheaper for its
     shapes, as soon as b arrives; when all have arrived the records' norms are known, and the
     clipped sum is one contraction a layer. Modules without a rule go through `torch.func` alone.
+    Views of a record are further positions of it (see `views`).
     """
 
-    def clipped_sums(self, task: Task, piece: Batch) -> dict[str, Tensor]:
+    def clipped_sums(self, task: Task, piece: Batch) -> Clipped:
         if len(piece) == 0:
-            return {}
+            return Clipped()
+        everything = (tuple(task.parameters),)
+        plain = replace(task, blocks=everything, rule=CLIP, views=1, counted=False)
 
         def clipped(pair: Batch, max_norm: float) -> dict[str, Tensor]:
-            together = replace(task, blocks=(tuple(task.parameters),), norms=(max_norm,))
-            return self._clipped(together, pair)
+            return self._clipped(replace(plain, norms=(max_norm,)), pair).sums
 
-        check_once(task.model, task.loss, task.parameters, piece, clipped)
+        first_views = first_row_of_each(piece, task.views)
+        check_once(task.model, task.loss, task.parameters, first_views, clipped)
         return self._clipped(task, piece)
 
-    def _clipped(self, task: Task, piece: Batch) -> dict[str, Tensor]:
+    def _clipped(self, task: Task, piece: Batch) -> Clipped:
         if len(piece) == 0:
-            return {}
-        sums, keep = self.sums_and_keep(task, piece)
+            return Clipped()
+        clipped, keep = self.sums_and_keep(task, piece)
         # Asked last, so that a GPU has all of its work before somebody waits for the answer.
         if not bool(keep.all()):
             # Rare: run again without the records that are not finite, since 0 · NaN is NaN.
-            return self._clipped(task, piece.only(keep))
-        return sums
+            return self._clipped(task, piece.only(rows_of_records(keep, task.views)))
+        return clipped
 
-    def sums_and_keep(self, task: Task, piece: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    def sums_and_keep(self, task: Task, piece: Batch) -> tuple[Clipped, Tensor]:
         """The clipped sums, and which records are finite: the sums are right if all are."""
         gradients = self._gradients(task, piece)
         with no_autocast(piece.indices.device):
@@ -59,26 +68,28 @@ class BookKeeping:
     @staticmethod
     def _scaled(
         gradients: dict[str, RecordGradients], task: Task, piece: Batch
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        if not gradients:
-            return {}, torch.ones_like(piece.indices, dtype=torch.bool)
+    ) -> tuple[Clipped, Tensor]:
+        """Scales come from upper bounds of the norms; counts take them for the norms."""
         squares = {name: wide(g.squares()) for name, g in gradients.items()}
-        keep = torch.stack(list(squares.values())).sum(dim=0).isfinite()
-        sums = {}
+        nobody = torch.zeros_like(piece.indices[:: task.views], dtype=torch.float32)
+        keep = torch.stack([nobody, *squares.values()]).sum(dim=0).isfinite()
+        mask = mask_of_records(piece, task.views)
+        counted = keep if mask is None else keep & mask
+        sums, counts = {}, []
         for names, max_norm in zip(task.blocks, task.norms, strict=True):
             used = [n for n in names if n in squares]
-            if not used:
-                continue
-            norms_B = torch.stack([squares[n] for n in used]).sum(dim=0).sqrt()
-            scale = clip_scale(norms_B, max_norm, [norms_B.dtype])
-            if piece.mask is not None:
-                scale = scale * piece.mask
+            norms_B = torch.stack([squares[n] for n in used]).sum(dim=0).sqrt() if used else nobody
+            if task.counted:
+                counts.append(centred_count(norms_B, max_norm, counted))
+            scale = clip_scale(norms_B, max_norm, [norms_B.dtype], task.rule)
+            if mask is not None:
+                scale = scale * mask
             for name in used:
                 sums[name] = gradients[name].total(scale)
-        return sums, keep
+        return Clipped(sums, tuple(counts)), keep
 
     def _gradients(self, task: Task, piece: Batch) -> dict[str, RecordGradients]:
-        model, parameters = task.model, task.parameters
+        model, parameters, rows = task.model, task.parameters, len(piece)
         names = {id(p): n for n, p in parameters.items()}
         owners = watched_modules(model, set(names))
         arrivals: dict[str, list[RecordGradients]] = {n: [] for n in parameters}
@@ -86,19 +97,17 @@ class BookKeeping:
         def on_arrival(call: Call) -> None:
             local = owners[call.module]
             with no_autocast(piece.indices.device):
-                found = record_gradients(call, set(local), len(piece))
-                if found is None:
-                    say_once(call.module)
-                    found = func_gradients(call, set(local), len(piece))
+                found = gradients_of_records(call, set(local), rows, task.views)
             for key, value in found.items():
                 name = names[id(local[key])]
                 shared = uses[name] > 1
                 arrivals[name].append(Stacked(value.rows()) if shared else value)
 
-        tape = Tape(model, list(owners), len(piece), on_arrival)
+        tape = Tape(model, list(owners), rows, on_arrival)
         with tape.recording():
             outputs = model(piece.inputs)
             total = losses_of(task.loss, outputs, piece.targets).sum()
+            total = total if task.views == 1 else total / task.views
             uses = Counter(
                 names[id(p)]
                 for module, count in tape.calls.items()

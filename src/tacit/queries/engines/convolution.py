@@ -3,11 +3,14 @@
 A convolution is a linear layer on windows: with a_t the window (C·K numbers) that output position
 t reads and b_t its output gradient, ∂/∂W = Σ_t b_t a_tᵀ, group by group. In a transposed
 convolution input and output change places: the windows are those of the output gradient.
+
+Rows are kept where they are small. Else only norms are: from products of pixels or of windows
+(`ghost`), or of rows that are made and dropped, whichever `convolution_cost` finds cheapest.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
+import math
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +18,9 @@ from torch import Tensor
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from tacit.queries.engines import convolution_triton
-from tacit.queries.engines.ghost import ghost_norms
+from tacit.queries.engines.convolution_cost import Way, cheapest
+from tacit.queries.engines.convolution_gram import Axis, window_gram
+from tacit.queries.engines.ghost import Gram, norms_from_grams
 from tacit.queries.engines.rows import Contracted, RecordGradients, Stacked, pieces
 
 
@@ -42,33 +47,39 @@ class _Kernel:
         self.transposed = isinstance(layer, _ConvTransposeNd)
         windowed, plain = (cotangent, inputs) if self.transposed else (inputs, cotangent)
         self.inputs, self.cotangent = inputs, cotangent
-        self._windowed = windowed
-        self.plain = plain
+        self.windowed, self.plain = windowed, plain
         self.batch = len(plain)
         self.positions = plain[0, 0].numel() if self.batch else 0
-        self.window = windowed.shape[1] // layer.groups * layer.weight[0, 0].numel()
+        self.channels = windowed.shape[1] // layer.groups
+        self.window = self.channels * layer.weight[0, 0].numel()
         self.others = plain.shape[1] // layer.groups
-
-    @cached_property
-    def padded(self) -> Tensor:
-        return _pad(self.layer, self._windowed)
+        self.axes = [
+            Axis(*sizes)
+            for sizes in zip(
+                plain.shape[2:], layer.kernel_size, layer.stride, layer.dilation, strict=True
+            )
+        ]
 
     def gradients(self) -> RecordGradients:
         """Rows where they are smaller than what they come from, else norms and a contraction."""
         row = self.window * self.others * self.layer.groups
-        kept_anyway = self._windowed[0].numel() + self.plain[0].numel()
-        keep_rows = row <= 2 * kept_anyway
-        if self._fused():
-            return self._fused_gradients(keep_rows)
-        if keep_rows:
-            return Stacked(self.rows())
-        ghost_work = self.positions**2 * (self.window + self.others)
-        rows_work = self.positions * self.window * self.others
-        ghostly = ghost_work < rows_work
-        norms, reach = self._ghost_norms() if ghostly else self._norms_of_rows()
+        kept_anyway = self.windowed[0].numel() + self.plain[0].numel()
+        fused = self._fused()
+        # The GPU kernel gains nothing from larger rows; elsewhere they save a contraction.
+        if row <= (1 if fused else 2) * kept_anyway:
+            return self._fused_rows() if fused else Stacked(self.rows())
+        device = self.plain.device
+        shape = self.axes, self.channels, self.others, self.layer.groups
+        way = cheapest(*shape, device=device, fused=fused)
+        if way is Way.ROWS:
+            norms, reach = self._fused_norms() if fused else self._norms_of_rows()
+        else:
+            norms, reach = self._ghost_norms(way)
+        if device.type != "cpu":
+            reach = torch.maximum(reach, self._whole_reach())
         coarse = self._coarse()
         # Ghost norms are never coarse; norms of rows are rounded as the rows were.
-        roundings = 2 if coarse and not ghostly else 1
+        roundings = 2 if coarse and way is Way.ROWS else 1
         return Contracted(norms, reach, self._contract, self.rows, coarse, roundings)
 
     def _fused(self) -> bool:
@@ -85,15 +96,18 @@ class _Kernel:
             and not isinstance(layer.padding, str)
         )
 
-    def _fused_gradients(self, keep_rows: bool) -> RecordGradients:
-        found, squares = convolution_triton.weight_gradients(
-            self.layer, self.inputs, self.cotangent, store=keep_rows
+    def _fused_rows(self) -> Stacked:
+        rows, squares = convolution_triton.weight_gradients(
+            self.layer, self.inputs, self.cotangent, store=True
         )
-        if found is not None:
-            return Stacked(found, squares)
-        coarse = self._coarse()
-        roundings = 2 if coarse else 1
-        return Contracted(squares, self._reach(), self._contract, self.rows, coarse, roundings)
+        assert rows is not None
+        return Stacked(rows, squares)
+
+    def _fused_norms(self) -> tuple[Tensor, Tensor]:
+        _, squares = convolution_triton.weight_gradients(
+            self.layer, self.inputs, self.cotangent, store=False
+        )
+        return squares, self._reach()
 
     def _reach(self) -> Tensor:
         """Σ_t ‖a_t‖·‖b_t‖; a window's squared length is a convolution of squares with ones."""
@@ -108,8 +122,19 @@ class _Kernel:
         # The convolution may have been rounded to 10 bits.
         return products.flatten(1).sum(dim=1) * (1 + 2.0**-8)
 
+    def _whole_reach(self) -> Tensor:
+        """‖a‖·‖b‖: a GPU may contract by Fourier transforms, which round at *all* positions.
+
+        Where a is far from b their terms are zero, and so is S; what the transform adds is not.
+        """
+        zeros = self.transposed or self.layer.padding_mode == "zeros"
+        sides = (self.windowed if zeros else self._padded(slice(None)), self.plain)
+        least = torch.finfo(self.plain.dtype).tiny ** 0.5  # squares may vanish; lengths must not
+        a, b = (torch.linalg.vector_norm(x.flatten(1), dim=1) for x in sides)
+        return (a + least * sides[0][0].numel() ** 0.5) * (b + least * sides[1][0].numel() ** 0.5)
+
     def rows(self) -> Tensor:
-        parts = self._parts()
+        parts = self._parts(self.positions * self.window)
         if len(parts) == 1:
             return self._rows(parts[0])
         rows = self.plain.new_empty(self.batch, *self.layer.weight.shape)
@@ -118,25 +143,36 @@ class _Kernel:
         return rows
 
     def _rows(self, part: slice) -> Tensor:
-        with _same_precision_as_convolution(self.plain):
-            product = self._plain(part).transpose(2, 3) @ self._windows(part)  # B G M W
+        product = self._products(self._windows(part), self._plain(part))
         return product.reshape(len(product), *self.layer.weight.shape)
+
+    def _products(self, windows_BGTW: Tensor, plain_BGTM: Tensor) -> Tensor:
+        with _same_precision_as_convolution(self.plain):
+            return plain_BGTM.transpose(2, 3) @ windows_BGTW
 
     def _norms_of_rows(self) -> tuple[Tensor, Tensor]:
         norms, reach = self.plain.new_empty(self.batch), self.plain.new_empty(self.batch)
-        for part in self._parts():
-            norms[part] = self._rows(part).flatten(1).square().sum(dim=1)
-            tiny = torch.finfo(norms.dtype).tiny
-            windows = (self._windows(part).square().sum(dim=3) + self.window * tiny).sqrt()
-            others = (self._plain(part).square().sum(dim=3) + self.others * tiny).sqrt()
-            reach[part] = (windows * others).sum(dim=(1, 2))
+        tiny = torch.finfo(norms.dtype).tiny
+        for part in self._parts(self.window * (self.positions + 2 * self.others)):
+            windows, others = self._windows(part), self._plain(part)
+            norms[part] = self._products(windows, others).flatten(1).square().sum(dim=1)
+            length_a = (windows.square().sum(dim=3) + self.window * tiny).sqrt()
+            length_b = (others.square().sum(dim=3) + self.others * tiny).sqrt()
+            reach[part] = (length_a * length_b).sum(dim=(1, 2))
         return norms, reach
 
-    def _ghost_norms(self) -> tuple[Tensor, Tensor]:
+    def _ghost_norms(self, way: Way) -> tuple[Tensor, Tensor]:
         """Σ over groups of Σ_{t,u} (a_t·a_u)(b_t·b_u), from above; see `ghost`."""
         norms, reach = self.plain.new_empty(self.batch), self.plain.new_empty(self.batch)
-        for part in self._parts():
-            norms[part], reach[part] = ghost_norms(self._windows(part), self._plain(part))
+        by_pixels = way is Way.PIXELS
+        pixels = math.prod(axis.span for axis in self.axes)
+        workspace = 2 * pixels**2 if by_pixels else self.positions * self.window
+        for part in self._parts(workspace + 3 * self.positions**2):
+            if by_pixels:
+                gram = window_gram(self._padded(part), self.layer.groups, self.axes)
+            else:
+                gram = Gram.of(self._windows(part))
+            norms[part], reach[part] = norms_from_grams(gram, Gram.of(self._plain(part)))
         return norms, reach
 
     def _contract(self, scale_B: Tensor) -> Tensor:
@@ -148,7 +184,7 @@ class _Kernel:
         dims = len(layer.kernel_size)
         return torch.ops.aten.convolution_backward(
             scaled,
-            self.inputs if self.transposed or zero_padded else self.padded,
+            self.inputs if self.transposed or zero_padded else self._padded(slice(None)),
             layer.weight.detach().to(scaled.dtype),
             None,
             layer.stride,
@@ -162,14 +198,11 @@ class _Kernel:
 
     def _windows(self, part: slice) -> Tensor:
         """The windows of some records, as (B, G, T, W)."""
-        layer, x = self.layer, self.padded[part]
-        dims = len(layer.kernel_size)
-        for i, (size, stride, dilation) in enumerate(
-            zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)
-        ):
-            count = self.plain.shape[2 + i]
-            x = x.unfold(2 + i, (size - 1) * dilation + 1, stride)[..., ::dilation]
-            x = x.narrow(2 + i, 0, count)
+        layer, x = self.layer, self._padded(part)
+        dims = len(self.axes)
+        for i, axis in enumerate(self.axes):
+            x = x.unfold(2 + i, (axis.kernel - 1) * axis.dilation + 1, axis.stride)
+            x = x[..., :: axis.dilation].narrow(2 + i, 0, axis.count)
         # B, C, T…, K… → B, G, T…, C/G, K…
         x = x.unflatten(1, (layer.groups, -1))
         order = [0, 1, *range(3, 3 + dims), 2, *range(3 + dims, 3 + 2 * dims)]
@@ -179,8 +212,13 @@ class _Kernel:
         """The other side of some records, as (B, G, T, M)."""
         return self.plain[part].flatten(2).unflatten(1, (self.layer.groups, -1)).transpose(2, 3)
 
-    def _parts(self) -> list[slice]:
-        return pieces(self.batch, self.layer.groups * self.positions * self.window)
+    def _padded(self, part: slice) -> Tensor:
+        return _pad(self.layer, self.windowed[part])
+
+    def _parts(self, numbers: int) -> list[slice]:
+        """Slices of records for a workspace of so many numbers a group."""
+        limit = 1 << (22 if self.plain.device.type == "cpu" else 25)  # a CPU's fit its cache
+        return pieces(self.batch, self.layer.groups * numbers, limit)
 
     def _coarse(self) -> bool:
         convolution = torch.backends.cudnn.allow_tf32

@@ -32,8 +32,8 @@ def table_gradients(weight: Tensor, tokens_BT: Tensor, b_BTP: Tensor) -> RecordG
         length = lengths(inner, width)
         # Only positions that read the same row meet: R² = Σ_{t,u: v_t = v_u} ‖b_t‖·‖b_u‖.
         together = length[:, :, None] * length[:, None, :] * same
-        reach[part] = together.sum(dim=(1, 2)).sqrt()
-        squares = (inner * same).sum(dim=(1, 2))
+        reach[part] = together.sum(dim=2).sum(dim=1).sqrt()
+        squares = (inner * same).sum(dim=2).sum(dim=1)
         norms[part] = safe_squares(squares, reach[part], depth(width), positions)
 
     def contract(scale_B: Tensor) -> Tensor:

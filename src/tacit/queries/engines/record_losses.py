@@ -6,19 +6,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
-from tacit.losses.cross_entropy import CrossEntropy
+from tacit import losses
+from tacit.losses import RecordLoss, WithConstant
 from tacit.queries.bounded_gradient import Loss
 
 
 def losses_of(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """ℓ(h_i, y_i) for each record i; a loss that takes a batch is given batches of one.
 
-    Plain cross-entropy, which nearly everyone uses, is asked for its unreduced form instead: the
-    same numbers, without the price of `vmap`.
+    Tacit's own losses and plain cross-entropy, which nearly everyone uses, are asked for their
+    unreduced form instead: the same numbers, without the price of `vmap`. By exact type, since a
+    subclass may let records meet.
     """
-    temperature = _plain_cross_entropy(loss)
-    if temperature is not None and outputs.dim() == 2 and targets.dim() == 1:
-        return F.cross_entropy(outputs / temperature, targets, reduction="none")
+    if type(loss) is WithConstant:
+        return losses_of(loss.loss, outputs, targets)  # type: ignore[arg-type]
+    if type(loss) in _OURS:
+        assert isinstance(loss, RecordLoss)
+        return loss.per_record(outputs, targets)
+    if _is_plain_cross_entropy(loss) and outputs.dim() == 2 and targets.dim() == 1:
+        return F.cross_entropy(outputs, targets, reduction="none")
 
     def of_one(output: Tensor, target: Tensor) -> Tensor:
         return loss(output.unsqueeze(0), target.unsqueeze(0)).sum()
@@ -26,13 +32,17 @@ def losses_of(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     return vmap(of_one, randomness="different")(outputs, targets)
 
 
-def _plain_cross_entropy(loss: Loss) -> float | None:
-    """The temperature, where the loss is cross-entropy without weights or smoothing."""
+_OURS = frozenset(
+    kind
+    for kind in (getattr(losses, name) for name in losses.__all__)
+    if isinstance(kind, type) and issubclass(kind, RecordLoss)
+)
+
+
+def _is_plain_cross_entropy(loss: Loss) -> bool:
+    """Without weights, smoothing or classes to ignore."""
     if loss is F.cross_entropy:
-        return 1.0
-    if type(loss) is CrossEntropy:
-        return loss.temperature
+        return True
     if type(loss) is nn.CrossEntropyLoss:
-        plain = loss.weight is None and loss.label_smoothing == 0 and loss.ignore_index == -100
-        return 1.0 if plain else None
-    return None
+        return loss.weight is None and loss.label_smoothing == 0 and loss.ignore_index == -100
+    return False

@@ -7,7 +7,7 @@ once a batch shape, the whole of forward, backward, norms and contraction is ask
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,14 +15,16 @@ from torch import Tensor
 
 from tacit.batch import Batch, batch_of
 from tacit.queries.engines.book_keeping import BookKeeping
-from tacit.queries.engines.task import Task
+from tacit.queries.engines.task import Clipped, Task
 
 
 @dataclass
 class _Recording:
     """A graph, the tensors it reads, and the tensors it writes.
 
-    It holds on to its task, so that no other model or loss can come to have the same id.
+    It holds on to its task, so that no other model or loss can come to have the same id. The
+    clipping constants are among what it reads: a number would be recorded for good, and a step
+    clipped to an old C under noise for a new one is not private. `in_force` is what they hold.
     """
 
     task: Task
@@ -30,7 +32,9 @@ class _Recording:
     inputs: Tensor
     targets: Tensor
     mask: Tensor | None
-    sums: dict[str, Tensor]
+    norms: Tensor
+    in_force: tuple[float, ...]
+    clipped: Clipped
     keep: Tensor
 
 
@@ -38,9 +42,10 @@ class Replay:
     """Records `BookKeeping` for each batch shape and replays it; off a GPU it is `BookKeeping`.
 
     The sums are the same. Give it few shapes: `PoissonSampler(..., pad_to=32)` or `padded=True`.
-    The model must not change its structure, its training mode or its parameters' places between
-    steps without a new recording; all of these are part of a recording's key. Control flow that
-    depends on the data cannot be recorded: use `BookKeeping` for such a model.
+    Clipping constants may change from step to step: a recording reads them each time. The model
+    must not change its structure, its training mode or its parameters' places between steps
+    without a new recording; all of these are part of a recording's key. Control flow that depends
+    on the data cannot be recorded: use `BookKeeping` for such a model.
     """
 
     def __init__(self, engine: BookKeeping | None = None) -> None:
@@ -48,7 +53,7 @@ class Replay:
         self._recordings: dict[Hashable, _Recording] = {}
         self._pool: Any = None
 
-    def clipped_sums(self, task: Task, piece: Batch) -> dict[str, Tensor]:
+    def clipped_sums(self, task: Task, piece: Batch) -> Clipped:
         if not piece.indices.is_cuda or len(piece) == 0:
             return self.engine.clipped_sums(task, piece)
         key = self._key(task, piece)
@@ -62,19 +67,26 @@ class Replay:
         recording.targets.copy_(piece.targets)
         if recording.mask is not None and piece.mask is not None:
             recording.mask.copy_(piece.mask)
+        norms = _numbers(task)
+        if norms != recording.in_force:
+            recording.norms.copy_(_pinned(norms), non_blocking=True)
+            recording.in_force = norms
         recording.graph.replay()
         # The next replay overwrites its sums; the caller adds them up before that.
         if not bool(recording.keep.all()):
             return self.engine.clipped_sums(task, piece)
-        return recording.sums
+        return recording.clipped
 
     def _record(self, task: Task, piece: Batch) -> _Recording:
         inputs, targets = piece.inputs.clone(), piece.targets.clone()
         mask = None if piece.mask is None else piece.mask.clone()
+        in_force = _numbers(task)
+        norms = _pinned(in_force).to(inputs.device)
+        still_task = replace(task, norms=tuple(norms.unbind()))
 
-        def run() -> tuple[dict[str, Tensor], Tensor]:
+        def run() -> tuple[Clipped, Tensor]:
             still = batch_of(inputs, targets, divisor=piece.divisor, scheme=piece.scheme)
-            return self.engine.sums_and_keep(task, still.with_mask(mask))
+            return self.engine.sums_and_keep(still_task, still.with_mask(mask))
 
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -84,9 +96,9 @@ class Replay:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            sums, keep = run()
+            clipped, keep = run()
         self._pool = graph.pool()  # recordings take turns, so they may share their memory
-        return _Recording(task, graph, inputs, targets, mask, sums, keep)
+        return _Recording(task, graph, inputs, targets, mask, norms, in_force, clipped, keep)
 
     @staticmethod
     def _key(task: Task, piece: Batch) -> Hashable:
@@ -95,5 +107,13 @@ class Replay:
         places = tuple(tensor.data_ptr() for tensor in tensors)
         modes = tuple(module.training for module in task.model.modules())
         modes += (torch.backends.cudnn.allow_tf32, torch.is_autocast_enabled("cuda"))
-        asked = (id(task.model), id(task.loss), tuple(task.parameters), task.blocks, task.norms)
-        return asked, shape, places, modes
+        asked = (id(task.model), id(task.loss), tuple(task.parameters), task.blocks)
+        return asked, (task.rule, task.views, task.counted), shape, places, modes
+
+
+def _numbers(task: Task) -> tuple[float, ...]:
+    return tuple(float(norm) for norm in task.norms)
+
+
+def _pinned(norms: tuple[float, ...]) -> Tensor:
+    return torch.tensor(norms, dtype=torch.float64).pin_memory()

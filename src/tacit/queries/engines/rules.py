@@ -7,6 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tacit.lipschitz.layers import (
+    FrobeniusLinear,
+    SpectralConv1d,
+    SpectralConv2d,
+    SpectralConv3d,
+    SpectralLinear,
+)
 from tacit.queries.engines.convolution import convolution_gradients
 from tacit.queries.engines.embedding import embedding_gradients
 from tacit.queries.engines.embedding_bag import embedding_bag_gradients
@@ -33,17 +40,22 @@ _CONVOLUTIONS = (
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
 )
+# Their forward pass is that of the class they are derived from; only their weights are bounded.
+_SPECTRAL_CONVOLUTIONS = (SpectralConv1d, SpectralConv2d, SpectralConv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 # By exact type: a subclass may compute something else in its forward pass.
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: linear_gradients,
+    SpectralLinear: linear_gradients,
+    FrobeniusLinear: linear_gradients,
     nn.LayerNorm: layer_norm_gradients,
     nn.RMSNorm: rms_norm_gradients,
     nn.GroupNorm: group_norm_gradients,
     nn.Embedding: embedding_gradients,
     **dict.fromkeys(_CONVOLUTIONS, convolution_gradients),
+    **dict.fromkeys(_SPECTRAL_CONVOLUTIONS, convolution_gradients),
     **dict.fromkeys(_BATCH_NORMS, batch_norm_gradients),
     **dict.fromkeys(_INSTANCE_NORMS, instance_norm_gradients),
 }

@@ -99,4 +99,9 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
             elif isinstance(module, nn.RNNBase | nn.MultiheadAttention):
                 stack.callback(setattr, module, "dropout", module.dropout)
                 module.dropout = 0.0
+                if type(module) in (nn.RNN, nn.GRU, nn.LSTM):
+                    # cuDNN has no backward pass in evaluation mode, which without dropout is the
+                    # same as training.
+                    stack.callback(setattr, module, "training", module.training)
+                    module.training = True
         yield

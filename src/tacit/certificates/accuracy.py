@@ -1,0 +1,124 @@
+"""Certified accuracy: the share of records that are right, and stay so within a radius."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from tacit.certificates.certifier import certifier_for
+from tacit.data.records import Records
+from tacit.data.scaling import Scaler
+
+RADII = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
+PIXEL = 1 / 255
+
+
+@dataclass(frozen=True)
+class CertifiedAccuracy:
+    """Shares of held-out records that are right and certified at each radius, in units of `unit`.
+
+    `radii_N` holds each record's own radius, below 0 where the decision is wrong. The guarantee of
+    private training covers the training records only: what is read off these is not private.
+    """
+
+    radii: tuple[float, ...]
+    shares: tuple[float, ...]
+    unit: float
+    num_records: int
+    radii_N: Tensor = field(repr=False, compare=False)
+
+    def at(self, radius: float) -> float:
+        """The share that is right under every move of L2 norm at most radius·unit."""
+        return share_at(self.radii_N, radius * self.unit)
+
+    def facts(self) -> dict[str, Any]:
+        """Everything but the single records, as plain values."""
+        return {
+            "norm": "L2",
+            "unit": self.unit,
+            "num_records": self.num_records,
+            "certified_accuracy": [
+                {"radius": r, "share": s} for r, s in zip(self.radii, self.shares, strict=True)
+            ],
+            "median_radius_of_right": self.median_radius(),
+        }
+
+    def median_radius(self) -> float | None:
+        """Half of the records that are right are certified beyond this, in units of `unit`."""
+        right = self.radii_N[self.radii_N >= 0]
+        return float(right.median()) / self.unit if len(right) else None
+
+    def table(self) -> Table:
+        title = f"certified accuracy, L2, {self.num_records:,} held-out records"
+        table = Table(
+            "radius", "right and certified", title=title, title_justify="left", min_width=52
+        )
+        for radius, share in zip(self.radii, self.shares, strict=True):
+            table.add_row(name_of(radius, self.unit), f"{share:.2%}")
+        return table
+
+    def text(self, width: int = 100) -> str:
+        console = Console(file=io.StringIO(), width=width, force_terminal=False)
+        console.print(self.table())
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue()
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Certified accuracy against the radius, as a picture."""
+        from tacit.report.certified import plot_certified
+
+        plot_certified({"this model": self}, path)
+
+
+def certified_accuracy(
+    model: nn.Module,
+    records: Records,
+    radii: Sequence[float] = RADII,
+    *,
+    unit: float = PIXEL,
+    before: Scaler | Iterable[Scaler] = (),
+    batch_size: int = 2048,
+) -> CertifiedAccuracy:
+    """The share of held-out records that are right, and certified at each of `radii`·`unit`.
+
+    At radius 0 that is the accuracy. A record counts at r > 0 if its radius exceeds r (see
+    `certified_radius`, also for `before`: with it, `records` hold inputs before scaling).
+    """
+    chosen = _checked(radii)
+    if not 0 < unit < math.inf:
+        raise ValueError(f"unit is {unit}; give a finite number above 0")
+    certify = certifier_for(model, records.shape, before)
+    device = certify.slopes_KK.device
+    found = [torch.empty(0, dtype=torch.float64)]
+    for start in range(0, len(records), batch_size):
+        rows = slice(start, start + batch_size)
+        made = certify(records.inputs[rows])
+        right = made.right(records.targets[rows].to(device))
+        found.append(torch.where(right, made.radii_B, -1.0).cpu())
+    radii_N = torch.cat(found)
+    shares = tuple(share_at(radii_N, radius * unit) for radius in chosen)
+    return CertifiedAccuracy(chosen, shares, unit, len(records), radii_N)
+
+
+def share_at(radii_N: Tensor, radius: float) -> float:
+    counted = radii_N > radius if radius > 0 else radii_N >= 0
+    return float(counted.double().mean()) if len(radii_N) else 0.0
+
+
+def name_of(radius: float, unit: float) -> str:
+    return f"{radius:g}/255" if unit == PIXEL else f"{radius * unit:g}"
+
+
+def _checked(radii: Sequence[float]) -> tuple[float, ...]:
+    if not radii or not all(0 <= r < math.inf for r in radii):
+        raise ValueError(f"radii are {list(radii)}; give finite numbers from 0")
+    return tuple(sorted({float(r) for r in radii}))

@@ -1,0 +1,103 @@
+"""`tacit certify`: how robust the network of a run provably is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich.console import Console
+
+import tacit
+from tacit.certificates import CertifiedAccuracy, certified_accuracy
+from tacit.cli import accounting_options as options
+from tacit.cli.saved_run import SavedRun, read_run
+from tacit.cli.train_data import load_records
+from tacit.data import PublicScaler, Records, UnitNorm, load
+from tacit.data.catalogue import Dataset, lookup
+from tacit.data.scaling import Scaler
+from tacit.report.run_folder import to_json, write_json
+
+PIXELS = "pixels in [0, 1], before any scaling"
+AS_SCALED = "inputs as the network is given them"
+
+
+def certify(
+    folder: Path = typer.Argument(..., help="The folder of a run, as tacit train --out makes it."),
+    radii: str = typer.Option("0,1,2,4,8,16", help="L2 radii, in 1/255."),
+    device: str = typer.Option("auto", help="cpu, cuda, or auto."),
+    as_json: bool = options.JSON,
+) -> None:
+    """The share of held-out records that no small change of the input can move to another class.
+
+    For networks with a known Lipschitz constant. Writes certificate.json and certified.png into
+    the folder.
+
+    Example: tacit certify runs/x --radii 0,1,2,4,8,16,36
+    """
+    found, facts = certificate_of(folder, _numbers(radii), _device(device))
+    about = facts["inputs"]
+    if as_json:
+        typer.echo(to_json(facts))
+        return
+    console = Console()
+    console.print(found.table())
+    console.print(f"of {about}; written to {folder}/", highlight=False)
+
+
+def certificate_of(
+    folder: Path, radii: Sequence[float], device: torch.device
+) -> tuple[CertifiedAccuracy, dict[str, Any]]:
+    """Certify the run in `folder`; write certificate.json and certified.png, and return them."""
+    run = read_run(folder)
+    test, before, about = held_out(run)
+    network = run.network(test).to(device)
+    found = certified_accuracy(network, test, radii, before=before)
+    facts = {**found.facts(), "inputs": about, "dataset": test.name, "tacit": tacit.__version__}
+    write_json(facts, folder / "certificate.json")
+    found.plot(folder / "certified.png")
+    return found, facts
+
+
+def held_out(run: SavedRun) -> tuple[Records, list[Scaler], str]:
+    """The run's test records, the scalers between them and the network, and what they are.
+
+    Images are certified as pixels, for which the scalers count; tables as the network sees them.
+    """
+    told = run.data_options()
+    if told.scale_noise is not None:
+        raise ValueError(
+            f"the run in {run.folder} scaled its inputs by statistics released with noise, which "
+            "run.json does not hold; certify it in Python, where the scaled records are at hand"
+        )
+    if told.file is not None:
+        return load_records(told)[1], [], AS_SCALED
+    dataset = lookup(told.dataset)
+    if len(dataset.shape) != 3:
+        return load_records(told)[1], [], AS_SCALED
+    _, test = load(told.dataset, scale=None)
+    return test, scalers_of(dataset, told.unit_norm), PIXELS
+
+
+def scalers_of(dataset: Dataset, unit_norm: bool) -> list[Scaler]:
+    """What `tacit train` put between the pixels of a named dataset and its network."""
+    if unit_norm:
+        return [UnitNorm()]
+    if dataset.mean is None or dataset.std is None:
+        return []
+    return [PublicScaler(dataset.mean, dataset.std)]
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--radii is {text!r}; give numbers such as 0,1,2,4") from None
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)

@@ -1,0 +1,100 @@
+"""Random views of records, for gradients that are averaged over several views of each.
+
+Views need no secrecy. The bound on a record holds for any views whatever, and the guarantee is by
+the noise of the mechanism alone; so they are drawn from torch's global generator, and
+`torch.manual_seed` repeats them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """K views of each record, whose gradients are averaged before clipping.  [De 2022]
+
+        g_i = (1/K)·Σ_k ∇ℓ(f(view_k(x_i)), y_i),  then clipped.
+
+    The mean belongs to one record, so clipped to C it adds at most C, as one view would: views cost
+    time and no privacy. `transform` takes a batch of inputs and gives back a batch of as many, in
+    the same order, each row made from that row and fresh randomness alone. One that mixes rows
+    (mixup, statistics of the batch) would let a record into the others' gradients; it is refused
+    where the first batch shows it.
+    """
+
+    views: int
+    transform: Callable[[Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        if self.views < 1:
+            raise ValueError(f"views is {self.views}; give at least 1")
+
+    def views_of(self, inputs: Tensor) -> Tensor:
+        """(B, …) to (B·K, …): rows iK … iK + K − 1 are views of record i."""
+        rows = torch.repeat_interleave(inputs, self.views, dim=0)
+        made = self.transform(rows)
+        if len(made) != len(rows):
+            raise ValueError(
+                f"the transform made {len(made)} rows of {len(rows)}; it must make one of each"
+            )
+        return made
+
+
+@dataclass(frozen=True)
+class RandomCropFlip:
+    """A shift of up to `padding` pixels each way, and a mirror image half of the time.
+
+    What comes into sight is the image reflected at its border, or zeros with `reflect=False`.
+    Output (r, c) reads input (r + dy, c + dx), with dy and dx uniform on −p … p for each row of
+    the batch: indices and one gather, on the device where the images are.
+    """
+
+    padding: int = 4
+    reflect: bool = True
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        if self.padding < 0:
+            raise ValueError(f"padding is {self.padding}; give 0 or more")
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if images.dim() != 4:
+            raise ValueError(
+                f"a batch of inputs has shape {tuple(images.shape)}; crops and flips are for "
+                "images, (records, channels, height, width)"
+            )
+        height, width = images.shape[2:]
+        if self.reflect and self.padding >= min(height, width):
+            raise ValueError(
+                f"padding is {self.padding} and the images are {height} by {width}; reflection "
+                "needs less padding than that, or give reflect=False"
+            )
+        rows_BH, inside_BH = self._places(images, height)
+        columns_BW, inside_BW = self._places(images, width)
+        if self.flip:
+            mirrored = torch.rand(len(images), 1, device=images.device) < 0.5
+            columns_BW = torch.where(mirrored, columns_BW.flip(1), columns_BW)
+            inside_BW = torch.where(mirrored, inside_BW.flip(1), inside_BW)
+        places = (rows_BH[:, :, None] * width + columns_BW[:, None, :]).flatten(1)
+        flat = images.flatten(2)
+        cropped = flat.gather(2, places[:, None, :].expand_as(flat)).view_as(images)
+        if self.reflect:
+            return cropped
+        inside = inside_BH[:, None, :, None] & inside_BW[:, None, None, :]
+        return torch.where(inside, cropped, torch.zeros_like(cropped))
+
+    def _places(self, images: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Where each output line reads, for each image, and whether that is inside the image."""
+        device, reach = images.device, self.padding
+        shift_B1 = torch.randint(-reach, reach + 1, (len(images), 1), device=device)
+        places = torch.arange(size, device=device) + shift_B1
+        inside = (places >= 0) & (places < size)
+        if not self.reflect:
+            return places.clamp(0, size - 1), inside
+        last = size - 1
+        return last - (last - places.abs()).abs(), inside

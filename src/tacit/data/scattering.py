@@ -1,0 +1,126 @@
+"""Scattering features: fixed wavelets, so nothing about them is learnt from the data.
+
+S x = (x ⋆ φ, |x ⋆ ψ_λ| ⋆ φ, ||x ⋆ ψ_λ| ⋆ ψ_μ| ⋆ φ), averaged over 2^J pixels: these are
+K = 1 + JL + L²J(J−1)/2 numbers for each channel and each 2^J × 2^J square  [Bruna 2013; for private
+learning Tramèr 2021]. With J = 2 scales and L = 8 angles K is 81, so a 3×32×32 image becomes
+243×8×8. Each record's features depend on that record alone: the transform is free of privacy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tacit.data.records import Records
+from tacit.errors import DataError
+
+
+@dataclass(frozen=True)
+class Scattering:
+    """The transform for images of (channels, height, width), J scales and L angles."""
+
+    shape: tuple[int, int, int]
+    scales: int = 2
+    angles: int = 8
+
+    @property
+    def feature_shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.shape
+        each = 1 + self.scales * self.angles + self.angles**2 * self.scales * (self.scales - 1) // 2
+        side = 2**self.scales
+        return channels * each, height // side, width // side
+
+    def __call__(self, images: Tensor, chunk: int = 2048) -> Tensor:
+        """(B, C, H, W) to (B, C·K, H/2^J, W/2^J), on the images' device."""
+        # The package's own `kymatio.torch` also imports 3-d code that a current SciPy breaks.
+        from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
+
+        if tuple(images.shape[1:]) != self.shape:
+            raise ValueError(f"images of shape {tuple(images.shape[1:])}, expected {self.shape}")
+        transform = ScatteringTorch2D(J=self.scales, shape=self.shape[1:], L=self.angles)
+        transform = transform.to(images.device)
+        found = images.new_empty(len(images), *self.feature_shape)
+        for start in range(0, len(images), chunk):
+            part = images[start : start + chunk].contiguous()
+            found[start : start + chunk] = transform(part).flatten(1, 2)
+        return found
+
+
+def group_normalised(features: Tensor, groups: int, chunk: int = 4096) -> Tensor:
+    """Each record's features with mean 0 and variance 1 in each group of channels: free."""
+    found = torch.empty_like(features)
+    for start in range(0, len(features), chunk):
+        part = slice(start, start + chunk)
+        found[part] = F.group_norm(features[part], groups)
+    return found
+
+
+def scattering_features(
+    records: Records,
+    *,
+    groups: int | None = 27,
+    cache: str | os.PathLike[str] | None = None,
+    device: torch.device | str | None = None,
+) -> Records:
+    """The same records with scattering features for inputs, computed once.
+
+    `groups` normalises each record by itself (None: left as they are). With `cache`, a folder,
+    the features are kept there under a name that is a checksum of the images and the settings,
+    together with a checksum of their own; a file that does not match is refused.
+    """
+    if len(records.shape) != 3:
+        raise ValueError(f"records of shape {records.shape}; scattering is for images (C, H, W)")
+    transform = Scattering(records.shape)
+    where = torch.device(device) if device is not None else records.device
+    path = None if cache is None else Path(cache) / f"{_key(records.inputs, transform)}.npz"
+    if path is not None and path.exists():
+        features = _read(path).to(where)
+    else:
+        features = transform(records.inputs.to(where))
+        if path is not None:
+            _write(path, features)
+    if groups is not None:
+        features = group_normalised(features, _dividing(groups, features.shape[1]))
+    return replace(records.to(where), inputs=features)
+
+
+def _dividing(groups: int, channels: int) -> int:
+    """The largest number up to `groups` that divides the channels (27 of 81 and 243)."""
+    return math.gcd(groups, channels) if channels % groups else groups
+
+
+def _key(images: Tensor, transform: Scattering) -> str:
+    digest = hashlib.sha256(repr(transform).encode())
+    digest.update(str((tuple(images.shape), images.dtype)).encode())
+    digest.update(np.ascontiguousarray(images.cpu().numpy()).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _write(path: Path, features: Tensor) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    array = features.cpu().numpy()
+    whole = path.with_suffix(f".{os.getpid()}.part")
+    with whole.open("wb") as file:
+        np.savez(file, features=array, sha256=np.array(_checksum(array)))
+    whole.replace(path)  # a reader sees all of it or nothing
+
+
+def _read(path: Path) -> Tensor:
+    with np.load(path) as held:
+        array, expected = held["features"], str(held["sha256"])
+    if _checksum(array) != expected:
+        raise DataError(f"{path} does not match its checksum; delete it and it is made again")
+    return torch.from_numpy(array)
+
+
+def _checksum(array: np.ndarray | Sequence[float]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()

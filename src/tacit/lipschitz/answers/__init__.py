@@ -1,0 +1,1 @@
+"""The three answers of PyTorch's own modules, one file per kind."""

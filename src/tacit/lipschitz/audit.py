@@ -1,0 +1,242 @@
+"""Attacks the bounds that layers and models claim. For whoever writes a layer of their own.
+
+    from tacit.lipschitz import audit_layer
+    print(audit_layer(MyLayer(), input_shape=(3, 8, 8), input_norm=2.0).require())
+
+An attack that finds nothing proves nothing, and one that finds something settles the matter.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tacit.lipschitz.attack import Points, climb, randomise, start_points
+from tacit.lipschitz.audit_report import AuditReport, Finding
+from tacit.lipschitz.loss_constant import loss_constant
+from tacit.lipschitz.neighbours import RECORDS, find_faults, same_draws
+from tacit.lipschitz.projection import enforce
+from tacit.lipschitz.propagate import input_lipschitz, propagate
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def audit_layer(
+    layer: nn.Module,
+    input_shape: Sequence[int],
+    *,
+    input_norm: float = 1.0,
+    steps: int = 40,
+    rows: int = 6,
+    restarts: int = 2,
+    seed: int = 0,
+) -> AuditReport:
+    """Attack the three answers of a layer, or of a network without its loss.
+
+    The answers are those of `propagate` for inputs of norm at most `input_norm` and cotangents of
+    norm at most 1. Ascent starts from `rows` points at once, with the weights as they are and then
+    `restarts - 1` times with other feasible ones. Works on a copy in float64 on the CPU, in the
+    layer's present mode. Raises `UnboundedLayer` if the layer claims nothing.
+    """
+    work = _Copy(layer, input_shape, input_norm, steps, rows, restarts, seed)
+    claims = propagate(work.model, 1.0, work.shape, input_norm)
+    steepest = input_lipschitz(work.model, work.shape, input_norm)
+    longest = work.largest(work.output_norms, "x")
+    findings = [Finding("output norm", claims.output.norm, longest)]
+    if math.isfinite(steepest):
+        both_ways = (work.largest(work.cotangent_norms, "xg"), work.largest(work.secants, "xx"))
+        findings.append(Finding("Lipschitz constant", steepest, _worst(both_ways)))
+    for name, claimed in claims.by_parameter.items():
+        found = work.largest(work.gradient_norms_of(name), "xg")
+        findings.append(Finding(f"gradient of {name}", claimed, found))
+    faults = work.faults(backwards=math.isfinite(steepest))
+    return AuditReport(type(layer).__name__, tuple(findings), tuple(faults))
+
+
+def audit_model(
+    model: nn.Module,
+    loss: Loss,
+    input_shape: Sequence[int],
+    targets: Tensor,
+    *,
+    input_norm: float = math.inf,
+    steps: int = 40,
+    rows: int = 6,
+    restarts: int = 2,
+    seed: int = 0,
+) -> AuditReport:
+    """Attack the bound on one record's gradient of each parameter, and the loss's constant.
+
+    `targets` are the targets to try, such as `torch.arange(num_classes)`, one a row. Inputs are of
+    any size, unless the model counts on `input_norm`. The loss is asked on a batch too: it must be
+    the mean or the sum of its records' losses, else one record changes what another contributes.
+    """
+    work = _Copy(model, input_shape, input_norm, steps, rows, restarts, seed)
+    if targets.is_floating_point():
+        targets = targets.double()
+    labels = targets[torch.arange(rows) % len(targets)]
+    claims = propagate(work.model, loss, work.shape, input_norm)
+    outputs = claims.output.shape
+    constant = loss_constant(loss, math.prod(outputs))
+    free = start_points(outputs, math.inf, rows, work.generator)
+    found = climb(lambda h: _steepness(loss, h, labels), [free], nn.Module(), steps)
+    findings = [Finding("loss constant", constant, found)]
+    for name, claimed in claims.by_parameter.items():
+        values = work.loss_gradient_norms_of(name, loss, labels)
+        findings.append(Finding(f"gradient of {name}", claimed, work.largest(values, "x")))
+    faults = work.faults(backwards=False) + work.loss_faults(loss, targets, claims.by_parameter)
+    return AuditReport(type(model).__name__, tuple(findings), tuple(faults))
+
+
+class _Copy:
+    """The module under attack, and what can be asked of it: one number a row."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        shape: Sequence[int],
+        input_norm: float,
+        steps: int,
+        rows: int,
+        restarts: int,
+        seed: int,
+    ) -> None:
+        if not input_norm > 0:
+            raise ValueError(f"input_norm is {input_norm}; give a number above 0")
+        self.original = copy.deepcopy(module).to("cpu", torch.float64)
+        self.model = self.original
+        self.shape, self.input_norm = tuple(shape), float(input_norm)
+        self.steps, self.rows, self.restarts = steps, rows, restarts
+        self.generator = torch.Generator().manual_seed(seed)
+        enforce(self.original)
+
+    def largest(self, values: Callable[..., Tensor], free: str) -> float:
+        """The most that ascent finds. `free` says what moves: x an input, g a unit cotangent."""
+        found = []
+        for attempt in range(self.restarts):
+            self.model = copy.deepcopy(self.original)
+            if attempt:
+                randomise(self.model, self.generator)
+            points = [self._inputs() if kind == "x" else self._cotangents() for kind in free]
+            found.append(climb(values, points, self.model, self.steps))
+        self.model = self.original
+        return _worst(found)
+
+    def output_norms(self, x: Tensor) -> Tensor:
+        return _row_norms(same_draws(self.model, x))
+
+    def cotangent_norms(self, x: Tensor, g: Tensor) -> Tensor:
+        y = same_draws(self.model, x)
+        if not y.requires_grad:
+            return x.new_zeros(len(x))
+        (pulled,) = torch.autograd.grad((g * y).sum(), x, create_graph=True, allow_unused=True)
+        return x.new_zeros(len(x)) if pulled is None else _row_norms(pulled)
+
+    def secants(self, x: Tensor, other: Tensor) -> Tensor:
+        """‖f(x) − f(x')‖/‖x − x'‖, for half of the rows with x' close to x."""
+        near = x.detach().lerp(other, 1e-4)
+        other = torch.where(_as_rows(torch.arange(len(x)) % 2 == 0, x), near, other)
+        moved = same_draws(self.model, x) - same_draws(self.model, other)
+        # Closer than this, the difference of two outputs is rounding.
+        apart = _row_norms(x - other).clamp_min(1e-8 * min(self.input_norm, 1.0))
+        return _row_norms(moved) / apart
+
+    def gradient_norms_of(self, name: str) -> Callable[[Tensor, Tensor], Tensor]:
+        def values(x: Tensor, g: Tensor) -> Tensor:
+            return self._norms(name, (g * same_draws(self.model, x)).flatten(1).sum(dim=1))
+
+        return values
+
+    def loss_gradient_norms_of(
+        self, name: str, loss: Loss, labels: Tensor
+    ) -> Callable[[Tensor], Tensor]:
+        def values(x: Tensor) -> Tensor:
+            y = same_draws(self.model, x)
+            return self._norms(name, _alone(loss, y, labels))
+
+        return values
+
+    def _norms(self, name: str, of_rows: Tensor) -> Tensor:
+        parameter = self.model.get_parameter(name)
+        each = [
+            torch.autograd.grad(of_row, parameter, create_graph=True, allow_unused=True)[0]
+            for of_row in of_rows
+        ]
+        norms = [of_rows.new_zeros(()) if g is None else torch.linalg.vector_norm(g) for g in each]
+        return torch.stack(norms)
+
+    def faults(self, backwards: bool) -> list[str]:
+        records, replacement = self._batch()
+        return find_faults(self.original, records, replacement, backwards)
+
+    def loss_faults(self, loss: Loss, targets: Tensor, bounds: dict[str, float]) -> list[str]:
+        """Whether the loss of a batch is the mean, or the sum, of its records' losses."""
+        records, _ = self._batch()
+        # Most records of one class and one alone in its own: what class counts stumble over.
+        labels = targets[torch.tensor([0] * (RECORDS - 1) + [len(targets) - 1])]
+        outputs = self.original(records)
+        together, alone = loss(outputs, labels), _alone(loss, outputs, labels)
+        for whole in (alone.mean(), alone.sum()):
+            if torch.allclose(together, whole, 1e-9, 1e-12):
+                return []
+        moved = self._moved_by_one(loss, records, labels, bounds)
+        return [
+            "the loss of a batch is neither the mean nor the sum of its records' losses, so one "
+            f"record changes what others contribute: removing one moved the summed gradient by "
+            f"{moved:.3g} times its bound"
+        ]
+
+    def _moved_by_one(
+        self, loss: Loss, records: Tensor, labels: Tensor, bounds: dict[str, float]
+    ) -> float:
+        names = [name for name, bound in bounds.items() if bound > 0]
+        parameters = [self.original.get_parameter(name) for name in names]
+
+        def summed(rows: Tensor, of: Tensor) -> Sequence[Tensor | None]:
+            total = len(rows) * loss(self.original(rows), of)
+            return torch.autograd.grad(total, parameters, allow_unused=True)
+
+        pairs = zip(summed(records, labels), summed(records[:-1], labels[:-1]), strict=True)
+        apart = [0.0 if a is None or b is None else float((a - b).norm()) for a, b in pairs]
+        return max((d / bounds[n] for n, d in zip(names, apart, strict=True)), default=math.nan)
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        points = start_points(self.shape, self.input_norm, RECORDS + 1, self.generator).rows
+        # From the last rows, which are random, to the first, which is unlike them all.
+        return points[1:], points[:1]
+
+    def _inputs(self) -> Points:
+        return start_points(self.shape, self.input_norm, self.rows, self.generator)
+
+    def _cotangents(self) -> Points:
+        shape = tuple(self.model(torch.zeros(1, *self.shape, dtype=torch.float64)).shape[1:])
+        return start_points(shape, 1.0, self.rows, self.generator, sphere=True)
+
+
+def _worst(found: Sequence[float]) -> float:
+    """The largest; max() would drop a NaN that does not come first."""
+    return next((f for f in found if not math.isfinite(f)), max(found))
+
+
+def _alone(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each record as a batch of one."""
+    rows = zip(outputs.split(1), targets.split(1), strict=True)
+    return torch.stack([loss(output, target).sum() for output, target in rows])
+
+
+def _steepness(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    total = _alone(loss, outputs, targets).sum()
+    (gradients,) = torch.autograd.grad(total, outputs, create_graph=True)
+    return _row_norms(gradients)
+
+
+def _row_norms(rows: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(rows.flatten(1), dim=1)
+
+
+def _as_rows(keep: Tensor, like: Tensor) -> Tensor:
+    return keep.view((len(like),) + (1,) * (like.dim() - 1))

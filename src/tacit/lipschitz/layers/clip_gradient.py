@@ -1,0 +1,68 @@
+"""Identity forwards, per-record norm clipping backwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.lipschitz.bounds import Bound, Parameterless
+
+
+class ClipGradient(nn.Module, Parameterless):
+    """f(x) = x, with each record's cotangent g replaced by g·min(1, C/‖g‖) on its way back.
+
+    Below it no cotangent is longer than C, whatever the layers and the loss above, so it makes
+    their Lipschitz constants irrelevant for the layers before it  [clipless paper, §3.3]. It
+    clips records apart only if the loss is summed over records, as `Clipless` does.
+    """
+
+    exact = True
+
+    def __init__(self, max_norm: float) -> None:
+        super().__init__()
+        if not 0 < max_norm < float("inf"):
+            raise ValueError(f"max_norm is {max_norm}; give a finite number above 0")
+        self.max_norm = float(max_norm)
+
+    @property
+    def cotangent_limit(self) -> float:
+        return self.max_norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return clip_cotangent(x, self.max_norm)
+
+    def extra_repr(self) -> str:
+        return f"{self.max_norm}"
+
+    def lipschitz(self, x: Bound) -> float:
+        return 1.0
+
+
+def clip_cotangent(x: Tensor, max_norm: float | Tensor) -> Tensor:
+    clipped: Tensor = _Clip.apply(x, max_norm)
+    return clipped
+
+
+class _Clip(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, max_norm: float | Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.max_norm = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        flat = gradient.flatten(1)
+        flat = torch.where(flat.isfinite().all(dim=1, keepdim=True), flat, 0.0)
+        norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+        # A few roundings lower, so that the norm of what goes on keeps to the bound.
+        reach = ctx.max_norm * (1 - 16 * torch.finfo(flat.dtype).eps)
+        scale = (reach / norms.clamp_min(torch.finfo(torch.float64).tiny)).clamp(max=1.0)
+        return (flat * scale[:, None].to(flat.dtype)).reshape(gradient.shape), None

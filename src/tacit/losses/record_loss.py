@@ -1,0 +1,33 @@
+"""What every loss is: one number a record, and their mean."""
+
+from __future__ import annotations
+
+import abc
+
+from torch import Tensor
+
+
+class RecordLoss(abc.ABC):
+    """ℓ(h, y) of each record by itself. Called, it gives the mean over the records given.
+
+    A record's number depends on no other record, on no class count and on no statistic of the
+    batch; else one record could move everyone's gradient, and no constant would hold.
+    """
+
+    @abc.abstractmethod
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """ℓ(h_i, y_i) for each record i: (B, …) and (B, …) to (B,)."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.per_record(outputs, targets).mean()
+
+
+class LipschitzLoss(RecordLoss):
+    """A loss whose gradient in one record's outputs has a largest norm."""
+
+    @abc.abstractmethod
+    def lipschitz_for(self, num_outputs: int) -> float:
+        """max ‖∇_h ℓ(h, y)‖₂ over all outputs h of one record and all targets y.
+
+        `num_outputs` is how many numbers h has, which the network's shape makes public.
+        """

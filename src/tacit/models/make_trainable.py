@@ -1,0 +1,178 @@
+"""Replaces what cannot be trained record by record, and says what it replaced."""
+
+from __future__ import annotations
+
+import copy
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from tacit.errors import MixesRecords, UnsupportedModule
+from tacit.models.normalisation import Norm, group_norm
+from tacit.models.weight_standardisation import WeightStandardised, WeightStandardisedConv2d
+from tacit.queries.record_mixing import refuse_mixing
+
+SIXTEEN_GROUPS = group_norm(16)
+_BATCH_NORM_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+_BATCH_NORM_STATE = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+
+
+class Trainable(NamedTuple):
+    """A model that keeps records apart, and in words what was changed to make it one."""
+
+    model: nn.Module
+    changes: tuple[str, ...]
+
+
+def make_trainable(model: nn.Module, norm: Norm | WeightStandardised = SIXTEEN_GROUPS) -> Trainable:
+    """A copy of the model in which no module mixes records, and what was changed in it.
+
+    BatchNorm, in either mode, becomes `norm(channels)`, by default GroupNorm, with the same
+    weights; running statistics of InstanceNorm and max_norm of embeddings are dropped. What is
+    shared or tied stays so. The changed layers compute something else than before: train, or
+    fine-tune, what comes out.
+
+    `norm=WeightStandardised()` also standardises the weights of the convolution that feeds a
+    BatchNorm. That is the `nn.Conv2d` which the same parent registered just before it, with as
+    many filters as the norm has channels; a forward pass is not looked at.
+
+    Raises MixesRecords or UnsupportedModule for what it cannot replace.
+    """
+    changes: list[str] = []
+    # What deepcopy finds here it takes for copied already, so that all that refers to a replaced
+    # module or to its weights, in any way, refers to the replacement in the copy.
+    memo: dict[int, Any] = {}
+    feeding = _feeding(model) if isinstance(norm, WeightStandardised) else set()
+    make_norm = norm.norm if isinstance(norm, WeightStandardised) else norm
+    for module, names in _paths(model).items():
+        where = _where(names)
+        if isinstance(module, _BatchNorm):
+            made: nn.Module = _normalisation(module, where, make_norm, memo)
+            why = "batch statistics mix records"
+        elif module in feeding:
+            assert isinstance(module, nn.Conv2d)
+            made = _standardised(module, memo)
+            why = "it feeds a BatchNorm, and standardised weights stand in for a part of it"
+        else:
+            continue
+        memo[id(module)] = made
+        changes.append(f"{where}: {_brief(module)} → {_brief(made)}: {why}")
+    copied = copy.deepcopy(model, memo)
+    for module, names in _paths(copied).items():
+        words = _simplified(module)
+        if words is not None:
+            changes.append(f"{_where(names)}: {words}")
+    refuse_mixing(copied)
+    return Trainable(copied, tuple(changes))
+
+
+def _normalisation(
+    module: _BatchNorm, where: str, make_norm: Norm, memo: dict[int, Any]
+) -> nn.Module:
+    """The norm for as many channels, with the BatchNorm's weights, ε, mode, dtype and device."""
+    kind = type(module)
+    if module.num_features == 0:
+        raise UnsupportedModule(
+            f"{where} ({kind.__name__}) does not know its channels yet; run one batch of zeros "
+            "through the model, and then make it trainable"
+        )
+    state = {*module._parameters, *module._buffers, *module._modules}
+    if kind.forward not in _BATCH_NORM_FORWARDS or not state <= _BATCH_NORM_STATE:
+        raise MixesRecords(
+            f"{where} ({kind.__name__}) mixes records through batch statistics, and does more "
+            "than the BatchNorm it is derived from, which a replacement would lose; replace it "
+            "by hand"
+        )
+    if isinstance(module, nn.BatchNorm1d) and module.num_features == 1:
+        raise MixesRecords(
+            f"{where} (BatchNorm1d) mixes records through batch statistics, and has one channel, "
+            "which normalised by itself would be zero; remove it"
+        )
+    made = make_norm(module.num_features)
+    tensors = chain(module.parameters(), module.buffers())
+    like = next((t for t in tensors if t.is_floating_point()), None)
+    if like is not None:
+        made.to(like.device, like.dtype)
+    for name in ("weight", "bias"):
+        old, new = getattr(module, name), getattr(made, name, None)
+        if old is None and isinstance(made, nn.GroupNorm):
+            made.affine = False
+            setattr(made, name, None)
+        elif old is not None and new is not None and old.shape == new.shape:
+            setattr(made, name, copy.deepcopy(old, memo))
+    if isinstance(made, nn.GroupNorm):
+        made.eps = module.eps
+    return made.train(module.training)
+
+
+def _standardised(module: nn.Conv2d, memo: dict[int, Any]) -> WeightStandardisedConv2d:
+    made = WeightStandardisedConv2d(
+        module.in_channels,
+        module.out_channels,
+        module.kernel_size,  # type: ignore[arg-type]
+        module.stride,  # type: ignore[arg-type]
+        module.padding,  # type: ignore[arg-type]
+        module.dilation,  # type: ignore[arg-type]
+        module.groups,
+        module.bias is not None,
+        module.padding_mode,
+        device="meta",  # its own weights are never used
+    )
+    made.weight, made.bias = copy.deepcopy((module.weight, module.bias), memo)
+    return made.train(module.training)
+
+
+def _feeding(model: nn.Module) -> set[nn.Module]:
+    """The convolutions that a parent registered just before a BatchNorm of as many channels."""
+    return {
+        before
+        for parent in model.modules()
+        for before, after in pairwise(parent._modules.values())
+        if type(before) is nn.Conv2d
+        and isinstance(after, _BatchNorm)
+        and before.out_channels == after.num_features
+        and before.weight[0].numel() > 1  # one number less its own mean is zero
+    }
+
+
+def _simplified(module: nn.Module) -> str | None:
+    """Switch off the options that mix records; say so in words, or None if there were none."""
+    kind = type(module).__name__
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+        was, module.max_norm = f"max_norm={module.max_norm:g}", None
+        return f"{kind} with {was} → without: it rewrites the rows that records ask for"
+    if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        module.track_running_stats = False
+        module.running_mean = module.running_var = module.num_batches_tracked = None
+        was = "running statistics"
+        return f"{kind}({module.num_features}) with {was} → without: they are not noised"
+    return None
+
+
+def _paths(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """All names of each module; a shared one has several."""
+    paths: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(module, []).append(name)
+    return paths
+
+
+def _where(names: list[str]) -> str:
+    if names == [""]:
+        return "the model itself"
+    quoted = [repr(name) for name in names]
+    return f"layer {quoted[0]}" if len(quoted) == 1 else f"layer {' = '.join(quoted)}"
+
+
+def _brief(module: nn.Module) -> str:
+    kind = type(module).__name__
+    if isinstance(module, _BatchNorm):
+        return f"{kind}({module.num_features})"
+    if isinstance(module, nn.GroupNorm):
+        return f"{kind}({module.num_groups}, {module.num_channels})"
+    if isinstance(module, nn.Conv2d):
+        return f"{kind}({module.in_channels}, {module.out_channels})"
+    return repr(module)

@@ -1,0 +1,94 @@
+"""`tacit train --model`: every name builds a network for the data, or says why it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file as load_weights
+from torch import nn
+from typer.testing import CliRunner
+
+import tacit
+from tacit.cli import app
+from tacit.cli.networks import ModelName, QueryName, network_for
+
+FAST = ["--noise-multiplier", "5", "--delta", "1e-4", "--quiet", "--json", "--seed", "0"]
+
+
+def run(folder: Path, *arguments: str):
+    return CliRunner().invoke(app, ["train", *FAST, "--out", str(folder), *arguments])
+
+
+def records(*shape: int) -> tacit.Records:
+    return tacit.Records(torch.zeros(1, *shape), torch.zeros(1).long(), num_classes=7)
+
+
+def test_resnet18_from_end_to_end(tmp_path: Path) -> None:
+    result = run(tmp_path, "--model", "resnet18", "--batch-size", "3", "--steps", "1")
+    assert result.exit_code == 0, result.exception
+    facts = json.loads(result.stdout)
+    changes = facts["config"]["used"]["model_changes"]
+    assert len(changes) == 20
+    assert changes[0].startswith("layer '1': BatchNorm2d(64) → GroupNorm(16, 64)")
+    assert all(change in result.stderr for change in changes)
+    assert any("and 19 more" in note for note in facts["notes"])
+    model = tacit.make_trainable(tacit.models.resnet18(channels=1)).model
+    model.load_state_dict(load_weights(tmp_path / "weights.safetensors"))
+
+
+def test_every_engine_takes_the_same_steps(tmp_path: Path) -> None:
+    losses = []
+    for engine in ("book-keeping", "replay", "per-record"):
+        folder = tmp_path / engine
+        result = run(folder, "--steps", "2", "--batch-size", "50", "--engine", engine)
+        assert result.exit_code == 0, result.exception
+        facts = json.loads(result.stdout)
+        assert facts["config"]["options"]["engine"] == engine
+        assert facts["config"]["used"]["model_changes"] == []
+        losses.append(facts["loss"])
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+
+
+FITTING = {
+    (1, 28, 28): set(ModelName) - {ModelName.CIFAR_CNN},
+    (3, 32, 32): set(ModelName) - {ModelName.MNIST_CNN},
+    (1, 8, 8): set(ModelName)
+    - {ModelName.MNIST_CNN, ModelName.CIFAR_CNN, ModelName.LENET5, ModelName.VGG},
+    (9,): {ModelName.DEFAULT, ModelName.LINEAR, ModelName.MLP, ModelName.LIPSCHITZ_MLP},
+}
+
+
+@pytest.mark.parametrize("shape", FITTING, ids=str)
+def test_every_name_fits_or_says_why_not(shape: tuple[int, ...]) -> None:
+    for name in ModelName:
+        if name not in FITTING[shape]:
+            with pytest.raises(ValueError, match=r"takes (images|3 channels)"):
+                network_for(name, records(*shape), QueryName.CLIP)
+            continue
+        model, changes = network_for(name, records(*shape), QueryName.CLIP)
+        assert model(torch.zeros(2, *shape)).shape == (2, 7)
+        assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+        has_norm = name in {"convnet", "lenet5", "resnet8", "resnet18"}
+        assert bool(changes) == has_norm
+
+
+CLIPLESS = ["default", "linear", "mnist-cnn", "lenet5", "vgg", "lipschitz-vgg", "lipschitz-mixer"]
+
+
+@pytest.mark.parametrize("name", CLIPLESS)
+def test_clipless_takes_a_network_by_its_twin(name: str) -> None:
+    model, changes = network_for(ModelName(name), records(1, 28, 28), QueryName.CLIPLESS)
+    found = tacit.propagate(model, 1.0, (1, 28, 28))
+    assert set(found.by_parameter) == {n for n, _ in model.named_parameters()}
+    assert bool(changes) == (name in ("mnist-cnn", "lenet5", "vgg"))
+
+
+def test_a_shape_that_does_not_fit_ends_the_command_in_words(tmp_path: Path) -> None:
+    result = run(tmp_path, "--model", "vgg")
+    assert result.exit_code != 0
+    assert isinstance(result.exception, ValueError)
+    assert "at least 12×12" in str(result.exception)
+    assert "1×8×8" in str(result.exception)

@@ -1,0 +1,149 @@
+"""The clipless query: bounds that hold for the numbers added, and the same sums as autograd."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import tacit
+from tacit import AdaptiveNorm, Clipless, Records
+from tacit.errors import UnboundedLayer
+from tacit.lipschitz import BoundedInput, MaxMin, SpectralLinear
+from tacit.losses import CrossEntropy, MeanSquaredError, WithConstant
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        BoundedInput(1.0, sphere=True), SpectralLinear(5, 8), MaxMin(), SpectralLinear(8, 3)
+    ).double()
+
+
+def batch_of(n: int, seed: int = 1, **options: object) -> tacit.Batch:
+    torch.manual_seed(seed)
+    inputs, targets = torch.randn(n, 5).double(), torch.randint(3, (n,))
+    return tacit.batch_of(inputs, targets, divisor=10, scheme=tacit.Poisson(0.1), **options)
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("physical", [None, 1, 4])
+def test_the_sums_are_those_of_a_loop(clip: float | None, physical: int | None) -> None:
+    model, loss, batch = network(), CrossEntropy(0.2), batch_of(9, max_physical=physical)
+    found = Clipless(gradient_clip=clip)(model, loss, batch)
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    for x, y in zip(batch.inputs, batch.targets, strict=True):
+        outputs = model(x[None])
+        leaf = outputs.detach().requires_grad_()
+        (g,) = torch.autograd.grad(loss(leaf, y[None]), leaf)
+        if clip is not None:
+            g = g * min(1.0, clip / float(g.norm()))
+        for part, each in zip(
+            total, torch.autograd.grad(outputs, list(model.parameters()), g), strict=True
+        ):
+            part += each
+    for block, expected in zip(found.blocks, total, strict=True):
+        torch.testing.assert_close(block.sums[0], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_an_empty_batch_is_zeros() -> None:
+    found = Clipless()(network(), CrossEntropy(), batch_of(0))
+    assert all(not part.any() for block in found.blocks for part in block.sums)
+
+
+def test_linear_on_a_sphere_is_per_sample_clipping() -> None:
+    """Where the input's norm is constant, clipping the output gradient clips the weight's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(BoundedInput(1.0, sphere=True), SpectralLinear(5, 3)).double()
+    batch, loss = batch_of(7), CrossEntropy(0.1)
+    ours = Clipless(gradient_clip=0.5)(model, loss, batch)
+    other = tacit.PerSampleClip(0.5)(model, loss, batch)
+    assert ours.blocks[0].bound == pytest.approx(other.blocks[0].bound, rel=1e-6)
+    torch.testing.assert_close(
+        ours.blocks[0].sums[0], other.blocks[0].sums[0], rtol=1e-6, atol=1e-9
+    )
+
+
+def test_the_bound_is_the_smaller_of_clip_and_loss() -> None:
+    batch = batch_of(3)
+    free = Clipless()(network(), CrossEntropy(2.0), batch).blocks[-1].bound
+    loose = Clipless(gradient_clip=99.0)(network(), CrossEntropy(2.0), batch).blocks[-1].bound
+    tight = Clipless(gradient_clip=0.1)(network(), CrossEntropy(2.0), batch).blocks[-1].bound
+    assert free == pytest.approx(math.sqrt(2) / 2, rel=1e-3)
+    assert loose == free
+    assert tight == pytest.approx(0.1, rel=1e-3)
+
+
+def test_weights_outside_their_sets_are_shrunk_before_they_are_used() -> None:
+    model = network()
+    with torch.no_grad():
+        model[3].weight.mul_(50)
+    found = Clipless(gradient_clip=0.2)(model, CrossEntropy(0.01), batch_of(1))
+    for block in found.blocks:
+        assert float(block.sums[0].norm()) <= block.bound
+
+
+def test_a_changed_layer_has_a_changed_bound() -> None:
+    model, query, loss = network(), Clipless(), CrossEntropy()
+    before = query(model, loss, batch_of(1)).blocks[0].bound
+    model[0].max_norm = 3.0
+    after = query(model, loss, batch_of(1)).blocks[0].bound
+    assert after == pytest.approx(3 * before)
+
+
+def test_what_has_no_bound_is_refused_in_words() -> None:
+    with pytest.raises(UnboundedLayer, match="no known Lipschitz constant"):
+        Clipless()(network(), MeanSquaredError(), batch_of(2))
+    with pytest.raises(UnboundedLayer, match="no known Lipschitz constant"):
+        Clipless()(network(), nn.functional.cross_entropy, batch_of(2))
+    with pytest.raises(UnboundedLayer, match="BoundedInput"):
+        Clipless()(network()[1:], CrossEntropy(), batch_of(2))
+    ordinary = nn.Sequential(BoundedInput(), nn.Linear(5, 3)).double()
+    with pytest.raises(UnboundedLayer, match="Linear"):
+        Clipless()(ordinary, CrossEntropy(), batch_of(2))
+    Clipless(gradient_clip=1.0)(network(), nn.functional.cross_entropy, batch_of(2))
+    Clipless()(network(), WithConstant(nn.functional.cross_entropy, 2.0), batch_of(2))
+
+
+def test_the_adaptive_clip_moves_with_releases_only() -> None:
+    torch.manual_seed(0)
+    records = Records(torch.randn(400, 5).double(), torch.randint(3, (400,)), public_size=400)
+    sampler = tacit.PoissonSampler(records, 0.5, steps=30, seed=0)
+    follow = AdaptiveNorm(50.0, quantile=0.5, learning_rate=0.5)
+    query = Clipless(gradient_clip=follow)
+    mechanism = tacit.Mechanism(query, sampler, 2.0, seed=0)
+    model, loss = network(), CrossEntropy(0.1)
+    with tacit.Ledger(budget=tacit.Budget(100.0, 1e-5)) as ledger:
+        ledger.begin(mechanism.plan)
+        for batch in sampler:
+            private = mechanism.privatise(model, loss, batch)
+            before = mechanism.query.thresholds
+            ledger.release(private, into=model)
+            assert len(mechanism.query.thresholds[0]) == len(before[0]) + 1
+    # Output gradients of this loss are at most √2/τ = 14.1; half of them are below the clip.
+    assert 2.0 < mechanism.query.thresholds[0][-1] < 14.2
+    assert query.thresholds == ()
+
+
+def test_a_whole_run_with_a_certificate(tmp_path) -> None:
+    torch.manual_seed(0)
+    centres = torch.randn(3, 5) * 2
+    targets = torch.randint(3, (600,))
+    records = Records(centres[targets] + 0.3 * torch.randn(600, 5), targets, 3, public_size=600)
+    model = tacit.models.lipschitz_mlp((5,), 3, hidden=(16,))
+    trainer = tacit.Trainer(
+        model,
+        loss=CrossEntropy(0.1),
+        query=Clipless(gradient_clip=1.0),
+        sampler=tacit.PoissonSampler(records, expected_batch_size=200, steps=40),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
+        budget=tacit.Budget(8.0, 1e-4),
+        progress=False,
+    )
+    run = trainer.fit()
+    facts = run.facts(records)
+    assert facts["accuracy"] > 0.8
+    assert facts["certificate"]["certified_accuracy"][0]["share"] == facts["accuracy"]
+    assert "certified accuracy" in run.summary(records)
