@@ -45,12 +45,13 @@ def _clipless(batch: int, epochs: float, rate: float, temperature: float, clip: 
     )
 
 
-# Chosen on held-out training records.
+# digits and fashion-mnist were chosen on held-out training records at ε = 3, for an MLP with one
+# hidden layer; mnist and cifar10 are as fashion-mnist, and not searched.
 CLIPLESS = {
-    "digits": _clipless(720, 30, 0.7, 0.1, 1.0),
-    "mnist": _clipless(8192, 27, 0.25, 0.02, 7.0),
-    "fashion-mnist": _clipless(8192, 14, 0.25, 0.02, 7.0),
-    "cifar10": _clipless(8192, 33, 0.25, 0.03, 5.0),
+    "digits": _clipless(720, 60, 0.09, 0.047, 4.3),
+    "mnist": _clipless(8192, 27, 0.085, 0.0102, 13.9),
+    "fashion-mnist": _clipless(8192, 27, 0.085, 0.0102, 13.9),
+    "cifar10": _clipless(8192, 33, 0.085, 0.0102, 13.9),
 }
 CLIPLESS_OTHERWISE = _clipless(1024, 20, 0.5, 0.1, 1.0)
 

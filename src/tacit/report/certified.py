@@ -33,7 +33,7 @@ def plot_certified(results: Mapping[str, CertifiedAccuracy], path: str | os.Path
         "L2 radius (1/255)" if units == {PIXEL} else "L2 radius (in the results' units)"
     )
     axes.set_ylabel("right and certified (%)")
-    axes.set_ylim(0, None)
+    axes.set_ylim(0, 102)
     axes.set_xlim(0, last * 1.02)
     axes.grid(alpha=0.3)
     if len(results) > 1:

@@ -1,0 +1,69 @@
+"""Scattering features: of each record alone, kept under a checksum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tacit import Records
+from tacit.data.scattering import Scattering, group_normalised, scattering_features
+from tacit.errors import DataError
+
+
+def records(n: int = 5) -> Records:
+    torch.manual_seed(0)
+    return Records(torch.rand(n, 1, 16, 16), torch.arange(n) % 2, num_classes=2, public_size=n)
+
+
+def test_shapes_are_those_of_the_literature() -> None:
+    assert Scattering((1, 28, 28)).feature_shape == (81, 7, 7)
+    assert Scattering((3, 32, 32)).feature_shape == (243, 8, 8)
+    assert Scattering((1, 16, 16))(torch.rand(2, 1, 16, 16)).shape == (2, 81, 4, 4)
+
+
+def test_a_record_is_transformed_by_itself() -> None:
+    data = records()
+    whole = scattering_features(data).inputs
+    alone = scattering_features(data.replaced(1, torch.rand(1, 16, 16), 0)).inputs
+    keep = [0, 2, 3, 4]
+    torch.testing.assert_close(whole[keep], alone[keep], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(whole[1], alone[1])
+
+
+def test_shifts_move_features_little() -> None:
+    """The zeroth order is an average over 4×4 squares: it keeps the mean of a smooth image."""
+    image = torch.full((1, 1, 16, 16), 0.7)
+    features = Scattering((1, 16, 16))(image)
+    torch.testing.assert_close(features[0, 0], torch.full((4, 4), 0.7), rtol=1e-3, atol=1e-3)
+    assert features[0, 1:].abs().max() < 1e-3
+
+
+def test_normalised_groups_have_mean_zero_and_variance_one() -> None:
+    found = group_normalised(torch.rand(3, 81, 4, 4), 27).reshape(3, 27, -1)
+    assert found.mean(dim=2).abs().max() < 1e-5
+    assert (found.var(dim=2, unbiased=False) - 1).abs().max() < 1e-2
+
+
+def test_the_cache_is_used_and_checked(tmp_path) -> None:
+    data = records()
+    first = scattering_features(data, cache=tmp_path)
+    (file,) = tmp_path.glob("*.npz")
+    stamp = file.stat().st_mtime_ns
+    again = scattering_features(data, cache=tmp_path)
+    assert torch.equal(first.inputs, again.inputs)
+    assert file.stat().st_mtime_ns == stamp
+    scattering_features(data.replaced(0, torch.rand(1, 16, 16), 1), cache=tmp_path)
+    assert len(list(tmp_path.glob("*.npz"))) == 2
+    with np.load(file) as held:
+        parts = dict(held)
+    parts["features"][0, 0, 0, 0] += 1
+    np.savez(file, **parts)
+    with pytest.raises(DataError, match="checksum"):
+        scattering_features(data, cache=tmp_path)
+
+
+def test_only_images() -> None:
+    flat = Records(torch.rand(3, 9), torch.zeros(3))
+    with pytest.raises(ValueError, match="images"):
+        scattering_features(flat)
