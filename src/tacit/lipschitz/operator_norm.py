@@ -14,20 +14,20 @@ MARGIN = 2.0**-26
 _EXACT = 2.0**-13
 
 
-def operator_norm_upper(w_LMN: Tensor, squarings: int = 9) -> Tensor:
+def operator_norm_upper(w_LMN: Tensor, squarings: int = 5) -> Tensor:
     """An upper bound of the largest singular value of each matrix, the better of two.
 
     Near a multiple of an orthogonal matrix, with A = WᵀW and μ = tr(A)/n the mean eigenvalue:
     ‖W‖² = λ_max(A) ≤ μ + ‖A − μI‖_F, exact to six digits there.
     Any matrix: λ_max(A) ≤ ‖A^(2^t)‖_F^(1/2^t), which is loose by at most n^(1/2^(t+1)), so that
-    ‖W‖ is by half as many powers: 1.003 for n = 512 at t = 9  [Gram iteration, Delattre 2023].
+    ‖W‖ is by half as many powers: 1.05 for n = 512 at t = 5  [Gram iteration, Delattre 2023].
     """
     gram = gram_matrix(w_LMN)
     near = near_orthogonal_upper(gram)
     # Off a GPU nobody waits for an answer: where the first bound is exact, the second is not asked.
     if near.device.type == "cpu" and bool((near <= mean_norm(gram) * (1 + _EXACT)).all()):
         return near
-    return torch.minimum(near, gram_iteration_upper(gram, squarings))
+    return torch.minimum(near, gram_iteration_upper(gram, near, squarings))
 
 
 def gram_matrix(w_LMN: Tensor) -> Tensor:
@@ -49,22 +49,21 @@ def mean_norm(gram_LNN: Tensor) -> Tensor:
     return gram_LNN.diagonal(dim1=-2, dim2=-1).mean(dim=-1).sqrt()
 
 
-def gram_iteration_upper(gram_LNN: Tensor, squarings: int) -> Tensor:
-    """‖A^(2^t)‖_F^(1/2^(t+1)), with A rescaled before each squaring and its scale kept in logs.
+def gram_iteration_upper(gram_LNN: Tensor, norm_L: Tensor, squarings: int = 5) -> Tensor:
+    """u·‖(A/u²)^(2^t)‖_F^(1/2^(t+1)), with u an upper bound of the norm that is known already.
 
     λ_max(A)^(2^t) = λ_max(A^(2^t)) ≤ ‖A^(2^t)‖_F for a symmetric A with no negative eigenvalue.
+    Divided by u², no eigenvalue is above 1, so powers cannot overflow. Nor can the largest vanish:
+    u² ≤ μ + ‖A − μI‖_F ≤ (1 + √n)·λ_max, and (1 + √n)^(−2^t) is above 10⁻⁷⁰ for n ≤ 10⁴ and
+    t ≤ 5, so `squarings` is at most 5.
     """
-    log_scale = torch.zeros(gram_LNN.shape[:-2], dtype=gram_LNN.dtype, device=gram_LNN.device)
-    power = gram_LNN
+    assert squarings <= 5
     tiny = torch.finfo(gram_LNN.dtype).tiny
+    power = gram_LNN / norm_L.square().clamp_min(tiny)[..., None, None]
     for _ in range(squarings):
-        size = torch.linalg.matrix_norm(power).clamp_min(tiny)
-        power = power / size[..., None, None]
-        log_scale = 2 * (log_scale + size.log())
         power = power @ power
-    last = torch.linalg.matrix_norm(power).clamp_min(tiny).log() + log_scale
-    # One more factor 2 in the root: singular values of W are roots of the eigenvalues of A.
-    return (last / 2 ** (squarings + 1)).exp() * (1 + MARGIN)
+    size = torch.linalg.matrix_norm(power)
+    return norm_L * size ** (1 / 2 ** (squarings + 1)) * (1 + MARGIN)
 
 
 def operator_norm_exact(w_LMN: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from tacit.errors import UnboundedLayer
 from tacit.lipschitz.recorded import Recorded
 from tacit.lipschitz.sets import WeightSet, shrinking, shrunk
 
@@ -31,8 +32,19 @@ class Constrained(Protocol):
 
 
 def constraints_of(model: nn.Module) -> list[Constraint]:
-    """Those of all layers; of a weight that two layers share, both hold."""
-    return [c for m in model.modules() if isinstance(m, Constrained) for c in m.constraints()]
+    """Those of all layers; of a weight that two layers share, both hold.
+
+    Only a parameter can be kept in a set: a weight that is computed from another (by a
+    parametrization, say) would be computed anew, outside it.
+    """
+    found = [c for m in model.modules() if isinstance(m, Constrained) for c in m.constraints()]
+    for constraint in found:
+        if not isinstance(constraint.parameter, nn.Parameter):
+            raise UnboundedLayer(
+                "a constrained weight is computed from other parameters and cannot be projected; "
+                "remove its parametrization, or train this model with PerSampleClip"
+            )
+    return found
 
 
 def project(model: nn.Module) -> None:

@@ -81,7 +81,7 @@ class Orthogonal:
 
     def project(self, stack: Tensor) -> Tensor:
         matrices = as_matrices(stack, self.groups)
-        norms = operator_norm_upper(matrices, squarings=4)
+        norms = operator_norm_upper(matrices)
         inside = matrices / norms.clamp_min(1e-30).to(matrices.dtype)[..., None, None]
         found = orthogonalise(inside, self.steps) * self.max_norm
         return found.reshape(stack.shape)
