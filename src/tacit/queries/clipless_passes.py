@@ -139,6 +139,11 @@ class Replayed:
         # The next replay overwrites its sums; the caller adds them up before that.
         return recording.sums
 
+    def forget(self) -> None:
+        """Give the recordings' memory back; the next step records anew."""
+        self._recordings.clear()
+        self._pool = None
+
     def _record(self, asked: Passes, piece: Batch) -> _Recording:
         inputs, targets = piece.inputs.clone(), piece.targets.clone()
         mask = None if piece.mask is None else piece.mask.clone()

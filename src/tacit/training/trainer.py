@@ -125,6 +125,7 @@ class Trainer:
             raise
         finally:
             ledger.end() if ledger is given else ledger.close()
+            self._forget_recordings()
         if self.moving_average is not None:
             self.moving_average.swap(self.model)
         # Short of its limit, a run answers for all of its plan: what ended it may have looked.
@@ -201,6 +202,12 @@ class Trainer:
             notes=notes,
             config=self.config,
         )
+
+    def _forget_recordings(self) -> None:
+        """A recorded graph holds the memory of a step; a finished run must not."""
+        forget = getattr(getattr(self.mechanism.query, "engine", None), "forget", None)
+        if forget is not None:
+            forget()
 
     def _calibrated(self, prelude: tuple[dpa.DpEvent, ...]) -> float:
         return calibrate(self.budget, self.sampler, unit=self.query.unit, prelude=prelude)

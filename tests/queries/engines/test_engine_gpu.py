@@ -45,7 +45,8 @@ def test_bfloat16_autocast_keeps_the_bound(model):
         sums_of(PerSampleClip(0.1), model, batch_for(inputs))
         for i in range(4):
             one = whole(sums_of(PerSampleClip(0.1), model, batch_for(inputs[i : i + 1])))
-            assert 0.1 * (1 - 1e-3) <= one.norm() <= 0.1
+            # Where rows are not kept, the norm allows for TensorFloat-32's roundings.
+            assert 0.1 * (1 - 2e-2) <= one.norm() <= 0.1
 
 
 @pytest.mark.parametrize("tensor_float", [False, True])

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tacit
 from tacit import Clip, Normalise
-from tacit.queries import BookKeeping, Replay
+from tacit.queries import BookKeeping, Replay, Replayed
 from tacit.queries.bounded_gradient import trainable
 from tacit.queries.engines import Task
 
@@ -89,3 +89,23 @@ def test_the_key_is_for_everything_but_the_constants(task):
         Replay._key(task, piece.with_mask(torch.ones(6, dtype=torch.bool))),
     ]
     assert len({key, *changes}) == 1 + len(changes)
+
+
+def test_a_finished_run_gives_its_recordings_back() -> None:
+    for engine, query in (
+        (Replay(), lambda e: tacit.PerSampleClip(0.1, engine=e)),
+        (Replayed(), lambda e: tacit.Clipless(gradient_clip=0.1, engine=e)),
+    ):
+        engine._recordings["held"] = object()  # type: ignore[assignment]
+        records = tacit.Records(torch.randn(40, 4), torch.randint(2, (40,)), 2, public_size=40)
+        model = tacit.models.lipschitz_mlp((4,), 2, hidden=(4,))
+        tacit.Trainer(
+            model,
+            tacit.losses.CrossEntropy(),
+            query(engine),
+            tacit.PoissonSampler(records, 0.5, steps=2),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            tacit.Budget(3.0, 1e-4),
+            progress=False,
+        ).fit()
+        assert not engine._recordings

@@ -77,6 +77,11 @@ class Replay:
             return self.engine.clipped_sums(task, piece)
         return recording.clipped
 
+    def forget(self) -> None:
+        """Give the recordings' memory back; the next step records anew."""
+        self._recordings.clear()
+        self._pool = None
+
     def _record(self, task: Task, piece: Batch) -> _Recording:
         inputs, targets = piece.inputs.clone(), piece.targets.clone()
         mask = None if piece.mask is None else piece.mask.clone()
