@@ -87,14 +87,14 @@ def draw(rng: random.Random, size: int) -> Setting:
     def log_uniform(low: float, high: float) -> float:
         return math.exp(rng.uniform(math.log(low), math.log(high)))
 
-    sizes = [100, 300, 1000] if size < 200_000 else [100, 300]
+    sizes = [100, 300, 1000] if size < 100_000 else [100, 300]
     kind = rng.choice(["linear", "fourier", "fourier", "dense"])
     return Setting(
         standardise=rng.random() < 0.7,
         features=rng.choice(sizes) if kind == "fourier" else 0,
         bandwidth=log_uniform(0.3, 10.0),
         hidden=rng.choice([32, 128]) if kind == "dense" else 0,
-        rate=rng.choice([0.05, 0.2, 0.5]) if size < 300_000 else rng.choice([0.02, 0.05, 0.2]),
+        rate=rng.choice([0.05, 0.2, 0.5] if size < 100_000 else [0.01, 0.03]),
         steps=rng.choice([30, 60, 120]),
         scale=log_uniform(2.0, 60.0),
         clip=rng.choice([1.0, 0.5, 0.2]),
