@@ -147,3 +147,9 @@ def test_a_whole_run_with_a_certificate(tmp_path) -> None:
     assert facts["accuracy"] > 0.8
     assert facts["certificate"]["certified_accuracy"][0]["share"] == facts["accuracy"]
     assert "certified accuracy" in run.summary(records)
+
+
+@pytest.mark.parametrize("clip", [-1.0, 0.0, math.inf, math.nan])
+def test_a_clip_that_is_none_is_refused(clip: float) -> None:
+    with pytest.raises(ValueError, match="gradient_clip is"):
+        Clipless(gradient_clip=clip)

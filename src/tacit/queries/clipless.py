@@ -22,7 +22,7 @@ from tacit.queries.adaptive_norm import COUNT_BOUND, AdaptiveNorm, Thresholds
 from tacit.queries.blocks import Blocks, by_parameter, check_cover
 from tacit.queries.bounded_gradient import Block, BoundedGradient, Loss, Statistic, trainable
 from tacit.queries.clipless_passes import Eager, PassEngine, Passes
-from tacit.queries.clipping import accumulator, as_norms, flattened
+from tacit.queries.clipping import accumulator, flattened
 from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import Unit
 
@@ -53,8 +53,11 @@ class Clipless:
         augmentation: Augmentation | None = None,
         engine: PassEngine | None = None,
     ) -> None:
-        if gradient_clip is not None and not isinstance(gradient_clip, AdaptiveNorm):
-            gradient_clip = as_norms(gradient_clip)  # type: ignore[assignment]
+        if isinstance(gradient_clip, int | float) and not 1e-12 <= gradient_clip < math.inf:
+            raise ValueError(
+                f"gradient_clip is {gradient_clip}; give a finite number of at least 1e-12, or "
+                "None for no limit"
+            )
         self.gradient_clip = gradient_clip
         self.blocks = blocks
         self.engine: PassEngine = engine or Eager()
