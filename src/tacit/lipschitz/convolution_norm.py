@@ -172,5 +172,5 @@ def _trace(a: Tensor) -> Tensor:
 
 
 def _frobenius(a: Tensor) -> Tensor:
-    """Of complex matrices as real numbers, several times faster than PyTorch's own."""
+    """Of complex matrices as real numbers: no root is taken of every entry."""
     return torch.linalg.vector_norm(torch.view_as_real(a), dim=(-3, -2, -1))

@@ -1,8 +1,8 @@
 """Operator norms of matrices from above. Power iteration comes from below and is nowhere here.
 
 Everything is float64 on batches of matrices (L, M, N). Rounding: a Gram matrix of n-term products
-is off by at most n·2⁻⁵³·‖W‖_F² [Higham 2002, §3.5], below 2⁻³⁰ of ‖W‖² for n ≤ 4,096 and far
-below it in practice; `MARGIN` is larger than that.
+is off by at most n·2⁻⁵³·‖W‖_F² [Higham 2002, §3.5], and ‖W‖_F² ≤ r·‖W‖² for r rows or columns:
+below 2⁻²⁹ of ‖W‖² for n·r ≤ 2²⁴. `MARGIN` is larger than what that makes of a norm.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class SpectralBall:
 class Orthogonal:
     """W/max_norm with all singular values near 1 and none above it: gradient norm preserving.
 
-    The weight is flattened to (rows, rest) in `groups` row blocks. Certified like the ball: by
-    √(1 + ‖WᵀW − I‖_F), which is exact to six digits here, or by Gram iteration.
+    The weight is flattened to (rows, rest) in `groups` row blocks. Certified like the
+    ball, where the near-orthogonal bound is exact to six digits.
     """
 
     max_norm: float
