@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import tacit
-from tacit import AdaptiveNorm, Clipless, Records
+from tacit import AdaptiveNorm, Augmentation, Clipless, Records
+from tacit.cuda_graph import state_of
 from tacit.errors import UnboundedLayer
-from tacit.lipschitz import BoundedInput, MaxMin, SpectralLinear
+from tacit.lipschitz import BoundedInput, ClipGradient, MaxMin, Parameterless, SpectralLinear
 from tacit.losses import CrossEntropy, MeanSquaredError, WithConstant
 
 
@@ -153,3 +154,50 @@ def test_a_whole_run_with_a_certificate(tmp_path) -> None:
 def test_a_clip_that_is_none_is_refused(clip: float) -> None:
     with pytest.raises(ValueError, match="gradient_clip is"):
         Clipless(gradient_clip=clip)
+
+
+def test_a_constant_that_is_too_small_is_enforced() -> None:
+    """The loss's constant is what is accounted for, so it is also what is let through."""
+    loss = WithConstant(CrossEntropy(0.01), 0.1)  # the truth is 141
+    found = Clipless()(network(), loss, batch_of(1))
+    for block in found.blocks:
+        assert float(block.sums[0].norm()) <= block.bound
+        assert block.bound <= 0.11
+
+
+class Growing(nn.Module, Parameterless):
+    """A user's layer whose answers read what is no plain value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = [1.0]
+
+    def forward(self, x):
+        return x * self.factors[0]
+
+    def lipschitz(self, x):
+        return self.factors[0]
+
+
+def test_answers_of_a_users_layer_are_asked_each_time() -> None:
+    growing = Growing()
+    model = nn.Sequential(BoundedInput(), growing, SpectralLinear(5, 3).double())
+    query, loss = Clipless(), CrossEntropy()
+    before = query(model, loss, batch_of(1)).blocks[0].bound
+    growing.factors[0] = 7.0
+    assert query(model, loss, batch_of(1)).blocks[0].bound == pytest.approx(7 * before)
+
+
+def test_views_of_another_shape_are_refused() -> None:
+    longer = Augmentation(2, lambda x: torch.cat([x, x], dim=1))
+    with pytest.raises(ValueError, match="keep their shape"):
+        Clipless(augmentation=longer)(network(), CrossEntropy(), batch_of(3))
+
+
+def test_a_recording_depends_on_settings() -> None:
+    """A clip is a number inside a recorded graph: another clip needs another recording."""
+    model = nn.Sequential(BoundedInput(), ClipGradient(1.0), SpectralLinear(5, 3))
+    before = state_of(model)
+    assert state_of(model) == before
+    model[1].max_norm = 0.5
+    assert state_of(model) != before

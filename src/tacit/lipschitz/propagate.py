@@ -43,6 +43,7 @@ class Sensitivities:
     by_parameter: dict[str, float] = field(default_factory=dict)
     layers: list[LayerRow] = field(default_factory=list)
     output: Bound = field(default_factory=lambda: Bound(0.0, ()))
+    cotangent: float = math.inf  # of the outputs: where the way back begins
 
     def total(self) -> float:
         """(Σ_θ Δ_θ²)^(1/2): the sensitivity of the whole gradient."""
@@ -68,8 +69,11 @@ def propagate(
     walker = _Walker(model, precision, found)
     output, back = walker.walk(model, "", Bound(float(input_norm), tuple(input_shape)))
     found.output = output
-    known = isinstance(loss, int | float)
-    back(float(loss) if known else loss_constant(loss, math.prod(output.shape)))  # type: ignore[arg-type]
+    if isinstance(loss, int | float):
+        found.cotangent = float(loss)
+    else:
+        found.cotangent = loss_constant(loss, math.prod(output.shape))
+    back(found.cotangent)
     found.layers.reverse()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:

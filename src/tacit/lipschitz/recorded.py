@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tacit.cuda_graph import capture
+
 
 class Recorded:
     """Runs a function as it is off a GPU, and from its second use as a CUDA graph on one.
@@ -32,17 +34,5 @@ class Recorded:
             work()
             return
         if self._graph is None:
-            self._graph = _record(work)
+            self._graph, _ = capture(work, warm_ups=1)
         self._graph.replay()
-
-
-def _record(work: Callable[[], None]) -> Any:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph

@@ -9,13 +9,17 @@ its ε is that of a fixed C at the same z.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from tacit.queries.bounded_gradient import Statistic
 from tacit.queries.clipping import as_norms, sum_dtype
 
 COUNT_BOUND = 0.5  # what one record adds to a centred count, at the most
@@ -126,3 +130,33 @@ class Thresholds:
         """Move one block's threshold by a count that was released."""
         path = self.paths[block]
         path.append(self.adaptive[block].after(path[-1], noisy_count, divisor))
+
+    def statistics(self, counts: Tensor, divisor: float) -> tuple[Statistic, ...]:
+        """The centred count of each block whose threshold follows it."""
+        return tuple(
+            Statistic(
+                name=f"records below the threshold of block {block}",
+                value=counts[block],
+                bound=COUNT_BOUND,
+                std=norm.noise(divisor),
+                observe=partial(self.observe, block, divisor),
+            )
+            for block, norm in self.adaptive.items()
+        )
+
+
+class Following:
+    """A query with thresholds of its own: what `Adapting` asks for."""
+
+    _thresholds: Thresholds | None = None
+
+    def fresh(self) -> Self:
+        """The same query at its first thresholds: what a run begins with."""
+        other = copy.copy(self)
+        other._thresholds = None
+        return other
+
+    @property
+    def thresholds(self) -> tuple[tuple[float, ...], ...]:
+        """Where some adapt: each C, from the first to the one in force. Public."""
+        return tuple(map(tuple, self._thresholds.paths)) if self._thresholds else ()

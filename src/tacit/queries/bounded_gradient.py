@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable
 
@@ -33,6 +33,26 @@ class Block:
     @property
     def size(self) -> int:
         return sum(p.numel() for p in self.parameters)
+
+
+def blocks_from(
+    total: Tensor,
+    parameters: Mapping[str, nn.Parameter],
+    blocks: Sequence[tuple[str, ...]],
+    bounds: Sequence[float],
+) -> tuple[Block, ...]:
+    """Blocks over one vector that holds all sums, in the parameters' order."""
+    pieces = total.split([p.numel() for p in parameters.values()])
+    sums = {n: t.view_as(p) for (n, p), t in zip(parameters.items(), pieces, strict=True)}
+    return tuple(
+        Block(
+            names=names,
+            parameters=tuple(parameters[n] for n in names),
+            sums=tuple(sums[n] for n in names),
+            bound=bound,
+        )
+        for names, bound in zip(blocks, bounds, strict=True)
+    )
 
 
 @dataclass(frozen=True)

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import partial
-from typing import Self
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from tacit.batch import Batch
+from tacit.cuda_graph import settings_of
 from tacit.data.augmentation import Augmentation
 from tacit.lipschitz.loss_constant import ClippedLoss
 from tacit.lipschitz.precision import Precision, precision_in_force
 from tacit.lipschitz.projection import constraints_of, enforce
 from tacit.lipschitz.propagate import Sensitivities, propagate
-from tacit.queries.adaptive_norm import COUNT_BOUND, AdaptiveNorm, Thresholds
+from tacit.queries.adaptive_norm import AdaptiveNorm, Following, Thresholds
 from tacit.queries.blocks import Blocks, by_parameter, check_cover
-from tacit.queries.bounded_gradient import Block, BoundedGradient, Loss, Statistic, trainable
+from tacit.queries.bounded_gradient import BoundedGradient, Loss, blocks_from, trainable
 from tacit.queries.clipless_passes import Eager, PassEngine, Passes
 from tacit.queries.clipping import accumulator, flattened
 from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import Unit
 
 
-class Clipless:
+class Clipless(Following):
     """Σ_i ∇_θ ℓ(f_θ(x_i), y_i), with no clipping of parameter gradients  [clipless paper, Alg. 2].
 
     One record's gradient of parameter θ is at most Δ_θ, the bound that `propagate` carries through
@@ -36,11 +34,11 @@ class Clipless:
     One forward and one backward pass of plain training, whatever the batch.
 
     `gradient_clip` limits the norm of each record's loss gradient *in the outputs* to C. Then C
-    takes the place of the loss's constant: less bias than clipping parameter gradients, and less
-    noise than the loss's worst case. For a linear model on inputs of one norm it is per-sample
-    clipping. An `AdaptiveNorm` follows a quantile of those norms, for a count that is charged.
-    `augmentation` averages each record's gradient over views, each within the bound. A record that
-    is not finite adds nothing. `engine=Replayed()` makes the passes one CUDA graph.
+    takes the place of the loss's constant, and less noise is needed than for the loss's worst
+    case; the constant itself is enforced in the same way. For a linear model on inputs of one norm
+    it is per-sample clipping. An `AdaptiveNorm` follows a quantile of those norms, for a count that
+    is charged. `augmentation` averages each record's gradient over views, each within the bound. A
+    record that is not finite adds nothing. `engine=Replayed()` makes the passes one CUDA graph.
     """
 
     unit = Unit.RECORD
@@ -62,59 +60,33 @@ class Clipless:
         self.blocks = blocks
         self.engine: PassEngine = engine or Eager()
         self._views = ViewBatches(augmentation)
-        self._threshold: Thresholds | None = None
         self._known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
-
-    def fresh(self) -> Self:
-        """The same query at its first threshold: what a run begins with."""
-        other = copy.copy(self)
-        other._threshold = None
-        return other
-
-    @property
-    def thresholds(self) -> tuple[tuple[float, ...], ...]:
-        """Where the clip adapts: each C from the first to the one in force. Public."""
-        return tuple(map(tuple, self._threshold.paths)) if self._threshold else ()
 
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
         parameters = trainable(model)
-        clip = self.clip_in_force()
-        bounds = self.sensitivities(model, loss, batch.records.shape).by_parameter
+        blocks = self.blocks_of(model)
+        found = self.sensitivities(model, loss, batch.records.shape)
         enforce(model)
-        adaptive = isinstance(self.gradient_clip, AdaptiveNorm)
-        asked = Passes(model, loss, parameters, clip, self._views.views, adaptive)
+        below = self.clip_in_force() if isinstance(self.gradient_clip, AdaptiveNorm) else None
+        asked = Passes(model, loss, parameters, found.cotangent, below, self._views.views)
         total = accumulator(parameters.values())
-        count = total.new_zeros(())
+        counts = total.new_zeros(1)
         for piece in self._views.of(batch):
-            found = self.engine.run(asked, piece)
-            total += flattened(found.gradients, parameters, total.dtype)
-            if found.count is not None:
-                count += found.count
-        pieces = total.split([p.numel() for p in parameters.values()])
-        sums = {n: t.view_as(p) for (n, p), t in zip(parameters.items(), pieces, strict=True)}
-        statistics: tuple[Statistic, ...] = ()
-        if self._threshold is not None and isinstance(self.gradient_clip, AdaptiveNorm):
-            statistics = (
-                Statistic(
-                    name="records whose output gradient is below the clip",
-                    value=count,
-                    bound=COUNT_BOUND,
-                    std=self.gradient_clip.noise(batch.divisor),
-                    observe=partial(self._threshold.observe, 0, batch.divisor),
-                ),
-            )
-        return BoundedGradient(
-            blocks=tuple(
-                Block(
-                    names=names,
-                    parameters=tuple(parameters[n] for n in names),
-                    sums=tuple(sums[n] for n in names),
-                    bound=math.sqrt(math.fsum(bounds[n] ** 2 for n in names)),
+            if piece.records.shape != batch.records.shape:
+                raise ValueError(
+                    f"the augmentation turns records of shape {batch.records.shape} into "
+                    f"{piece.records.shape}, for which no bounds were made; keep their shape"
                 )
-                for names in self.blocks_of(model)
-            ),
+            sums = self.engine.run(asked, piece)
+            total += flattened(sums.gradients, parameters, total.dtype)
+            if sums.count is not None:
+                counts += sums.count
+        bounds = [math.hypot(*(found.by_parameter[n] for n in names)) for names in blocks]
+        followed = self._thresholds
+        return BoundedGradient(
+            blocks=blocks_from(total, parameters, blocks, bounds),
             divisor=batch.divisor,
-            statistics=statistics,
+            statistics=followed.statistics(counts, batch.divisor) if followed else (),
         )
 
     def blocks_of(self, model: nn.Module) -> Blocks:
@@ -126,8 +98,8 @@ class Clipless:
         """C now: a constant, or what the last release has made of the threshold."""
         if not isinstance(self.gradient_clip, AdaptiveNorm):
             return self.gradient_clip
-        self._threshold = self._threshold or Thresholds((self.gradient_clip,))
-        return self._threshold.norms[0]
+        self._thresholds = self._thresholds or Thresholds((self.gradient_clip,))
+        return self._thresholds.norms[0]
 
     def sensitivities(
         self, model: nn.Module, loss: Loss, input_shape: tuple[int, ...]
@@ -138,7 +110,7 @@ class Clipless:
         precision = max((precision_in_force(*kind) for kind in kinds), key=lambda p: p.slack)
         key = _key(model, loss, clip, input_shape, precision)
         known = self._known.get(model)
-        if known is None or known.key != key:
+        if known is None or known.key != key or not _ours(model):
             limited = loss if clip is None else ClippedLoss(loss, clip)
             found = propagate(model, limited, input_shape, precision=precision)
             known = self._known[model] = _Known(key, loss, found)
@@ -162,12 +134,11 @@ def _key(
     precision: Precision,
 ) -> Hashable:
     """All that the bounds depend on: another stride or constant is another key."""
-    modules = tuple((type(m), id(m), *_plain_attributes(m)) for m in model.modules())
     sets = tuple((id(c.parameter), c.within) for c in constraints_of(model))
     trained = tuple(p.requires_grad for p in model.parameters())
-    return id(loss), clip, shape, precision, modules, sets, trained
+    return id(loss), clip, shape, precision, settings_of(model), sets, trained
 
 
-def _plain_attributes(module: nn.Module) -> list[tuple[str, object]]:
-    plain = (bool, int, float, str, tuple)
-    return [(k, v) for k, v in vars(module).items() if isinstance(v, plain)]
+def _ours(model: nn.Module) -> bool:
+    """Whether all answers are known to depend on settings: a user's own may read anything."""
+    return all(type(m).__module__.startswith(("tacit.", "torch.nn.")) for m in model.modules())

@@ -8,13 +8,15 @@ outputs in the parameters. That is plain training's own work.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from tacit.batch import Batch
+from tacit.cuda_graph import capture, state_of
+from tacit.lipschitz.layers.clip_gradient import limit_rows
 from tacit.queries.adaptive_norm import centred_count
 from tacit.queries.bounded_gradient import Loss
 from tacit.queries.engines.record_losses import losses_of
@@ -22,17 +24,19 @@ from tacit.queries.engines.record_losses import losses_of
 
 @dataclass(frozen=True)
 class Passes:
-    """What is asked: whose gradients of which loss, the clip C on output gradients, views a record.
+    """What is asked: whose gradients of which loss, and what they are limited to in the outputs.
 
-    `counted` asks for the centred count of the records whose output gradient is below C.
+    `limit` is the bound that is accounted for: the clip, or the loss's own constant, which a loss
+    that keeps to it does not feel. `below` asks for the centred count of the records whose output
+    gradient is below it. `views` is how many rows a record has.
     """
 
     model: nn.Module
     loss: Loss
     parameters: dict[str, nn.Parameter]
-    clip: float | Tensor | None
+    limit: float | Tensor
+    below: float | Tensor | None = None
     views: int = 1
-    counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,34 +71,17 @@ def sums_of(asked: Passes, inputs: Tensor, targets: Tensor, mask: Tensor | None)
         losses = losses_of(asked.loss, leaf, targets)
         (cotangent,) = torch.autograd.grad(losses.sum(), leaf)
     with torch.no_grad():
-        limited, norms, keep = limit(cotangent, asked.clip, keep)
+        # Who does not count, counts for nothing in the count as well.
+        cotangent = torch.where(_as_rows(keep, cotangent), cotangent, 0)
+        limited, norms, finite = limit_rows(cotangent, asked.limit)
+        keep = keep & finite
         count = None
-        if asked.counted:
-            assert asked.clip is not None
-            count = centred_count(norms, asked.clip, keep) / asked.views
+        if asked.below is not None:
+            count = centred_count(norms, asked.below, keep) / asked.views
     parameters = list(asked.parameters.values())
     found = torch.autograd.grad(outputs, parameters, limited / asked.views, allow_unused=True)
     named = zip(asked.parameters, found, strict=True)
     return Sums({name: g for name, g in named if g is not None}, count)
-
-
-def limit(
-    cotangent: Tensor, clip: float | Tensor | None, keep: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Each kept row scaled to norm at most C, the others zero; the norms before, and who is kept.
-
-    A row that is not finite is not kept.
-    """
-    flat = cotangent.reshape(len(cotangent), -1)
-    keep = keep & flat.isfinite().all(dim=1)
-    flat = torch.where(keep[:, None], flat, 0)
-    norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
-    if clip is None:
-        return flat.reshape(cotangent.shape), norms, keep
-    # A few roundings lower, so that the norm of what goes on keeps to the bound.
-    reach = clip * (1 - 16 * torch.finfo(flat.dtype).eps)
-    scale = (reach / norms.clamp_min(torch.finfo(torch.float64).tiny)).clamp(max=1.0)
-    return (flat * scale[:, None].to(flat.dtype)).reshape(cotangent.shape), norms, keep
 
 
 @dataclass
@@ -106,7 +93,8 @@ class _Recording:
     inputs: Tensor
     targets: Tensor
     mask: Tensor | None
-    clip: Tensor | None
+    limit: Tensor
+    below: Tensor | None
     sums: Sums
 
 
@@ -133,8 +121,9 @@ class Replayed:
         recording.targets.copy_(piece.targets)
         if recording.mask is not None and piece.mask is not None:
             recording.mask.copy_(piece.mask)
-        if recording.clip is not None and asked.clip is not None:
-            recording.clip.fill_(float(asked.clip))
+        recording.limit.fill_(float(asked.limit))
+        if recording.below is not None and asked.below is not None:
+            recording.below.fill_(float(asked.below))
         recording.graph.replay()
         # The next replay overwrites its sums; the caller adds them up before that.
         return recording.sums
@@ -147,31 +136,22 @@ class Replayed:
     def _record(self, asked: Passes, piece: Batch) -> _Recording:
         inputs, targets = piece.inputs.clone(), piece.targets.clone()
         mask = None if piece.mask is None else piece.mask.clone()
-        clip = None
-        if asked.clip is not None:
-            clip = torch.full((), float(asked.clip), dtype=torch.float64, device=inputs.device)
-        still = Passes(asked.model, asked.loss, asked.parameters, clip, asked.views, asked.counted)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                sums_of(still, inputs, targets, mask)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            sums = sums_of(still, inputs, targets, mask)
+        limit = _on_device(asked.limit, inputs)
+        below = None if asked.below is None else _on_device(asked.below, inputs)
+        still = replace(asked, limit=limit, below=below)
+        graph, sums = capture(lambda: sums_of(still, inputs, targets, mask), pool=self._pool)
         self._pool = graph.pool()  # recordings take turns, so they may share their memory
-        return _Recording(asked, graph, inputs, targets, mask, clip, sums)
+        return _Recording(asked, graph, inputs, targets, mask, limit, below, sums)
 
 
 def _key(asked: Passes, piece: Batch) -> Hashable:
     shape = (len(piece), piece.records.shape, piece.records.inputs.dtype, piece.mask is None)
-    tensors = (*asked.model.parameters(), *asked.model.buffers())
-    places = tuple(tensor.data_ptr() for tensor in tensors)
-    modes = tuple(module.training for module in asked.model.modules())
-    modes += (torch.backends.cudnn.allow_tf32, torch.is_autocast_enabled("cuda"))
-    what = (id(asked.model), id(asked.loss), tuple(asked.parameters), asked.clip is None)
-    return what, asked.views, asked.counted, shape, places, modes
+    what = (id(asked.loss), tuple(asked.parameters), asked.below is None, asked.views)
+    return what, shape, state_of(asked.model)
+
+
+def _on_device(number: float | Tensor, like: Tensor) -> Tensor:
+    return torch.full((), float(number), dtype=torch.float64, device=like.device)
 
 
 def _finite(rows: Tensor) -> Tensor:

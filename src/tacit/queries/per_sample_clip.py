@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from functools import partial
-from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tacit.batch import Batch
 from tacit.data.augmentation import Augmentation
-from tacit.queries.adaptive_norm import COUNT_BOUND, MaxNorm, Thresholds, as_max_norms
+from tacit.queries.adaptive_norm import Following, MaxNorm, Thresholds, as_max_norms
 from tacit.queries.blocks import Blocks, all_together, check_cover
-from tacit.queries.bounded_gradient import Block, BoundedGradient, Loss, Statistic, trainable
+from tacit.queries.bounded_gradient import BoundedGradient, Loss, blocks_from, trainable
 from tacit.queries.clip_rules import CLIP, ClipRule
 from tacit.queries.clipping import accumulator, flattened
 from tacit.queries.engines import BookKeeping, Engine, Task
@@ -23,7 +20,7 @@ from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import Unit
 
 
-class PerSampleClip:
+class PerSampleClip(Following):
     """Σ_i Π_h(g_i), each record's gradient scaled to norm at most C_h in each block h.
 
     clip(g) = g·min(1, C/‖g‖)  [Abadi 2016, Alg. 1]. A record adds at most C_h to block h, so that
@@ -53,18 +50,6 @@ class PerSampleClip:
         self.blocks = blocks
         self.engine: Engine = engine or BookKeeping()
         self._views = ViewBatches(augmentation)
-        self._thresholds: Thresholds | None = None
-
-    def fresh(self) -> Self:
-        """The same query at its first thresholds: what a run begins with."""
-        other = copy.copy(self)
-        other._thresholds = None
-        return other
-
-    @property
-    def thresholds(self) -> tuple[tuple[float, ...], ...]:
-        """Where some adapt: each block's C, from the first to the one in force. Public."""
-        return tuple(map(tuple, self._thresholds.paths)) if self._thresholds else ()
 
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
         refuse_mixing(model)
@@ -82,20 +67,10 @@ class PerSampleClip:
             total += flattened(found.sums, parameters, total.dtype)
             if found.counts:
                 counts += torch.stack(found.counts)
-        pieces = total.split([p.numel() for p in parameters.values()])
-        sums = {n: t.view_as(p) for (n, p), t in zip(parameters.items(), pieces, strict=True)}
         return BoundedGradient(
-            blocks=tuple(
-                Block(
-                    names=names,
-                    parameters=tuple(parameters[n] for n in names),
-                    sums=tuple(sums[n] for n in names),
-                    bound=max_norm,
-                )
-                for names, max_norm in zip(blocks, norms, strict=True)
-            ),
+            blocks=blocks_from(total, parameters, blocks, norms),
             divisor=batch.divisor,
-            statistics=_statistics(thresholds, counts, batch.divisor),
+            statistics=thresholds.statistics(counts, batch.divisor),
         )
 
     def blocks_of(self, model: nn.Module) -> Blocks:
@@ -122,17 +97,3 @@ class PerSampleClip:
                 f"of {len(blocks)}; make a query for each model"
             )
         return held
-
-
-def _statistics(thresholds: Thresholds, counts: Tensor, divisor: float) -> tuple[Statistic, ...]:
-    """The centred count of each block whose threshold follows it."""
-    return tuple(
-        Statistic(
-            name=f"records below the threshold of block {block}",
-            value=counts[block],
-            bound=COUNT_BOUND,
-            std=norm.noise(divisor),
-            observe=partial(thresholds.observe, block, divisor),
-        )
-        for block, norm in thresholds.adaptive.items()
-    )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tacit.batch import Batch, batch_of
+from tacit.cuda_graph import capture, state_of
 from tacit.queries.engines.book_keeping import BookKeeping
 from tacit.queries.engines.task import Clipped, Task
 
@@ -93,27 +94,16 @@ class Replay:
             still = batch_of(inputs, targets, divisor=piece.divisor, scheme=piece.scheme)
             return self.engine.sums_and_keep(still_task, still.with_mask(mask))
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            clipped, keep = run()
+        graph, (clipped, keep) = capture(run, pool=self._pool)
         self._pool = graph.pool()  # recordings take turns, so they may share their memory
         return _Recording(task, graph, inputs, targets, mask, norms, in_force, clipped, keep)
 
     @staticmethod
     def _key(task: Task, piece: Batch) -> Hashable:
         shape = (len(piece), piece.records.shape, piece.records.inputs.dtype, piece.mask is None)
-        tensors = (*task.model.parameters(), *task.model.buffers())
-        places = tuple(tensor.data_ptr() for tensor in tensors)
-        modes = tuple(module.training for module in task.model.modules())
-        modes += (torch.backends.cudnn.allow_tf32, torch.is_autocast_enabled("cuda"))
-        asked = (id(task.model), id(task.loss), tuple(task.parameters), task.blocks)
-        return asked, (task.rule, task.views, task.counted), shape, places, modes
+        asked = (id(task.loss), tuple(task.parameters), task.blocks)
+        how = (task.rule, task.views, task.counted)
+        return asked, how, shape, state_of(task.model)
 
 
 def _numbers(task: Task) -> tuple[float, ...]:

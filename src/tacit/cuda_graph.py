@@ -1,0 +1,49 @@
+"""Work on a GPU that is recorded once and replayed: hundreds of small launches become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+Result = TypeVar("Result")
+
+
+def capture(work: Callable[[], Result], warm_ups: int = 2, pool: Any = None) -> tuple[Any, Result]:
+    """The graph of `work`, and what it returned: tensors that each replay writes anew.
+
+    `work` must read and write the same tensors each time and wait for nothing. It is run
+    `warm_ups` times first, on a stream of its own, so that libraries are ready to be recorded.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warm_ups):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        found = work()
+    return graph, found
+
+
+def state_of(model: nn.Module) -> Hashable:
+    """What a recording of the model depends on: its tensors' places, its settings, the arithmetic.
+
+    A setting that a layer computes with (a clip, a stride, a mode) is a number inside the graph.
+    """
+    tensors = (*model.parameters(), *model.buffers())
+    places = tuple(tensor.data_ptr() for tensor in tensors)
+    arithmetic = (torch.backends.cudnn.allow_tf32, torch.is_autocast_enabled("cuda"))
+    return id(model), places, settings_of(model), arithmetic
+
+
+def settings_of(model: nn.Module) -> Hashable:
+    """Every module of the model, with its attributes that are plain values."""
+    plain = (bool, int, float, str, tuple)
+    return tuple(
+        (type(m), id(m), *((k, v) for k, v in vars(m).items() if isinstance(v, plain)))
+        for m in model.modules()
+    )
