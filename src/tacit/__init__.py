@@ -20,28 +20,40 @@ from tacit.batch import Batch, batch_of
 from tacit.budget import Budget, Relation
 from tacit.data import Records, load, load_file
 from tacit.data.augmentation import Augmentation, RandomCropFlip
+from tacit.data.public_share import split_public
 from tacit.errors import BudgetExceeded, MixesRecords, UnsupportedEvent
 from tacit.lipschitz import lipschitz_twin, project, propagate
 from tacit.mechanism import Mechanism
 from tacit.models import make_trainable
-from tacit.noise import GlobalNoise, OptimisedNoise, PerLayerNoise
+from tacit.noise import GlobalNoise, OptimisedNoise, PerLayerNoise, SharedNoise
 from tacit.private_gradient import PrivateGradient
 from tacit.queries import (
     AdaptiveNorm,
+    BatchClip,
     Block,
     BookKeeping,
     BoundedGradient,
     Clip,
     Clipless,
+    Decaying,
     GradientQuery,
+    LayerFactors,
+    LayerwiseNorms,
+    LocalRun,
+    MeanGradient,
     Normalise,
     PerRecord,
     PerSampleClip,
     Replay,
+    ReplayedSets,
+    SetBySet,
+    SetsAsRecords,
+    SetsAtOnce,
     Statistic,
     by_layer,
     by_parameter,
     by_prefix,
+    group_by_norm,
 )
 from tacit.report import save_run
 from tacit.sampling import (
@@ -54,12 +66,13 @@ from tacit.sampling import (
     ShuffleSampler,
     WithoutReplacement,
 )
-from tacit.training import Callback, MovingAverage, Run, Trainer, evaluate
+from tacit.training import Callback, MovingAverage, Run, Sparsification, Trainer, evaluate
 
 __all__ = [
     "AdaptiveNorm",
     "Augmentation",
     "Batch",
+    "BatchClip",
     "Block",
     "BookKeeping",
     "BoundedGradient",
@@ -68,10 +81,15 @@ __all__ = [
     "Callback",
     "Clip",
     "Clipless",
+    "Decaying",
     "FixedSizeSampler",
     "GlobalNoise",
     "GradientQuery",
+    "LayerFactors",
+    "LayerwiseNorms",
     "Ledger",
+    "LocalRun",
+    "MeanGradient",
     "Mechanism",
     "MiniSetSampler",
     "MiniSets",
@@ -90,9 +108,15 @@ __all__ = [
     "Records",
     "Relation",
     "Replay",
+    "ReplayedSets",
     "Run",
+    "SetBySet",
+    "SetsAsRecords",
+    "SetsAtOnce",
+    "SharedNoise",
     "ShuffleSampler",
     "ShuffledEpochs",
+    "Sparsification",
     "Statistic",
     "Trainer",
     "UnsupportedEvent",
@@ -109,6 +133,7 @@ __all__ = [
     "errors",
     "evaluate",
     "gaussian_dp_mu",
+    "group_by_norm",
     "lipschitz",
     "lipschitz_twin",
     "load",
@@ -119,6 +144,7 @@ __all__ = [
     "project",
     "propagate",
     "save_run",
+    "split_public",
     "steps_within",
     "trade_off",
 ]

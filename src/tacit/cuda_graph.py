@@ -10,6 +10,9 @@ from torch import nn
 
 Result = TypeVar("Result")
 
+# Every module's own tables of parameters, children and hooks: most of its attributes, none plain.
+_TABLES = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
+
 
 def capture(work: Callable[[], Result], warm_ups: int = 2, pool: Any = None) -> tuple[Any, Result]:
     """The graph of `work`, and what it returned: tensors that each replay writes anew.
@@ -34,8 +37,13 @@ def state_of(model: nn.Module) -> Hashable:
 
     A setting that a layer computes with (a clip, a stride, a mode) is a number inside the graph.
     """
-    tensors = (*model.parameters(), *model.buffers())
-    places = tuple(tensor.data_ptr() for tensor in tensors)
+    places = tuple(
+        tensor.data_ptr()
+        for module in model.modules()
+        for own in (module._parameters, module._buffers)
+        for tensor in own.values()
+        if tensor is not None
+    )
     arithmetic = (torch.backends.cudnn.allow_tf32, torch.is_autocast_enabled("cuda"))
     return id(model), places, settings_of(model), arithmetic
 
@@ -44,6 +52,10 @@ def settings_of(model: nn.Module) -> Hashable:
     """Every module of the model, with its attributes that are plain values."""
     plain = (bool, int, float, str, tuple)
     return tuple(
-        (type(m), id(m), *((k, v) for k, v in vars(m).items() if isinstance(v, plain)))
+        (
+            type(m),
+            id(m),
+            *[(k, v) for k, v in vars(m).items() if k not in _TABLES and isinstance(v, plain)],
+        )
         for m in model.modules()
     )

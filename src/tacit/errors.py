@@ -25,8 +25,20 @@ class MixesRecords(TacitError, ValueError):
     """A module lets one record change another's output, so no per-record bound holds."""
 
 
+class NotPublic(TacitError, ValueError):
+    """What is used as if it were public holds private records, or was made from them."""
+
+
 class UnsupportedModule(TacitError, ValueError):
     """An engine cannot take this module; another engine may."""
+
+
+class PrivateStatistics(TacitError, ValueError):
+    """A model holds running statistics of private records, which must not be let out."""
+
+
+class MissingStatistics(TacitError, ValueError):
+    """A network that trained without running statistics has none to be evaluated with."""
 
 
 class UnboundedLayer(TacitError, ValueError):

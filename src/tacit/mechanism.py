@@ -55,6 +55,8 @@ class Mechanism:
             prelude=prelude,
         )
         self._noise = NoiseSource(seed)
+        # Of each parameter's released gradient, the noise's standard deviation. Public.
+        self.noise_of: dict[str, float] = {}
 
     def privatise(self, model: nn.Module, loss: Loss, batch: Batch) -> PrivateGradient:
         """The private gradient of one step: bounded, costed, and not yet drawn.
@@ -81,4 +83,9 @@ class Mechanism:
                 f"{type(self.allocation).__name__} gives a joint noise multiplier of {joint}, less "
                 f"than the {z} that is accounted for; see Allocation for the formula"
             )
+        self.noise_of = {
+            name: std / bounded.divisor / (1.0 if block.factors is None else block.factors[place])
+            for block, std in zip(bounded.blocks, stds, strict=True)
+            for place, name in enumerate(block.names)
+        }
         return PrivateGradient(self.plan, bounded, stds, self._noise, batch)

@@ -145,6 +145,34 @@ class PerLayerNoise:
 
 
 @dataclass(frozen=True)
+class SharedNoise:
+    """s_h = Δ_h·σ/p_h, with σ = z·(Σ_j p_j²)^(1/2): block h takes the share p_h² of the privacy.
+
+    Layerwise clipping with noise σ/p_h in place of σ is ⊗_h G_{p_h/σ} = G_{√(Σ p_h²)/σ}
+    [Nguyen 2023, Section 3.2], so its joint multiplier is z = σ/√(Σ p_h²). Equal shares are
+    `PerLayerNoise`: σ = z·√L.
+    """
+
+    shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shares", tuple(float(p) for p in self.shares))
+        if not self.shares or not all(0 < p < math.inf for p in self.shares):
+            raise ValueError(f"shares are {self.shares}; give one positive number a block")
+
+    def __call__(
+        self, sensitivities: Sequence[float], sizes: Sequence[int], noise_multiplier: float
+    ) -> list[float]:
+        if len(self.shares) != len(sensitivities):
+            raise ValueError(
+                f"{len(self.shares)} shares for {len(sensitivities)} blocks; give one a block"
+            )
+        moved = [p for p, d in zip(self.shares, sensitivities, strict=True) if d > 0]
+        sigma = noise_multiplier * math.sqrt(math.fsum(p * p for p in moved))
+        return [sigma * d / p for p, d in zip(self.shares, sensitivities, strict=True)]
+
+
+@dataclass(frozen=True)
 class OptimisedNoise:
     """The s_h that minimise Σ_h w_h·n_h·s_h² at the joint multiplier z (n_h = size of block h).
 

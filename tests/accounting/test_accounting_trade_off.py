@@ -113,4 +113,6 @@ def test_the_limit_knows_that_a_revealed_set_is_not_amplified():
 
 
 def test_strong_runs_overflow_nothing():
-    assert float(gaussian_dp_mu(0.03, Poisson(0.01), 10)) > 1
+    found = gaussian_dp_mu(0.03, Poisson(0.01), 10)
+    assert float(found) > 1
+    assert gaussian_dp_mu(0.003, Poisson(0.01), 10).epsilon(1e-5) == math.inf

@@ -53,7 +53,7 @@ def test_no_noise_is_infinite_and_still_json() -> None:
     assert facts["epsilon"] == "inf"
 
 
-@pytest.mark.parametrize("command", ["train", "epsilon", "noise", "data", "ledger"])
+@pytest.mark.parametrize("command", ["train", "epsilon", "noise", "trade-off", "data", "ledger"])
 def test_help_shows_an_example(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0

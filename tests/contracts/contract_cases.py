@@ -19,6 +19,8 @@ from tacit import (
     AdaptiveNorm,
     Augmentation,
     Clipless,
+    LayerFactors,
+    LayerwiseNorms,
     Normalise,
     PerSampleClip,
     Records,
@@ -57,10 +59,31 @@ def a_few(model: ModelCase) -> bool:
     return model.name in ("mlp", "cnn-group-norm", "embedding", "tied-weights")
 
 
+def on_rows(model: ModelCase) -> bool:
+    """Models that take the rows of `PUBLIC`."""
+    return model.name in ("mlp", "tied-weights", "layer-norm", "partly-frozen")
+
+
+class HalfFrozen:
+    """Every other entry of every parameter no longer moves."""
+
+    def active(self, model: nn.Module) -> dict[str, Tensor]:
+        return {
+            name: (torch.arange(p.numel()) % 2 == 0).view_as(p)
+            for name, p in model.named_parameters()
+            if p.requires_grad
+        }
+
+
 def is_lipschitz(model: ModelCase) -> bool:
     return model.lipschitz
 
 
+PUBLIC = Records(
+    torch.randn(24, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+    torch.arange(24) % 2,
+    name="public",
+)
 THREE_VIEWS = Augmentation(3, stretched)
 # The noise leaves room for a gradient in batches of a few records.
 FOLLOWING = AdaptiveNorm(0.05, learning_rate=0.5, count_noise=10.0)
@@ -100,6 +123,43 @@ ALL_QUERIES = [
         lambda model: PerSampleClip(FOLLOWING, blocks=tacit.by_layer),
         takes=a_few,
         adapts=True,
+    ),
+    QueryCase(
+        "layerwise",
+        lambda model: PerSampleClip(LayerwiseNorms(PUBLIC, 0.02), blocks=tacit.by_parameter),
+        takes=on_rows,
+    ),
+    QueryCase(
+        "layerwise-original",
+        lambda model: PerSampleClip(
+            LayerwiseNorms(PUBLIC), blocks=tacit.by_layer, engine=PerRecord()
+        ),
+        takes=on_rows,
+        attains=0.3,  # mean norms, which not every record reaches
+    ),
+    QueryCase(
+        "factors",
+        lambda model: PerSampleClip(LayerFactors(PUBLIC, 0.02), blocks=tacit.by_layer),
+        takes=on_rows,
+    ),
+    QueryCase(
+        "factors-per-record",
+        lambda model: PerSampleClip(
+            LayerFactors(PUBLIC, 0.02), blocks=tacit.by_layer, engine=PerRecord()
+        ),
+        takes=on_rows,
+    ),
+    QueryCase(
+        "half-frozen",
+        lambda model: PerSampleClip(0.02, blocks=tacit.by_layer, frozen=HalfFrozen()),
+        takes=a_few,
+        attains=0.8,
+    ),
+    QueryCase(
+        "half-frozen-per-record",
+        lambda model: PerSampleClip(0.05, frozen=HalfFrozen(), engine=PerRecord()),
+        takes=a_few,
+        attains=0.8,
     ),
     QueryCase("augmented", lambda model: PerSampleClip(0.05, augmentation=THREE_VIEWS)),
     QueryCase(

@@ -8,6 +8,7 @@ from tacit.losses import (
     BinaryCrossEntropy,
     CosineSimilarity,
     CrossEntropy,
+    Focal,
     HingeKantorovichRubinstein,
     Huber,
     KantorovichRubinstein,
@@ -15,6 +16,8 @@ from tacit.losses import (
     MulticlassHinge,
     ScaledBinaryCrossEntropy,
     ScaledCrossEntropy,
+    SumAbsoluteError,
+    SumHuber,
 )
 
 REGRESSION = (Huber, MeanAbsoluteError)
@@ -43,6 +46,15 @@ CASES = [
     (MeanAbsoluteError(), 6),
     (Huber(0.3), 1),
     (Huber(5.0), 6),
+    (Focal(0.0), 3),
+    (Focal(0.5), 10),
+    (Focal(2.0), 2),
+    (Focal(10.0), 10),
+    (SumAbsoluteError(), 1),
+    (SumAbsoluteError(), 10),
+    (SumHuber(0.1), 1),
+    (SumHuber(0.7), 10),
+    (0.5 * SumAbsoluteError() + SumHuber(0.2) * 3, 4),
 ]
 IDS = [f"{loss}-{k}" for loss, k in CASES]
 

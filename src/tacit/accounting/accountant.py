@@ -26,7 +26,7 @@ from tacit.sampling.schemes import Scheme, Unit, accounted_relation
 _MAX_STEPS = 10**8
 _LEAST_NOISE = 1e-2
 # The convolution rounds by about 5e-17 of mass a step; four times that is paid out of δ.
-_ROUNDING_A_STEP = 2e-16
+ROUNDING_A_STEP = 2e-16
 
 
 def scheme_of(sampling: Scheme | Sampler) -> Scheme:
@@ -74,7 +74,7 @@ def epsilon_of_event(
     unsampled = gaussian_multiplier(event)
     if unsampled is not None:
         return gaussian_epsilon(unsampled, delta)
-    paid = delta - num_convolutions(event) * _ROUNDING_A_STEP
+    paid = delta - num_convolutions(event) * ROUNDING_A_STEP
     by_pld = math.inf
     if paid > 0:
         loss = privacy_loss(event, relation, precision)

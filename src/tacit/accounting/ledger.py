@@ -22,6 +22,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 from types import TracebackType
 
+import dp_accounting as dpa
 import numpy as np
 from torch import nn
 
@@ -140,6 +141,21 @@ class Ledger:
                 self._occasions.add(private.occasion)
         private.draw_into(into)
 
+    def claim(self, event: dpa.GaussianDpEvent, what: str) -> None:
+        """Take, for the release `what`, a Gaussian that the run's plan has in its prelude.
+
+        It was charged when the run began; here it is put on disk that it is used. A run releases
+        each `what` once, whoever goes on with it: what crashes after its claim has used it.
+        """
+        with self._store.transaction():
+            run_id = self._require_claimable(event, what)
+            self._store.add_claim(run_id, what, event.noise_multiplier)
+
+    def require_unclaimed(self, event: dpa.GaussianDpEvent, what: str) -> None:
+        """Raise what `claim` would raise, and take nothing."""
+        with self._store.transaction():
+            self._require_claimable(event, what)
+
     def run_status(self) -> tuple[int, int]:
         """Of the current run: events charged, less what this process has left of its lease, and
         the most there can be. Another process's lease counts as used."""
@@ -195,6 +211,21 @@ class Ledger:
         if os.getpid() != self._pid:
             self._pid, self._lease = os.getpid(), 0
             self._occasions = set()
+
+    def _require_claimable(self, event: dpa.GaussianDpEvent, what: str) -> int:
+        if self._run_id is None or self._plan is None or event not in self._plan.prelude:
+            raise PlanChanged(
+                f"{what}: the release costs {event}, and the ledger's current run did not plan for "
+                "that; give it to the Trainer, or begin a run with it in Plan(prelude=...)"
+            )
+        claims = self._store.claims(self._run_id)
+        taken = list(claims.values()).count(event.noise_multiplier)
+        if what in claims or taken >= self._plan.prelude.count(event):
+            raise BudgetExceeded(
+                f"{what}: the run was charged for one release, and the ledger says that it has "
+                "been made; nothing was released. To release again, begin another run"
+            )
+        return self._run_id
 
     def _event_limit(self, plan: Plan, own: Budget) -> int:
         """How many events the run may take on its own: by plan, its budget and the ledger's."""

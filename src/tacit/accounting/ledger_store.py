@@ -32,6 +32,10 @@ CREATE TABLE IF NOT EXISTS runs (
     event_cost REAL NOT NULL,
     charged INTEGER NOT NULL DEFAULT 0
 );
+CREATE TABLE IF NOT EXISTS claims (
+    run INTEGER NOT NULL, what TEXT NOT NULL, noise_multiplier REAL NOT NULL,
+    PRIMARY KEY (run, what)
+);
 """
 
 
@@ -160,6 +164,14 @@ class LedgerStore:
 
     def add_charge(self, run_id: int, events: int) -> None:
         self._db.execute("UPDATE runs SET charged = charged + ? WHERE id = ?", (events, run_id))
+
+    def claims(self, run_id: int) -> dict[str, float]:
+        """What a run has released beside its steps, and with which noise multiplier."""
+        query = "SELECT what, noise_multiplier FROM claims WHERE run = ?"
+        return dict(self._db.execute(query, (run_id,)).fetchall())
+
+    def add_claim(self, run_id: int, what: str, noise_multiplier: float) -> None:
+        self._db.execute("INSERT INTO claims VALUES (?, ?, ?)", (run_id, what, noise_multiplier))
 
     def drop_if_nothing_was_released(self, run_id: int) -> None:
         """Forget a run that ended without a charge and had nothing before its first step."""

@@ -57,17 +57,28 @@ COARSE = Precision(points=8_000, points_per_deviation=40)
 
 
 def privacy_loss(
-    event: dpa.DpEvent, relation: Relation, precision: Precision = FINE
+    event: dpa.DpEvent,
+    relation: Relation,
+    precision: Precision = FINE,
+    interval: float | None = None,
 ) -> PrivacyLoss | None:
-    """The composed privacy loss distribution of `event`, or None when it is not private at all."""
+    """The composed privacy loss distribution of `event`, or None when it is not private at all.
+
+    Its grid step is `interval`, or the one that suits the event.
+    """
     leaves = leaves_of(event)
     if not_private(leaves):
         return None
-    interval = _interval(leaves, precision)
+    interval = interval or _interval(leaves, precision)
     total = dpa_pld.identity(value_discretization_interval=interval)
     for leaf, count in leaves.items():
         total = total.compose(_composed_leaf(leaf, count, relation, interval))
     return total
+
+
+def grid_step(event: dpa.DpEvent, precision: Precision = FINE) -> float:
+    """The grid step that suits the event: see `_interval`."""
+    return _interval(leaves_of(event), precision)
 
 
 def not_private(leaves: Counter[dpa.DpEvent]) -> bool:
@@ -218,6 +229,13 @@ def _subset_pmf(z: float, probability: float, interval: float) -> pld_pmf.PLDPmf
         inner = np.log1p(np.expm1(epsilons) / probability)
     inner = np.where(epsilons > 700, epsilons - math.log(probability), inner)
     deltas = probability * gaussian_profile(inner, z)
+    return symmetric_pmf(deltas, interval)
+
+
+def symmetric_pmf(deltas: np.ndarray, interval: float) -> pld_pmf.PLDPmf:
+    """The losses of the symmetric curve with profile `deltas` at ε = 0, h, 2h, …, connected."""
+    num = len(deltas) - 1
+    epsilons = np.arange(num + 1) * interval
     deltas = np.minimum.accumulate(deltas)
     # p_i for the points 1 … n as in the connected-dots profile with mass at 0 left open.
     differences = np.diff(deltas)

@@ -2,44 +2,166 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import dp_accounting as dpa
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from tacit.accounting.accountant import run_event, scheme_of
-from tacit.accounting.leaves import probability_of
-from tacit.accounting.pld import PrivacyLoss, gaussian_epsilon, privacy_loss
+from tacit.accounting.accountant import ROUNDING_A_STEP, run_event, scheme_of
+from tacit.accounting.pld import (
+    PrivacyLoss,
+    gaussian_multiplier,
+    gaussian_profile,
+    num_convolutions,
+    privacy_loss,
+)
+from tacit.accounting.profile import profile_of
 from tacit.budget import Relation
-from tacit.errors import UnsupportedEvent
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.schemes import Scheme, Unit, accounted_relation
 
+_STEEPEST = 690.0  # e^ε beyond is out of a double's range, and α·e^ε > 1 for every α that is not
+
 
 @dataclass(frozen=True)
+class Release:
+    """An event and the relation it is accounted under (None: the same under both)."""
+
+    event: dpa.DpEvent
+    relation: Relation | None
+
+
+@dataclass(frozen=True, eq=False)
 class TradeOff:
     """f(α): the least type II error of any test whose type I error is at most α.  [Dong 2022]
 
-    From the privacy profile δ(ε), by duality: f(α) = sup_ε max(1 − δ(ε) − e^ε·α,
-    e^(−ε)·(1 − δ(ε) − α), 0). δ comes from a pessimistic PLD, so the curve is never too high:
-    no test does better than it says.
+    A symmetric curve, given by points (ε, δ) of a privacy profile, 0 ≤ ε ascending:
+    f(α) = max over the points of max(1 − δ − e^ε·α, e^(−ε)·(1 − δ − α), 0)  [Dong 2022, Prop. 2.5].
+    Each point is a line that the true curve is above, so for any points whose δ is not too small
+    **f is never above the truth**: no test does better than it says.
+
+    `relation` is the one the curve is for, where it is for one. `factors` is what it was composed
+    of, so that a tensor product can compose that and not its outline.
     """
 
     epsilons: np.ndarray
     deltas: np.ndarray
+    relation: Relation | None = None
+    factors: tuple[tuple[Release | TradeOff, int], ...] = ()
+    _slopes: np.ndarray = field(init=False, repr=False)
+    _tops: np.ndarray = field(init=False, repr=False)
+    _corners: np.ndarray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        epsilons = np.atleast_1d(np.asarray(self.epsilons, dtype=np.float64))
+        deltas = np.atleast_1d(np.asarray(self.deltas, dtype=np.float64))
+        if epsilons.shape != deltas.shape or epsilons.ndim != 1 or len(epsilons) == 0:
+            raise ValueError(
+                f"{epsilons.shape} values of epsilon with {deltas.shape} of delta; "
+                "give one delta an epsilon, and at least one"
+            )
+        if not (np.all(np.diff(epsilons) > 0) and epsilons[0] >= 0 and epsilons[-1] < math.inf):
+            raise ValueError("epsilons must be finite, ascending, and 0 or more")
+        if not np.all((deltas >= 0) & (deltas <= 1)):
+            raise ValueError("a delta is not a probability; give numbers from 0 to 1")
+        # (ε, δ) holds for all larger ε too.
+        deltas = np.minimum.accumulate(deltas)
+        object.__setattr__(self, "epsilons", epsilons)
+        object.__setattr__(self, "deltas", deltas)
+        low = epsilons <= _STEEPEST
+        slopes, tops = _lines(epsilons[low], deltas[low])
+        object.__setattr__(self, "_slopes", slopes)
+        object.__setattr__(self, "_tops", tops)
+        object.__setattr__(self, "_corners", np.diff(tops) / np.diff(slopes))
 
     def __call__(self, type_one: float | Sequence[float] | np.ndarray) -> np.ndarray:
         alphas = np.atleast_1d(np.asarray(type_one, dtype=np.float64))
-        if np.any((alphas < 0) | (alphas > 1)):
+        if not np.all((alphas >= 0) & (alphas <= 1)):
             raise ValueError(f"type I error {type_one} is not a probability")
-        lines = 1 - self.deltas[:, None] - np.exp(self.epsilons)[:, None] * alphas[None, :]
-        mirrored = np.exp(-self.epsilons)[:, None] * (1 - self.deltas[:, None] - alphas[None, :])
-        best = np.maximum(lines.max(axis=0), mirrored.max(axis=0))
+        # Any line is below the curve: a corner misplaced by rounding costs nothing but height.
+        k = len(self._slopes) - 1 - np.searchsorted(self._corners[::-1], alphas)
+        best = self._tops[k] - self._slopes[k] * alphas
+        best = np.where(alphas == 0, 1 - self.deltas[-1], best)
         return np.clip(best, 0.0, 1.0 - alphas)
+
+    def delta(self, epsilon: float | np.ndarray) -> np.ndarray:
+        """δ(ε) = sup_α 1 − f(α) − e^ε·α, the dual; between two points linear in e^ε."""
+        at = np.atleast_1d(np.asarray(epsilon, dtype=np.float64))
+        if not np.all(at >= 0):
+            raise ValueError(f"epsilon is {epsilon}; give 0 or more (the curve is symmetric)")
+        points, values = self._dual_points()
+        k = np.clip(np.searchsorted(points, at, side="right") - 1, 0, len(points) - 2)
+        before, after = points[k], points[k + 1]
+        inside = np.minimum(at, after)
+        # (e^ε − e^a) / (e^b − e^a), without e to the power of anything above 0.
+        share = np.exp(inside - after) * np.expm1(before - inside) / np.expm1(before - after)
+        return values[k] + share * (values[k + 1] - values[k])
+
+    def epsilon(self, delta: float) -> float:
+        """The least ε with δ(ε) ≤ δ; infinite where no point of the curve is that low."""
+        if not 0 < delta < 1:
+            raise ValueError(f"delta is {delta!r}; give a number strictly between 0 and 1")
+        if self.delta(0.0)[0] <= delta:
+            return 0.0
+        points, values = self._dual_points()
+        if values[-1] > delta:
+            return math.inf
+        k = int(np.argmax(values <= delta))
+        share = (values[k - 1] - delta) / (values[k - 1] - values[k])
+        return max(
+            0.0, float(points[k] + np.log1p((1 - share) * np.expm1(points[k - 1] - points[k])))
+        )
+
+    def _dual_points(self) -> tuple[np.ndarray, np.ndarray]:
+        """The points, after the mirror image of the first: slope −e^(−ε), top e^(−ε)·(1 − δ)."""
+        first, delta = self.epsilons[0], self.deltas[0]
+        mirrored = -math.expm1(-first) + math.exp(-first) * delta
+        points = np.concatenate([[-first if first > 0 else -1.0], self.epsilons])
+        return points, np.concatenate([[mirrored if first > 0 else delta], self.deltas])
+
+    @property
+    def advantage(self) -> float:
+        """max_α 1 − α − f(α) = δ(0): 0 where the best test is a guess, 1 where it is certain."""
+        return float(self.delta(0.0)[0])
+
+    def gaussian_mu(self, smallest_error: float = 1e-6, points: int = 100_000) -> float:
+        """The least μ with G_μ(α) ≤ f(α) wherever α and f(α) are at least `smallest_error`.
+
+        μ = sup Φ⁻¹(1 − α) − Φ⁻¹(f(α)), rounded up by the step of Φ⁻¹ between two points. A mass
+        that gives all away, however small, is below no Gaussian curve; hence the smallest error.
+        """
+        if not 0 < smallest_error < 0.5:
+            raise ValueError(f"smallest error is {smallest_error}; give a number from 0 to 0.5")
+        alphas = ndtr(-np.linspace(-ndtri(smallest_error), ndtri(smallest_error), points))
+        errors = self(alphas)
+        if errors[0] < smallest_error:
+            return math.inf
+        # Both fall: on a cell G_μ is at most its left value, and f at least its right one.
+        inside = errors[:-1] >= smallest_error
+        least = np.maximum(errors[1:], smallest_error)[inside]
+        gaps = -ndtri(alphas[:-1][inside]) - ndtri(least)
+        return max(0.0, float(gaps.max(initial=0.0)))
+
+
+def _lines(epsilons: np.ndarray, deltas: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """−slope and top of every line of the envelope, the flat one first."""
+    kept: list[int] = []
+    steep = np.exp(epsilons)
+    for k in range(len(epsilons)):
+        # Monotone chain: a point above the chord of its neighbours is never the best line.
+        while len(kept) > 1 and (deltas[kept[-1]] - deltas[kept[-2]]) * (
+            steep[k] - steep[kept[-2]]
+        ) >= (deltas[k] - deltas[kept[-2]]) * (steep[kept[-1]] - steep[kept[-2]]):
+            kept.pop()
+        kept.append(k)
+    epsilons, deltas = epsilons[kept], deltas[kept]
+    mirrored = epsilons > 0
+    slopes = [[0.0], np.exp(-epsilons[mirrored][::-1]), np.exp(epsilons)]
+    tops = [[0.0], (np.exp(-epsilons) * (1 - deltas))[mirrored][::-1], 1 - deltas]
+    return np.concatenate(slopes), np.concatenate(tops)
 
 
 def trade_off(
@@ -55,74 +177,47 @@ def trade_off(
     seen = accounted_relation(relation, unit)
     scheme_of(sampling).require(seen)
     event = run_event(sampling, noise_multiplier, steps, unit=unit, prelude=prelude)
-    loss = privacy_loss(event, seen)
+    return curve_of_event(event, seen, relation=relation)
+
+
+def curve_of_event(
+    event: dpa.DpEvent, accounted: Relation | None, relation: Relation | None
+) -> TradeOff:
+    """The curve of an event under the relation it is accounted under."""
+    factors: tuple[tuple[Release | TradeOff, int], ...] = ((Release(event, accounted), 1),)
+    unsampled = gaussian_multiplier(event)
+    if unsampled is not None:
+        epsilons, deltas = _gaussian_points(1 / unsampled)
+        return TradeOff(epsilons, deltas, relation, factors)
+    loss = privacy_loss(event, accounted or Relation.ADD_OR_REMOVE_ONE)
+    return curve_of_loss(loss, num_convolutions(event), relation, factors)
+
+
+def curve_of_loss(
+    loss: PrivacyLoss | None,
+    convolutions: int,
+    relation: Relation | None,
+    factors: tuple[tuple[Release | TradeOff, int], ...],
+) -> TradeOff:
+    """The curve of a pessimistic PLD (None: nothing is private); its rounding is added to δ."""
     if loss is None:
-        return TradeOff(np.zeros(1), np.ones(1))
-    epsilons = _tangents(loss)
-    return TradeOff(epsilons, np.asarray(loss.get_delta_for_epsilon(epsilons)))
+        return TradeOff(np.zeros(1), np.ones(1), relation, factors)
+    epsilons, deltas = profile_of(loss)
+    paid = np.minimum(deltas + convolutions * ROUNDING_A_STEP, 1.0)
+    return TradeOff(epsilons, paid, relation, factors)
 
 
-def _tangents(loss: PrivacyLoss, count: int = 4000) -> np.ndarray:
-    """Slopes e^ε at which to draw tangents: dense where the curve bends."""
-    largest = max(float(loss.get_epsilon_for_delta(1e-9)), 1e-3)
-    if not math.isfinite(largest):
-        largest = 50.0
-    return np.unique(np.concatenate([[0.0], np.geomspace(largest * 1e-6, largest, count)]))
+def gaussian_trade_off(mu: float) -> TradeOff:
+    """G_μ(α) = Φ(Φ⁻¹(1 − α) − μ), as its tangents: never above it.  [Dong 2022, Def. 2.6]"""
+    if not mu >= 0:
+        raise ValueError(f"mu is {mu}; give 0 or more")
+    multiplier = 1 / mu if mu > 0 else math.inf
+    return curve_of_event(dpa.GaussianDpEvent(multiplier), None, None)
 
 
-@dataclass(frozen=True)
-class GaussianDpEstimate:
-    """μ of the Gaussian curve G_μ that a run tends to: a limit theorem, NOT a guarantee."""
-
-    mu: float
-    formula: str
-    approximate: bool = True
-
-    def __float__(self) -> float:
-        return self.mu
-
-    def __call__(self, type_one: float | np.ndarray) -> np.ndarray:
-        """G_μ(α) = Φ(Φ⁻¹(1 − α) − μ)."""
-        return ndtr(ndtri(1 - np.asarray(type_one)) - self.mu)
-
-    def epsilon(self, delta: float) -> float:
-        """The ε at which G_μ has this δ; approximate as μ is."""
-        return gaussian_epsilon(1 / self.mu, delta) if self.mu > 0 else 0.0
-
-
-def gaussian_dp_mu(
-    noise_multiplier: float,
-    sampling: Scheme | Sampler,
-    steps: int,
-    *,
-    relation: Relation | None = None,
-    unit: Unit = Unit.RECORD,
-) -> GaussianDpEstimate:
-    """The CLT figure that papers quote, marked approximate. Exact only without sampling.
-
-    Poisson, add or remove: μ = q·√(T·(e^(1/z²) − 1))                                [Bu 2020]
-    without replacement:    μ = p·√(2T·(e^(1/z²)·Φ(3/2z) + 3Φ(−1/2z) − 2)), p = m/N  [Dong 2022]
-    no amplification:       μ = √E / z over E epochs, exact.
-    """
-    z, scheme = noise_multiplier, scheme_of(sampling)
-    if not z > 0:
-        raise ValueError(f"noise multiplier is {z}; give a number above 0")
-    event = scheme.step_event(z, unit)
-    p = probability_of(event)
-    replaced = accounted_relation(relation or Relation.ADD_OR_REMOVE_ONE, unit)
-    with contextlib.suppress(OverflowError):
-        if isinstance(event, dpa.GaussianDpEvent):
-            mu = math.sqrt(scheme.num_events(steps)) / z
-            return GaussianDpEstimate(mu, "√E / z, without amplification", approximate=False)
-        if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-            bracket = math.exp(1 / z**2) * ndtr(1.5 / z) + 3 * ndtr(-0.5 / z) - 2
-            formula = "(m/N)·√(2T·(e^(1/z²)Φ(3/2z) + 3Φ(−1/2z) − 2)) [Dong 2022]"
-            return GaussianDpEstimate(p * math.sqrt(2 * steps * bracket), formula)
-        if isinstance(event, dpa.PoissonSampledDpEvent) and replaced is not Relation.REPLACE_ONE:
-            mu = p * math.sqrt(steps * math.expm1(1 / z**2))
-            return GaussianDpEstimate(mu, "q·√(T·(e^(1/z²) − 1)) [Bu 2020]")
-        raise UnsupportedEvent(
-            f"papers give no limit formula for {scheme.describe()} under {replaced}; "
-            "use trade_off, which is exact"
-        )
-    return GaussianDpEstimate(math.inf, "too little noise for the formula")
+def _gaussian_points(mu: float) -> tuple[np.ndarray, np.ndarray]:
+    """ε = x·μ − μ²/2 at even x = Φ⁻¹(1 − α), from slope −1 to where δ is 1e-15 or less."""
+    count = min(2_000 + math.ceil(250 * mu), 20_000)
+    epsilons = np.linspace(0.0, mu * mu / 2 + 8 * mu, count)
+    deltas = gaussian_profile(epsilons, 1 / mu)
+    return epsilons, np.minimum(deltas * (1 + 1e-12) + 1e-15, 1.0)

@@ -13,6 +13,7 @@ from tacit.cli.epsilon import epsilon
 from tacit.cli.inspect import inspect
 from tacit.cli.ledger import ledger
 from tacit.cli.noise import noise
+from tacit.cli.trade_off import trade_off
 from tacit.cli.train import train
 from tacit.errors import TacitError
 
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(epsilon)
 app.command()(noise)
+app.command(name="trade-off")(trade_off)
 app.add_typer(ledger, name="ledger")
 app.command()(data)
 app.command()(certify)

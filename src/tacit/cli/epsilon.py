@@ -8,8 +8,9 @@ import typer
 
 from tacit.accounting import epsilon as epsilon_by_pld
 from tacit.accounting import epsilon_rdp, gaussian_dp_mu
+from tacit.accounting.no_privacy import no_privacy_note
 from tacit.cli import accounting_options as options
-from tacit.cli.accounting_options import RelationName, SamplingName
+from tacit.cli.accounting_options import AccountedSampling, RelationName
 from tacit.cli.output import show
 from tacit.errors import UnsupportedEvent
 
@@ -19,7 +20,7 @@ def epsilon(
     sampling_rate: float | None = options.RATE,
     steps: int = options.STEPS,
     delta: float = options.DELTA,
-    sampling: SamplingName = options.SAMPLING,
+    sampling: AccountedSampling = options.ACCOUNTED_SAMPLING,
     population: int | None = options.POPULATION,
     batch_size: int | None = options.BATCH,
     relation: RelationName | None = options.RELATION,
@@ -31,8 +32,9 @@ def epsilon(
     """
     scheme = options.scheme_from(sampling, sampling_rate, population, batch_size)
     between = options.relation_from(relation, sampling)
-    pld = epsilon_by_pld(noise_multiplier, scheme, steps, delta=delta, relation=between)
-    rdp = epsilon_rdp(noise_multiplier, scheme, steps, delta=delta, relation=between)
+    unit = options.unit_from(sampling)
+    pld = epsilon_by_pld(noise_multiplier, scheme, steps, delta=delta, relation=between, unit=unit)
+    rdp = epsilon_rdp(noise_multiplier, scheme, steps, delta=delta, relation=between, unit=unit)
     facts = {
         "epsilon": pld,
         "epsilon_rdp": rdp,
@@ -44,6 +46,9 @@ def epsilon(
     }
     if noise_multiplier > 0:
         with contextlib.suppress(UnsupportedEvent):
-            estimate = gaussian_dp_mu(noise_multiplier, scheme, steps, relation=between)
+            estimate = gaussian_dp_mu(noise_multiplier, scheme, steps, relation=between, unit=unit)
             facts["gaussian_dp_mu_approximate"] = estimate.mu
+    note = no_privacy_note(pld, delta)
+    if note is not None:
+        facts["note"] = note
     show(facts, as_json, "privacy of a run")

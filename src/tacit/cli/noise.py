@@ -8,7 +8,7 @@ from tacit.accounting import calibrate
 from tacit.accounting import epsilon as epsilon_by_pld
 from tacit.budget import Budget
 from tacit.cli import accounting_options as options
-from tacit.cli.accounting_options import RelationName, SamplingName
+from tacit.cli.accounting_options import AccountedSampling, RelationName
 from tacit.cli.output import show
 
 
@@ -17,7 +17,7 @@ def noise(
     delta: float = options.DELTA,
     sampling_rate: float | None = options.RATE,
     steps: int = options.STEPS,
-    sampling: SamplingName = options.SAMPLING,
+    sampling: AccountedSampling = options.ACCOUNTED_SAMPLING,
     population: int | None = options.POPULATION,
     batch_size: int | None = options.BATCH,
     relation: RelationName | None = options.RELATION,
@@ -29,8 +29,11 @@ def noise(
     """
     scheme = options.scheme_from(sampling, sampling_rate, population, batch_size)
     budget = Budget(epsilon, delta, options.relation_from(relation, sampling))
-    multiplier = calibrate(budget, scheme, steps)
-    reached = epsilon_by_pld(multiplier, scheme, steps, delta=delta, relation=budget.relation)
+    unit = options.unit_from(sampling)
+    multiplier = calibrate(budget, scheme, steps, unit=unit)
+    reached = epsilon_by_pld(
+        multiplier, scheme, steps, delta=delta, relation=budget.relation, unit=unit
+    )
     facts = {
         "noise_multiplier": multiplier,
         "epsilon": reached,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import abc
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from tacit.losses.weighted_sum import WeightedSum
 
 
 class RecordLoss(abc.ABC):
@@ -12,6 +16,7 @@ class RecordLoss(abc.ABC):
 
     A record's number depends on no other record, on no class count and on no statistic of the
     batch; else one record could move everyone's gradient, and no constant would hold.
+    `a * X + b * Y` is a weighted sum of two of them.
     """
 
     @abc.abstractmethod
@@ -20,6 +25,20 @@ class RecordLoss(abc.ABC):
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.per_record(outputs, targets).mean()
+
+    def __mul__(self, weight: float) -> WeightedSum:
+        from tacit.losses.weighted_sum import weighted_sum
+
+        return weighted_sum([(float(weight), self)])
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: RecordLoss) -> WeightedSum:
+        from tacit.losses.weighted_sum import weighted_sum
+
+        if not isinstance(other, RecordLoss):
+            return NotImplemented
+        return weighted_sum([(1.0, self), (1.0, other)])
 
 
 class LipschitzLoss(RecordLoss):

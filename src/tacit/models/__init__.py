@@ -13,12 +13,19 @@ from tacit.models.lipschitz_networks import (
     lipschitz_resnet,
     lipschitz_vgg,
 )
-from tacit.models.losing_less import cifar_cnn, mnist_cnn
+from tacit.models.losing_less import (
+    cifar_cnn,
+    mnist_cnn,
+    scattering_cifar_cnn,
+    scattering_linear,
+    scattering_mnist_cnn,
+)
 from tacit.models.make_trainable import Trainable, make_trainable
 from tacit.models.mlp import mlp
 from tacit.models.mlp_mixer import mlp_mixer
 from tacit.models.normalisation import Norm, group_norm
 from tacit.models.resnet import resnet, resnet18
+from tacit.models.tempered_sigmoid import TemperedSigmoid
 from tacit.models.transformer import gpt, next_token_loss
 from tacit.models.weight_standardisation import WeightStandardised, WeightStandardisedConv2d
 from tacit.models.wide_resnet import wide_resnet
@@ -35,6 +42,7 @@ def default_model(shape: Sequence[int], num_classes: int) -> nn.Module:
 
 __all__ = [
     "Norm",
+    "TemperedSigmoid",
     "Trainable",
     "WeightStandardised",
     "WeightStandardisedConv2d",
@@ -57,6 +65,9 @@ __all__ = [
     "next_token_loss",
     "resnet",
     "resnet18",
+    "scattering_cifar_cnn",
+    "scattering_linear",
+    "scattering_mnist_cnn",
     "vgg",
     "wide_resnet",
 ]

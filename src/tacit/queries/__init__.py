@@ -13,26 +13,48 @@ from tacit.queries.clip_rules import Clip, Normalise
 from tacit.queries.clipless import Clipless
 from tacit.queries.clipless_passes import Eager, Replayed
 from tacit.queries.engines import BookKeeping, PerRecord, Replay
+from tacit.queries.grouping import group_by_norm
+from tacit.queries.layerwise import Decaying, LayerFactors, LayerwiseNorms
+from tacit.queries.mini_sets import (
+    BatchClip,
+    LocalRun,
+    MeanGradient,
+    ReplayedSets,
+    SetBySet,
+    SetsAsRecords,
+    SetsAtOnce,
+)
 from tacit.queries.per_sample_clip import PerSampleClip
 
 __all__ = [
     "AdaptiveNorm",
+    "BatchClip",
     "Block",
     "BookKeeping",
     "BoundedGradient",
     "Clip",
     "Clipless",
+    "Decaying",
     "Eager",
     "GradientQuery",
+    "LayerFactors",
+    "LayerwiseNorms",
+    "LocalRun",
     "Loss",
+    "MeanGradient",
     "Normalise",
     "PerRecord",
     "PerSampleClip",
     "Replay",
     "Replayed",
+    "ReplayedSets",
+    "SetBySet",
+    "SetsAsRecords",
+    "SetsAtOnce",
     "Statistic",
     "all_together",
     "by_layer",
     "by_parameter",
     "by_prefix",
+    "group_by_norm",
 ]

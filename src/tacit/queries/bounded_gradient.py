@@ -18,17 +18,23 @@ class Block:
     """Some parameters, the sum of their gradients, and the bound on one unit's share of it.
 
     `bound` is the largest L2 norm that one sampled unit (a record, or a mini-set) adds to the
-    sum, as a public constant.
+    sum, as a public constant. `factors` are public numbers that the sums of the parameters were
+    multiplied by; what is released is divided by them again, after the noise. `active` are public
+    masks: entries outside them are zero in every unit's contribution, and are released as zero.
     """
 
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
     sums: tuple[Tensor, ...]
     bound: float
+    factors: tuple[float, ...] | None = None
+    active: tuple[Tensor | None, ...] | None = None
 
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.parameters) == len(self.sums)
         assert self.bound >= 0
+        assert self.factors is None or len(self.factors) == len(self.names)
+        assert self.active is None or len(self.active) == len(self.names)
 
     @property
     def size(self) -> int:
@@ -40,16 +46,29 @@ def blocks_from(
     parameters: Mapping[str, nn.Parameter],
     blocks: Sequence[tuple[str, ...]],
     bounds: Sequence[float],
+    factors: Sequence[float] | None = None,
+    active: Mapping[str, Tensor] | None = None,
 ) -> tuple[Block, ...]:
-    """Blocks over one vector that holds all sums, in the parameters' order."""
+    """Blocks over one vector that holds all sums, in the parameters' order.
+
+    With `factors` m_h, one a block, everything is one block with one bound: that of the whole
+    vector (m_1·g_1 | … | m_L·g_L).
+    """
     pieces = total.split([p.numel() for p in parameters.values()])
     sums = {n: t.view_as(p) for (n, p), t in zip(parameters.items(), pieces, strict=True)}
+    times: dict[str, float] | None = None
+    if factors is not None:
+        times = {n: m for names, m in zip(blocks, factors, strict=True) for n in names}
+        sums = {n: t * times[n] for n, t in sums.items()}
+        blocks = (tuple(times),)
     return tuple(
         Block(
             names=names,
             parameters=tuple(parameters[n] for n in names),
             sums=tuple(sums[n] for n in names),
             bound=bound,
+            factors=None if times is None else tuple(times[n] for n in names),
+            active=None if not active else tuple(active.get(n) for n in names),
         )
         for names, bound in zip(blocks, bounds, strict=True)
     )
@@ -79,12 +98,17 @@ class Statistic:
 
 @dataclass(frozen=True)
 class BoundedGradient:
-    """Blocks, one public divisor, what kind of unit the bounds are for, and statistics beside."""
+    """Blocks, one public divisor, what kind of unit the bounds are for, and statistics beside.
+
+    `released` are called, without an argument, when the step has been charged and drawn: a query
+    that changes from step to step moves on then, and not when it is merely asked.
+    """
 
     blocks: tuple[Block, ...]
     divisor: float
     unit: Unit = Unit.RECORD
     statistics: tuple[Statistic, ...] = ()
+    released: tuple[Callable[[], None], ...] = ()
 
     def sensitivities(self, relation: Relation) -> list[float]:
         """The L2 sensitivity Δ_h of each block's sum.

@@ -9,6 +9,15 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from tacit.errors import MixesRecords
 
 
+def mixes_records(model: nn.Module) -> bool:
+    """Whether a known module of the model lets records of a batch meet."""
+    try:
+        refuse_mixing(model)
+    except MixesRecords:
+        return True
+    return False
+
+
 def refuse_mixing(model: nn.Module) -> None:
     """Raise MixesRecords if a module uses, or remembers, statistics of the batch.
 

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 import tacit
 from tacit.data.records import Records
 from tacit.report.plot import plot_history
+from tacit.statistics import refuse_private_statistics
 from tacit.training.run import Run
 
 
@@ -41,7 +42,11 @@ def environment() -> dict[str, Any]:
 def save_run(
     run: Run, folder: str | os.PathLike[str], test: Records | None = None
 ) -> dict[str, Any]:
-    """Write the run into `folder` and return its facts. Files appear whole or not at all."""
+    """Write the run into `folder` and return its facts. Files appear whole or not at all.
+
+    Raises PrivateStatistics, and writes nothing, if the model remembers private records.
+    """
+    refuse_private_statistics(run.model)
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     facts = run.facts(test)

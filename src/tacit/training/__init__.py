@@ -5,6 +5,7 @@ from tacit.training.evaluate import Metrics, evaluate
 from tacit.training.moving_average import MovingAverage
 from tacit.training.progress import ProgressBar
 from tacit.training.run import Run
+from tacit.training.sparsification import Sparsification
 from tacit.training.trainer import Trainer
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "MovingAverage",
     "ProgressBar",
     "Run",
+    "Sparsification",
     "Trainer",
     "evaluate",
 ]

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data.records import Records
+from tacit.losses.pre_activations import watched
 from tacit.queries.bounded_gradient import Loss
+from tacit.statistics.modes import evaluating
 
 
 @dataclass(frozen=True)
@@ -26,16 +28,15 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
     The guarantee covers the training records only: what is read off these is not private.
     """
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
     correct, total = 0.0, 0.0
-    for start in range(0, len(records), batch_size):
-        rows = slice(start, start + batch_size)
-        targets = records.targets[rows].to(device)
-        outputs = model(records.inputs[rows].to(device))
-        correct += float(_right(outputs, targets).sum())
-        total += float(loss(outputs, targets).mean()) * len(targets)
-    model.train(was_training)
+    with evaluating(model):
+        for start in range(0, len(records), batch_size):
+            rows = slice(start, start + batch_size)
+            targets = records.targets[rows].to(device)
+            with watched(model, loss):
+                outputs = model(records.inputs[rows].to(device))
+                total += float(loss(outputs, targets).mean()) * len(targets)
+            correct += float(_right(outputs, targets).sum())
     count = max(len(records), 1)
     return Metrics(accuracy=correct / count, loss=total / count)
 

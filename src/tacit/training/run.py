@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from tacit.accounting.no_privacy import no_privacy_note
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
 from tacit.data.records import Records
@@ -60,6 +61,7 @@ class Run:
     def facts(self, test: Records | None = None) -> dict[str, Any]:
         """Everything about the run as plain values, ready for JSON."""
         metrics = self.evaluate(test) if test is not None else None
+        warning = no_privacy_note(self.epsilon, self.budget.delta)
         return {
             "accuracy": metrics.accuracy if metrics else None,
             "loss": metrics.loss if metrics else None,
@@ -76,7 +78,8 @@ class Run:
             "seconds": self.seconds,
             "peak_memory_bytes": self.peak_memory_bytes,
             "seeded": self.seeded,
-            "notes": self.notes,
+            "notes": [*([warning] if warning else []), *self.notes],
+            "plan": self.plan.to_json(),
             "history": [vars(evaluation) for evaluation in self.history],
             "config": self.config,
         }

@@ -19,10 +19,16 @@ from tacit.budget import Budget
 from tacit.data.records import Records
 from tacit.errors import BudgetExceeded
 from tacit.lipschitz.projection import project
+from tacit.losses.schedule import Scheduled, fresh
 from tacit.mechanism import Mechanism
 from tacit.noise import Allocation
 from tacit.queries.bounded_gradient import GradientQuery, Loss
+from tacit.sampling.epochs import epochs_of
 from tacit.sampling.sampler import Sampler
+from tacit.statistics.modes import train_unfrozen
+from tacit.statistics.needed import Statistics, check_statistics
+from tacit.statistics.public import PublicStatistics
+from tacit.statistics.released import ReleasedStatistics
 from tacit.training.callbacks import Callback, Evaluation
 from tacit.training.evaluate import evaluate
 from tacit.training.memory import PeakMemory
@@ -40,6 +46,11 @@ class Trainer:
     None for one in memory. `evaluate_on` must be records that the guarantee need not cover.
     `seed` fixes the noise, and the sampling where the sampler has no seed of its own; what the
     model draws (initial weights, dropout) is PyTorch's to seed.
+
+    `statistics` says where BatchNorm's running statistics come from, for a query that takes such
+    networks. `PublicStatistics` are set before every evaluation and at the end.
+    `ReleasedStatistics` become a part of the plan, so that the noise is calibrated with them and
+    the ledger charges them first; they are set once, at the end, and nothing is evaluated before.
     """
 
     def __init__(
@@ -55,6 +66,7 @@ class Trainer:
         allocation: Allocation | None = None,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         moving_average: MovingAverage | None = None,
+        statistics: Statistics | None = None,
         evaluate_on: Records | None = None,
         evaluate_every: int | None = None,
         callbacks: Iterable[Callback] = (),
@@ -67,10 +79,12 @@ class Trainer:
         notes: Iterable[str] = (),
         config: dict[str, Any] | None = None,
     ) -> None:
-        self.model, self.loss, self.query = model, loss, query
+        self.model, self.loss, self.query = model, fresh(loss), query
         self.sampler, self.optimizer, self.budget = sampler, optimizer, budget
         self.scheduler = scheduler
         self.moving_average = moving_average
+        check_statistics(model, statistics, sampler.records, query)
+        self.statistics = statistics
         self.evaluate_on = evaluate_on
         self.evaluate_every = evaluate_every or max(1, sampler.steps // 20)
         self.callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
@@ -79,6 +93,12 @@ class Trainer:
         if seed is not None and sampler.seed is None:
             sampler.reseed(seed)
         self.notes = [*sampler.records.notes, *notes]
+        if statistics is not None:
+            self.notes.append(statistics.note)
+        if isinstance(statistics, ReleasedStatistics):
+            prelude = (*prelude, statistics.event)
+            if seed is not None and statistics.seed is None:
+                statistics.reseed(seed)
         self.config = config or {}
         self._move(device)
         self.ledger = ledger
@@ -106,7 +126,7 @@ class Trainer:
 
     def fit(self) -> Run:
         """Run the loop and return what happened. It ends normally when the budget does."""
-        self.model.train()
+        train_unfrozen(self.model)
         given = self.ledger
         ledger = given if isinstance(given, Ledger) else Ledger(given, self.budget)
         memory = PeakMemory(self._device)
@@ -117,8 +137,13 @@ class Trainer:
         try:
             ledger.begin(self.plan, name=self.run_name, budget=self.budget)
             self._events_before = ledger.run_status()[0]
+            if isinstance(self.statistics, ReleasedStatistics):
+                self.statistics.check(self.model, ledger)  # before any step is spent
             steps, stopped = self._loop(ledger, history)
             charged, limit = ledger.run_status()
+            if self.moving_average is not None:
+                self.moving_average.swap(self.model)
+            self._set_statistics(ledger, steps, history)
         except BaseException:
             for callback in self.callbacks:
                 callback.on_error(self)
@@ -126,8 +151,6 @@ class Trainer:
         finally:
             ledger.end() if ledger is given else ledger.close()
             self._forget_recordings()
-        if self.moving_average is not None:
-            self.moving_average.swap(self.model)
         # Short of its limit, a run answers for all of its plan: what ended it may have looked.
         run = self._finished(steps, limit, stopped, history)
         if charged < limit:
@@ -142,6 +165,8 @@ class Trainer:
         steps = 0
         try:
             for batch in self.sampler:
+                if isinstance(self.loss, Scheduled):
+                    self.loss.at(epochs_of(self.plan.scheme, steps))
                 private = self.mechanism.privatise(self.model, self.loss, batch)
                 try:
                     ledger.release(private, into=self.model)
@@ -164,15 +189,29 @@ class Trainer:
     def _after_step(self, step: int, history: list[Evaluation]) -> None:
         for callback in self.callbacks:
             callback.on_step(self, step)
-        if self.evaluate_on is None:
+        if self.evaluate_on is None or isinstance(self.statistics, ReleasedStatistics):
             return
         if step % self.evaluate_every and step != self.sampler.steps:
             return
         if self.moving_average is not None:
             self.moving_average.swap(self.model)
-        metrics = evaluate(self.model, self.evaluate_on, self.loss)
+        if self.statistics is not None:
+            self.statistics.apply(self.model)
+        self._evaluate(self.evaluate_on, step, history)
         if self.moving_average is not None:
             self.moving_average.swap(self.model)
+
+    def _set_statistics(self, ledger: Ledger, steps: int, history: list[Evaluation]) -> None:
+        """BatchNorm's running statistics for the weights that the run ends with."""
+        if isinstance(self.statistics, PublicStatistics):
+            self.statistics.apply(self.model)
+        elif isinstance(self.statistics, ReleasedStatistics):
+            self.statistics.apply(self.model, ledger)
+            if self.evaluate_on is not None:
+                self._evaluate(self.evaluate_on, steps, history)
+
+    def _evaluate(self, records: Records, step: int, history: list[Evaluation]) -> None:
+        metrics = evaluate(self.model, records, self.loss)
         events = self._events_before + self.plan.scheme.num_events(step)
         spent = self.plan.epsilon_of_count(events, self.budget.delta, COARSE)
         evaluation = Evaluation(step, spent, metrics.accuracy, metrics.loss)
@@ -182,7 +221,8 @@ class Trainer:
 
     def _finished(self, steps: int, counted: int, stopped: str, history: list[Evaluation]) -> Run:
         notes = list(self.notes)
-        seeded = self.seed is not None or self.sampler.seed is not None
+        seeds = (self.seed, self.sampler.seed, getattr(self.statistics, "seed", None))
+        seeded = any(seed is not None for seed in seeds)
         if seeded:
             notes.append(SEEDED)
         delta = self.budget.delta

@@ -10,8 +10,10 @@ from test_convolution_norms import LAYERS, gradients, norms_by, sides, squares_b
 from test_engine_bound import share
 from torch import nn
 
-from tacit.queries.engines import convolution
+from tacit.queries.engines import convolution, convolution_triton
 from tacit.queries.engines.convolution_cost import Way
+from tacit.queries.engines.convolution_triton import Places, Tiles
+from tacit.queries.engines.rows import Stacked
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,3 +72,39 @@ def test_sides_that_never_meet_add_nothing(way, benchmark, monkeypatch):
         for size in (1e2, 1e4, 1e6):
             found = gradients(copy.deepcopy(layer).cuda(), size * x, size * b, way, monkeypatch)
             assert share(found, 1e-3) <= 1
+
+
+ZERO_PADDED = [
+    (nn.Conv2d(40, 70, 3, padding=1), (40, 9, 7)),
+    (nn.Conv2d(3, 16, 3, padding=1), (3, 8, 8)),
+    (nn.Conv2d(33, 20, (2, 3), stride=2, padding=(0, 2)), (33, 8, 9)),
+    (nn.Conv2d(64, 32, 3, dilation=2), (64, 7, 8)),
+    (nn.Conv2d(16, 130, 1, stride=2), (16, 5, 6)),
+    (nn.Conv1d(35, 5, 3, padding=2), (35, 9)),
+]
+
+
+@pytest.mark.parametrize(("layer", "shape"), ZERO_PADDED, ids=str)
+@pytest.mark.parametrize("places", Places, ids=lambda places: places.name)
+def test_every_tiling_of_the_kernel_gives_the_rows(layer, shape, places, monkeypatch):
+    """Tiles that end outside of filters, channels and positions, and the kernel's own choice."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    double = copy.deepcopy(layer).double()
+    x, b = sides(double, shape, 3, torch.float64)
+    rows = [
+        torch.autograd.grad((double(one[None]) * other).sum(), double.weight)[0]
+        for one, other in zip(x, b, strict=True)
+    ]
+    expected = torch.stack(rows)
+    gpu, x, b = copy.deepcopy(layer).cuda(), x.float().cuda(), b.float().cuda()
+    for tiles in (None, Tiles(32, 32, 64 if places is Places.IN_TURN else 32, places, 4, 2)):
+        found, squares = convolution_triton.weight_gradients(gpu, x, b, store=True, tiles=tiles)
+        _, alone = convolution_triton.weight_gradients(gpu, x, b, store=False, tiles=tiles)
+        assert found is not None
+        torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(squares, found.flatten(1).square().sum(dim=1))
+        torch.testing.assert_close(alone, squares)
+        kept, scale = Stacked(found, squares), torch.rand(3, device="cuda")
+        total = torch.einsum("b,b...->...", scale, found)
+        torch.testing.assert_close(kept.total(scale), total)

@@ -10,12 +10,10 @@ from torch import Tensor, nn
 
 from tacit.batch import Batch
 from tacit.errors import UnsupportedModule
-from tacit.queries.adaptive_norm import centred_count
-from tacit.queries.clip_rules import CLIP
-from tacit.queries.clipping import clip_scale
 from tacit.queries.engines.precision import no_autocast, wide
 from tacit.queries.engines.record_losses import losses_of
 from tacit.queries.engines.rows import RecordGradients, Stacked
+from tacit.queries.engines.scales import scales_and_counts
 from tacit.queries.engines.self_check import check_once
 from tacit.queries.engines.tape import Call, Tape
 from tacit.queries.engines.task import Clipped, Task
@@ -39,8 +37,7 @@ class BookKeeping:
     def clipped_sums(self, task: Task, piece: Batch) -> Clipped:
         if len(piece) == 0:
             return Clipped()
-        everything = (tuple(task.parameters),)
-        plain = replace(task, blocks=everything, rule=CLIP, views=1, counted=False)
+        plain = replace(task.flat(), views=1, active={})
 
         def clipped(pair: Batch, max_norm: float) -> dict[str, Tensor]:
             return self._clipped(replace(plain, norms=(max_norm,)), pair).sums
@@ -75,18 +72,22 @@ class BookKeeping:
         keep = torch.stack([nobody, *squares.values()]).sum(dim=0).isfinite()
         mask = mask_of_records(piece, task.views)
         counted = keep if mask is None else keep & mask
-        sums, counts = {}, []
-        for names, max_norm in zip(task.blocks, task.norms, strict=True):
-            used = [n for n in names if n in squares]
-            norms_B = torch.stack([squares[n] for n in used]).sum(dim=0).sqrt() if used else nobody
-            if task.counted:
-                counts.append(centred_count(norms_B, max_norm, counted))
-            scale = clip_scale(norms_B, max_norm, [norms_B.dtype], task.rule)
-            if mask is not None:
-                scale = scale * mask
-            for name in used:
-                sums[name] = gradients[name].total(scale)
-        return Clipped(sums, tuple(counts)), keep
+        norms = _norms_of_blocks(task, squares, nobody)
+        scales, counts = scales_and_counts(norms, task, counted, [n.dtype for n in norms])
+        sums = {}
+        for names, scale_B in zip(task.blocks, scales, strict=True):
+            scale = scale_B if mask is None else scale_B * mask
+            for name in names:
+                if name in squares:
+                    sums[name] = gradients[name].total(scale)
+        return Clipped(sums, counts), keep
+
+    def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
+        gradients = self._gradients(task, piece)
+        with no_autocast(piece.indices.device):
+            squares = {name: wide(g.squares()) for name, g in gradients.items()}
+            nobody = torch.zeros_like(piece.indices[:: task.views], dtype=torch.float32)
+            return _norms_of_blocks(task, squares, nobody)
 
     def _gradients(self, task: Task, piece: Batch) -> dict[str, RecordGradients]:
         model, parameters, rows = task.model, task.parameters, len(piece)
@@ -100,8 +101,11 @@ class BookKeeping:
                 found = gradients_of_records(call, set(local), rows, task.views)
             for key, value in found.items():
                 name = names[id(local[key])]
-                shared = uses[name] > 1
-                arrivals[name].append(Stacked(value.rows()) if shared else value)
+                if uses[name] > 1 or name in task.active:
+                    rows_BP = value.rows()
+                    mask = task.active.get(name)
+                    value = Stacked(rows_BP if mask is None else torch.where(mask, rows_BP, 0.0))
+                arrivals[name].append(value)
 
         tape = Tape(model, list(owners), rows, on_arrival)
         with tape.recording():
@@ -116,6 +120,15 @@ class BookKeeping:
             )
             tape.backward(total)
         return {name: _together(found) for name, found in arrivals.items() if found}
+
+
+def _norms_of_blocks(task: Task, squares: dict[str, Tensor], nobody: Tensor) -> list[Tensor]:
+    norms = []
+    for names in task.blocks:
+        used = [squares[n] for n in names if n in squares]
+        norms.append(torch.stack(used).sum(dim=0).sqrt() if used else None)
+    like = next((norm for norm in norms if norm is not None), nobody)
+    return [torch.zeros_like(like) if norm is None else norm for norm in norms]
 
 
 def watched_modules(model: nn.Module, wanted: set[int]) -> dict[nn.Module, dict[str, nn.Parameter]]:

@@ -22,6 +22,7 @@ from tacit.queries.engines.convolution_cost import Way, cheapest
 from tacit.queries.engines.convolution_gram import Axis, window_gram
 from tacit.queries.engines.ghost import Gram, norms_from_grams
 from tacit.queries.engines.rows import Contracted, RecordGradients, Stacked, pieces
+from tacit.queries.engines.scaling import present, scaled
 
 
 def convolution_gradients(
@@ -71,12 +72,12 @@ class _Kernel:
         device = self.plain.device
         shape = self.axes, self.channels, self.others, self.layer.groups
         way = cheapest(*shape, device=device, fused=fused)
-        if way is Way.ROWS:
-            norms, reach = self._fused_norms() if fused else self._norms_of_rows()
+        if way is Way.ROWS and fused:
+            norms, reach = self._fused_norms()
         else:
-            norms, reach = self._ghost_norms(way)
-        if device.type != "cpu":
-            reach = torch.maximum(reach, self._whole_reach())
+            norms, reach = self._norms_of_rows() if way is Way.ROWS else self._ghost_norms(way)
+            if device.type != "cpu":
+                reach = torch.maximum(reach, self._whole_reach())
         coarse = self._coarse()
         # Ghost norms are never coarse; norms of rows are rounded as the rows were.
         roundings = 2 if coarse and way is Way.ROWS else 1
@@ -110,17 +111,14 @@ class _Kernel:
         return squares, self._reach()
 
     def _reach(self) -> Tensor:
-        """Σ_t ‖a_t‖·‖b_t‖; a window's squared length is a convolution of squares with ones."""
-        layer = self.layer
-        mass = self.inputs.square().sum(dim=1, keepdim=True)
-        ones = mass.new_ones(1, 1, *layer.kernel_size)
-        convolve = F.conv1d if len(layer.kernel_size) == 1 else F.conv2d
-        lengths = convolve(mass, ones, None, layer.stride, layer.padding, layer.dilation)
-        tiny = torch.finfo(mass.dtype).tiny  # squares may vanish; lengths must not
-        others = self.cotangent.square().sum(dim=1, keepdim=True) + self.others * tiny
-        products = (lengths.clamp_min(0) + self.window * tiny).sqrt() * others.sqrt()
-        # The convolution may have been rounded to 10 bits.
-        return products.flatten(1).sum(dim=1) * (1 + 2.0**-8)
+        """√n·‖a‖·‖b‖ where no pixel lies in more than n windows, which is no less than S.
+
+        S = Σ_t ‖a_t‖‖b_t‖ ≤ (Σ_t ‖a_t‖²)^½·‖b‖, and Σ_t ‖a_t‖² counts each pixel at most n times.
+        Of S only two lengths are needed so, each one pass over memory.
+        """
+        windows = math.prod(axis.overlap for axis in self.axes)
+        # The lengths are sums of squares, whose terms are rounded some hundred times at most.
+        return self._whole_reach() * (math.sqrt(windows) * (1 + 2.0**-16))
 
     def _whole_reach(self) -> Tensor:
         """‖a‖·‖b‖: a GPU may contract by Fourier transforms, which round at *all* positions.
@@ -177,15 +175,15 @@ class _Kernel:
 
     def _contract(self, scale_B: Tensor) -> Tensor:
         """The weight gradient of the scaled batch, by the convolution's own backward pass."""
-        shape = (self.batch,) + (1,) * (self.cotangent.dim() - 1)
-        scaled = self.cotangent * scale_B.to(self.cotangent.dtype).view(shape)
+        cotangent = scaled(self.cotangent, scale_B)
         layer = self.layer
         zero_padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         dims = len(layer.kernel_size)
+        inputs = self.inputs if self.transposed or zero_padded else self._padded(slice(None))
         return torch.ops.aten.convolution_backward(
-            scaled,
-            self.inputs if self.transposed or zero_padded else self._padded(slice(None)),
-            layer.weight.detach().to(scaled.dtype),
+            cotangent,
+            present(inputs, scale_B),
+            layer.weight.detach().to(cotangent.dtype),
             None,
             layer.stride,
             layer.padding if self.transposed or zero_padded else (0,) * dims,

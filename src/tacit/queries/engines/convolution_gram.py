@@ -44,6 +44,12 @@ class Axis:
         """How many pixels the windows reach."""
         return (self.count - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
 
+    @property
+    def overlap(self) -> int:
+        """How many windows a pixel lies in, at most: one for each place that is s·t away."""
+        places = self.kernel if self.dilation > 1 else math.ceil(self.kernel / self.stride)
+        return min(places, self.count)
+
 
 def window_gram(pixels: Tensor, groups: int, axes: Sequence[Axis]) -> Gram:
     """(B, G, T, T) from the pixels as windows see them, (B, G·C, …), padding included."""

@@ -1,4 +1,4 @@
-"""A GPU kernel for one convolution's per-record weight gradients, without unfolding windows.
+"""One convolution's per-record weight gradients on a GPU, without unfolding windows.
 
 For record i, output channel p and window entry w = (c, k): G_i[p, w] = Σ_t b_i[p, t]·a_i[c, t∘k], a
 matrix product whose second factor is read from the input by index, so that nothing nine times the
@@ -9,7 +9,8 @@ is of the very numbers that are stored. Float32, with TensorFloat-32 where convo
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from enum import Enum, auto
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,79 +19,54 @@ AVAILABLE = importlib.util.find_spec("triton") is not None
 
 if AVAILABLE:
     import triton
-    import triton.language as tl
 
-    @triton.jit
-    def _weight_gradients(  # type: ignore[no-untyped-def]
-        inputs,
-        cotangent,
-        rows,
-        squares,
-        channels,
-        height,
-        width,
-        filters,
-        out_width,
-        positions,
-        window,
-        stride_h,
-        stride_w,
-        pad_h,
-        pad_w,
-        dilation_h,
-        dilation_w,
-        tiles_across,
-        num_tiles,
-        KERNEL_W: tl.constexpr,
-        KERNEL: tl.constexpr,
-        STORE: tl.constexpr,
-        PRECISION: tl.constexpr,
-        BLOCK_P: tl.constexpr,
-        BLOCK_W: tl.constexpr,
-        BLOCK_T: tl.constexpr,
-    ):
-        record = tl.program_id(0).to(tl.int64)
-        tile = tl.program_id(1)
-        p = (tile // tiles_across) * BLOCK_P + tl.arange(0, BLOCK_P)
-        w = (tile % tiles_across) * BLOCK_W + tl.arange(0, BLOCK_W)
-        channel = w // KERNEL
-        k_h = (w % KERNEL) // KERNEL_W
-        k_w = (w % KERNEL) % KERNEL_W
-        a_at = inputs + record * channels * height * width
-        b_at = cotangent + record * filters * positions
-        total = tl.zeros((BLOCK_P, BLOCK_W), dtype=tl.float32)
-        for start in range(0, positions, BLOCK_T):
-            t = start + tl.arange(0, BLOCK_T)
-            b = tl.load(
-                b_at + p[:, None] * positions + t[None, :],
-                mask=(p[:, None] < filters) & (t[None, :] < positions),
-                other=0.0,
-            )
-            # Along t the input lies in one line, so t is the axis that neighbouring threads read.
-            y = (t // out_width)[None, :] * stride_h + k_h[:, None] * dilation_h - pad_h
-            x = (t % out_width)[None, :] * stride_w + k_w[:, None] * dilation_w - pad_w
-            inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
-            a = tl.load(
-                a_at + channel[:, None] * height * width + y * width + x,
-                mask=inside & (t[None, :] < positions) & (w[:, None] < window),
-                other=0.0,
-            )
-            total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
-        if STORE:
-            at = rows + record * filters * window + p[:, None] * window + w[None, :]
-            tl.store(at, total, mask=(p[:, None] < filters) & (w[None, :] < window))
-        tl.store(squares + record * num_tiles + tile, tl.sum(total * total))
+    from tacit.queries.engines.convolution_kernels import over_places, over_positions
+
+_SMALL_MAP = 64  # positions that one tile holds
+
+
+class Places(Enum):
+    """Which places of the window a program works on."""
+
+    MIXED = auto()  # a tile's entries are of several places
+    ONE = auto()
+    IN_TURN = auto()  # all of them, one after another; the map is small
+
+
+class Tiles(NamedTuple):
+    """Filters, window entries and positions of a tile; which places; warps and stages."""
+
+    filters: int
+    window: int
+    positions: int
+    places: Places
+    num_warps: int
+    num_stages: int
+
+
+def tiles_for(filters: int, channels: int, positions: int) -> Tiles:
+    """What did best on an H200, over the layers of three networks."""
+    block_p = min(128, max(32, triton.next_power_of_2(filters)))
+    block_w = min(64, max(16, triton.next_power_of_2(channels)))
+    if channels < 16 or (filters <= 32 and positions > _SMALL_MAP):
+        block_w = 32 if channels < 16 else 64
+        block_t = 64 if block_p == block_w == 32 else 32
+        return Tiles(block_p, block_w, block_t, Places.MIXED, 4, 3)
+    if positions <= _SMALL_MAP:
+        block_t = max(16, triton.next_power_of_2(positions))
+        return Tiles(block_p, block_w, block_t, Places.IN_TURN, 4, 2)
+    return Tiles(block_p, block_w, 32, Places.ONE, 8 if block_p == 128 else 4, 3)
 
 
 def weight_gradients(
-    layer: Any, inputs: Tensor, cotangent: Tensor, *, store: bool
+    layer: Any, inputs: Tensor, cotangent: Tensor, *, store: bool, tiles: Tiles | None = None
 ) -> tuple[Tensor | None, Tensor]:
     """(rows or None, squared norms) of each record; a 1-D convolution is a 2-D one of height 1.
 
-    `inputs` are zero-padded by the layer's own padding inside the kernel.
+    `inputs` are zero-padded by the layer's own padding inside the kernel. Rows have the shape of
+    the weight, and lie in memory with its channels last.
     """
-    dims = len(layer.kernel_size)
-    one_row = dims == 1
+    one_row = len(layer.kernel_size) == 1
     if one_row:
         inputs, cotangent = inputs.unsqueeze(2), cotangent.unsqueeze(2)
 
@@ -102,41 +78,35 @@ def weight_gradients(
     inputs, cotangent = inputs.contiguous(), cotangent.contiguous()
     batch, channels, height, width = inputs.shape
     filters, out_height, out_width = cotangent.shape[1:]
-    positions, window = out_height * out_width, channels * kernel[0] * kernel[1]
-    # Square tiles did best on an H200, over the layers of two networks of 32 to 256 filters.
-    block_p = min(128, max(32, triton.next_power_of_2(filters)))
-    block_w = 64 if block_p == 128 and positions < 256 else block_p
-    block_t = 64 if block_p == 32 and positions >= 64 else 32
-    tiles_across = triton.cdiv(window, block_w)
-    num_tiles = tiles_across * triton.cdiv(filters, block_p)
+    positions, size = out_height * out_width, kernel[0] * kernel[1]
+    tiles = tiles or tiles_for(filters, channels, positions)
+    if tiles.places is Places.MIXED:
+        tiles_across = triton.cdiv(size * channels, tiles.window)
+    else:
+        tiles_across = triton.cdiv(channels, tiles.window)
+        tiles_across *= size if tiles.places is Places.ONE else 1
+    num_tiles = tiles_across * triton.cdiv(filters, tiles.filters)
     squares = inputs.new_empty(batch, num_tiles)
-    rows = inputs.new_empty(batch, *layer.weight.shape) if store else None
-    coarse = torch.backends.cudnn.allow_tf32
-    _weight_gradients[(batch, num_tiles)](
-        inputs,
-        cotangent,
-        rows if store else squares,
-        squares,
-        channels,
-        height,
-        width,
-        filters,
-        out_width,
-        positions,
-        window,
-        *stride,
-        *padding,
-        *dilation,
-        tiles_across,
-        num_tiles,
-        KERNEL_W=kernel[1],
-        KERNEL=kernel[0] * kernel[1],
-        STORE=store,
-        PRECISION="tf32" if coarse else "ieee",
-        BLOCK_P=block_p,
-        BLOCK_W=block_w,
-        BLOCK_T=block_t,
-        num_warps=8 if block_p == 128 else 4,
-        num_stages=3 if positions >= 256 else 2,
-    )
-    return rows, squares.sum(dim=1)
+    rows = inputs.new_empty(batch, filters, *layer.kernel_size, channels) if store else None
+    given = [inputs, cotangent, squares if rows is None else rows, squares, channels]
+    given += [height, width, filters, out_width, positions, *stride, *padding, *dilation]
+    settings = {
+        "KERNEL_W": kernel[1],
+        "KERNEL": size,
+        "STORE": store,
+        "PRECISION": "tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
+        "BLOCK_P": tiles.filters,
+        "BLOCK_W": tiles.window,
+        "BLOCK_T": tiles.positions,
+        "num_warps": tiles.num_warps,
+        "num_stages": tiles.num_stages,
+    }
+    programs = over_places[(batch * num_tiles,)]
+    if tiles.places is not Places.IN_TURN:
+        programs = over_positions[(batch * num_tiles,)]
+        settings["ONE_PLACE"] = tiles.places is Places.ONE
+    else:
+        assert positions <= tiles.positions
+    programs(*given, tiles_across, num_tiles, **settings)
+    shaped = None if rows is None else rows.movedim(-1, 2)
+    return shaped, squares.sum(dim=1)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from tacit.queries.engines.ghost import depth, gram, lengths, safe_squares
 from tacit.queries.engines.rows import Contracted, RecordGradients, pieces
+from tacit.queries.engines.scaling import scaled
 
 
 def embedding_gradients(
@@ -37,9 +38,9 @@ def table_gradients(weight: Tensor, tokens_BT: Tensor, b_BTP: Tensor) -> RecordG
         norms[part] = safe_squares(squares, reach[part], depth(width), positions)
 
     def contract(scale_B: Tensor) -> Tensor:
-        scaled = b_BTP * scale_B.to(b_BTP.dtype)[:, None, None]
         table = torch.zeros_like(weight, dtype=b_BTP.dtype, requires_grad=False)
-        return table.index_add_(0, tokens_BT.flatten(), scaled.flatten(0, 1))
+        b = scaled(b_BTP, scale_B)
+        return table.index_add_(0, tokens_BT.flatten(), b.flatten(0, 1))
 
     def make_rows() -> Tensor:
         tables = b_BTP.new_zeros(batch, *weight.shape)

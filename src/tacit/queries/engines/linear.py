@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from tacit.queries.engines.ghost import ghost_norms, product_squares
 from tacit.queries.engines.rows import Contracted, RecordGradients, Stacked, pieces
+from tacit.queries.engines.scaling import present, scaled
 
 
 def linear_gradients(
@@ -33,8 +34,8 @@ def outer_products(a_BTD: Tensor, b_BTP: Tensor) -> RecordGradients:
         return b_BTP.transpose(1, 2) @ a_BTD
 
     def contract(scale_B: Tensor) -> Tensor:
-        scaled = b_BTP * scale_B.to(b_BTP.dtype)[:, None, None]
-        return scaled.flatten(0, 1).T @ a_BTD.flatten(0, 1)
+        b, a = scaled(b_BTP, scale_B), present(a_BTD, scale_B)
+        return b.flatten(0, 1).T @ a.flatten(0, 1)
 
     if positions == 1:
         product = product_squares(a_BTD[:, 0], b_BTP[:, 0])

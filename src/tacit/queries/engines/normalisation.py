@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tacit.queries.engines import normalisation_triton
 from tacit.queries.engines.precision import wide
 from tacit.queries.engines.rows import RecordGradients, Stacked
 
@@ -27,6 +28,12 @@ def rms_norm_gradients(
 def group_norm_gradients(
     layer: nn.GroupNorm, wanted: set[str], inputs: Tensor, cotangent: Tensor
 ) -> dict[str, RecordGradients]:
+    if normalisation_triton.fits(inputs, layer.num_groups):
+        weight, bias = normalisation_triton.group_norm_rows(
+            inputs, cotangent, layer.num_groups, layer.eps
+        )
+        rows = {"weight": weight, "bias": bias}
+        return {name: Stacked(rows[name]) for name in wanted}
     normalised = F.group_norm(inputs, layer.num_groups, eps=layer.eps)
     return _per_channel(wanted, normalised, cotangent)
 

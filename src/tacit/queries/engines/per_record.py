@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from tacit.batch import Batch
-from tacit.queries.adaptive_norm import centred_count
-from tacit.queries.clipping import clip_scale, wide_dtype
+from tacit.queries.clipping import wide_dtype
+from tacit.queries.engines.scales import scales_and_counts
 from tacit.queries.engines.task import Clipped, Task
 from tacit.queries.engines.views import mask_of_records
 
@@ -25,21 +25,10 @@ class PerRecord:
 
     def clipped_sums(self, task: Task, piece: Batch) -> Clipped:
         grads = self._gradients(task, piece)
-        squares = {n: _squares(g) for n, g in grads.items()}
-        # One record, one verdict: what is not finite in any block counts in none.
-        keep = torch.stack(list(squares.values())).sum(dim=0).isfinite()
-        mask = mask_of_records(piece, task.views)
-        if mask is not None:
-            keep = keep & mask
-        sums, counts = {}, []
-        for names, max_norm in zip(task.blocks, task.norms, strict=True):
-            norms_B = torch.stack([squares[n] for n in names]).sum(dim=0).sqrt()
-            scale = clip_scale(norms_B, max_norm, [grads[n].dtype for n in names], task.rule)
-            if task.counted:
-                counts.append(centred_count(norms_B, max_norm, keep))
-            for name in names:
-                sums[name] = _scaled_sum(grads[name], scale, keep)
-        return Clipped(sums, tuple(counts))
+        return clipped_rows(task, grads, mask_of_records(piece, task.views))
+
+    def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
+        return norms_of_blocks(task, self._gradients(task, piece))
 
     def _gradients(self, task: Task, piece: Batch) -> dict[str, Tensor]:
         """Each record's gradient, as a row of each parameter's stack."""
@@ -67,6 +56,33 @@ class PerRecord:
             chunk_size=self.chunk_size,
         )
         return per_record(weights, inputs, targets)
+
+
+def clipped_rows(task: Task, grads: dict[str, Tensor], mask: Tensor | None = None) -> Clipped:
+    """Σ_i clip(g_i) from stacks of gradients, one row a unit; a unit outside `mask` is left out."""
+    norms = norms_of_blocks(task, grads)
+    # One record, one verdict: what is not finite in any block counts in none.
+    keep = torch.stack(norms).square().sum(dim=0).isfinite()
+    if mask is not None:
+        keep = keep & mask
+    scales, counts = scales_and_counts(norms, task, keep, [g.dtype for g in grads.values()])
+    sums = {
+        name: _scaled_sum(_active(task, name, grads[name]), scale, keep)
+        for names, scale in zip(task.blocks, scales, strict=True)
+        for name in names
+    }
+    return Clipped(sums, counts)
+
+
+def norms_of_blocks(task: Task, grads: dict[str, Tensor]) -> list[Tensor]:
+    """‖g_i‖ of each block h and unit i, over the entries that are active."""
+    squares = {n: _squares(_active(task, n, g)) for n, g in grads.items()}
+    return [torch.stack([squares[n] for n in names]).sum(dim=0).sqrt() for names in task.blocks]
+
+
+def _active(task: Task, name: str, grad_B: Tensor) -> Tensor:
+    mask = task.active.get(name)
+    return grad_B if mask is None else torch.where(mask, grad_B, 0.0)
 
 
 def _scaled_sum(grad_B: Tensor, scale_B: Tensor, keep_B: Tensor) -> Tensor:

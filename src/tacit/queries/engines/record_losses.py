@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
 from tacit import losses
-from tacit.losses import RecordLoss, WithConstant
+from tacit.losses import LipschitzSum, RecordLoss, WeightedSum, WithConstant
 from tacit.queries.bounded_gradient import Loss
 
 
@@ -20,6 +21,11 @@ def losses_of(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """
     if type(loss) is WithConstant:
         return losses_of(loss.loss, outputs, targets)  # type: ignore[arg-type]
+    if type(loss) in _SUMS:
+        assert isinstance(loss, WeightedSum)
+        # Each part by its own right: one of them may be a user's.
+        each = (losses_of(part, outputs, targets) for part in loss.parts)
+        return torch.stack([w * l_B for w, l_B in zip(loss.weights, each, strict=True)]).sum(dim=0)
     if type(loss) in _OURS:
         assert isinstance(loss, RecordLoss)
         return loss.per_record(outputs, targets)
@@ -32,10 +38,11 @@ def losses_of(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     return vmap(of_one, randomness="different")(outputs, targets)
 
 
+_SUMS = frozenset({WeightedSum, LipschitzSum})
 _OURS = frozenset(
     kind
     for kind in (getattr(losses, name) for name in losses.__all__)
-    if isinstance(kind, type) and issubclass(kind, RecordLoss)
+    if isinstance(kind, type) and issubclass(kind, RecordLoss) and kind not in _SUMS
 )
 
 

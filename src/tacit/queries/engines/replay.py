@@ -24,8 +24,9 @@ class _Recording:
     """A graph, the tensors it reads, and the tensors it writes.
 
     It holds on to its task, so that no other model or loss can come to have the same id. The
-    clipping constants are among what it reads: a number would be recorded for good, and a step
-    clipped to an old C under noise for a new one is not private. `in_force` is what they hold.
+    clipping constants and factors are among what it reads: a number would be recorded for good,
+    and a step clipped to an old C under noise for a new one is not private. `in_force` is what
+    they hold.
     """
 
     task: Task
@@ -78,6 +79,9 @@ class Replay:
             return self.engine.clipped_sums(task, piece)
         return recording.clipped
 
+    def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
+        return self.engine.block_norms(task, piece)
+
     def forget(self) -> None:
         """Give the recordings' memory back; the next step records anew."""
         self._recordings.clear()
@@ -88,7 +92,10 @@ class Replay:
         mask = None if piece.mask is None else piece.mask.clone()
         in_force = _numbers(task)
         norms = _pinned(in_force).to(inputs.device)
-        still_task = replace(task, norms=tuple(norms.unbind()))
+        held = norms.unbind()
+        of_norms = len(task.norms)
+        factors = None if task.factors is None else held[of_norms:]
+        still_task = replace(task, norms=held[:of_norms], factors=factors)
 
         def run() -> tuple[Clipped, Tensor]:
             still = batch_of(inputs, targets, divisor=piece.divisor, scheme=piece.scheme)
@@ -102,12 +109,13 @@ class Replay:
     def _key(task: Task, piece: Batch) -> Hashable:
         shape = (len(piece), piece.records.shape, piece.records.inputs.dtype, piece.mask is None)
         asked = (id(task.loss), tuple(task.parameters), task.blocks)
-        how = (task.rule, task.views, task.counted)
+        masks = tuple((name, mask.data_ptr()) for name, mask in task.active.items())
+        how = (task.rule, task.views, task.counted, task.factors is None, masks)
         return asked, how, shape, state_of(task.model)
 
 
 def _numbers(task: Task) -> tuple[float, ...]:
-    return tuple(float(norm) for norm in task.norms)
+    return tuple(float(number) for number in (*task.norms, *(task.factors or ())))
 
 
 def _pinned(norms: tuple[float, ...]) -> Tensor:

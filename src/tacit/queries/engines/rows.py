@@ -2,7 +2,7 @@
 
 Three promises every form keeps, B = records:
   squares()   an *upper* bound of ‖g_i‖² of each record, for the numbers that `total` really adds;
-  total(s)    Σ_i s_i·g_i;
+  total(s)    Σ_i s_i·g_i over the records with s_i ≠ 0: one that is not finite is left out so;
   rows()      all g_i, stacked.
 """
 
@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tacit.queries.engines.scaling import present
+
 
 class RecordGradients(Protocol):
     def squares(self) -> Tensor: ...
@@ -26,7 +28,10 @@ class RecordGradients(Protocol):
 
 @dataclass
 class Stacked:
-    """All rows, kept: nothing is computed twice, and the norm is of the very numbers added."""
+    """All rows, kept: nothing is computed twice, and the norm is of the very numbers added.
+
+    They may lie in memory with their dimensions in another order, and are read as they lie.
+    """
 
     rows_BP: Tensor
     squares_B: Tensor | None = None
@@ -34,14 +39,26 @@ class Stacked:
     def squares(self) -> Tensor:
         if self.squares_B is not None:
             return self.squares_B
-        return self.rows_BP.reshape(len(self.rows_BP), -1).square().sum(dim=1)
+        return self._as_they_lie().reshape(len(self.rows_BP), -1).square().sum(dim=1)
 
     def total(self, scale_B: Tensor) -> Tensor:
-        flat = self.rows_BP.reshape(len(self.rows_BP), -1)
-        return (scale_B.to(flat.dtype) @ flat).reshape(self.rows_BP.shape[1:])
+        lying = self._as_they_lie()
+        flat = lying.reshape(len(lying), -1)
+        total = scale_B.to(flat.dtype) @ present(flat, scale_B)
+        order = self._order()
+        back = [order.index(dim) for dim in range(len(order))]
+        return total.reshape(lying.shape[1:]).permute(back)
 
     def rows(self) -> Tensor:
         return self.rows_BP
+
+    def _order(self) -> list[int]:
+        """A row's dimensions, from the one of largest stride to that of least."""
+        strides = self.rows_BP.stride()[1:]
+        return sorted(range(len(strides)), key=lambda dim: -strides[dim])
+
+    def _as_they_lie(self) -> Tensor:
+        return self.rows_BP.permute(0, *(1 + dim for dim in self._order()))
 
 
 @dataclass

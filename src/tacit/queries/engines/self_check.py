@@ -20,6 +20,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from tacit.batch import Batch
 from tacit.errors import UnsupportedModule
+from tacit.losses.pre_activations import needs_pre_activations
 from tacit.queries.bounded_gradient import Loss
 
 _LOW_NORM = 1e-6
@@ -33,7 +34,8 @@ def check_once(
 ) -> None:
     """Raise UnsupportedModule unless `sums` agrees with autograd on two records of `piece`."""
     done = _checked.setdefault(model, set())
-    key = tuple(parameters)
+    # A loss that looks inside the model asks for more than the outputs' gradients.
+    key = (*parameters, *(("pre-activations",) if needs_pre_activations(loss) else ()))
     if key in done or len(piece) < 2:
         return
     pair = piece.first(2)

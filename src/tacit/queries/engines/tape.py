@@ -81,7 +81,8 @@ class Tape:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(_no_fused_transformers())
             for module in self.watched:
-                handle = module.register_forward_hook(self._seen, with_kwargs=True)
+                # First of all hooks: the others see, and use, the output that is handed out.
+                handle = module.register_forward_hook(self._seen, prepend=True, with_kwargs=True)
                 stack.callback(handle.remove)
             yield
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -20,6 +21,10 @@ class Task:
     A norm is a number, or a scalar on the device that engines read and never ask for. With
     `views` of K, rows iK … iK + K − 1 of a batch are views of record i, whose gradient is their
     mean. `counted` asks for the centred count of norms below each block's constant.
+
+    With `factors` m_h, one a block, there is one norm C for all of them: every block of a record
+    is scaled by the same min(1, C/‖(m_1·g_1 | … | m_L·g_L)‖). `active` masks entries that count:
+    elsewhere a gradient is taken for zero, before its norm is.
     """
 
     model: nn.Module
@@ -30,6 +35,14 @@ class Task:
     rule: ClipRule = CLIP
     views: int = 1
     counted: bool = False
+    factors: tuple[float | Tensor, ...] | None = None
+    active: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def flat(self) -> Task:
+        """The same gradients, all clipped together by the plain rule."""
+        return replace(
+            self, blocks=(tuple(self.parameters),), rule=CLIP, counted=False, factors=None
+        )
 
 
 @dataclass(frozen=True)
@@ -47,3 +60,7 @@ class Engine(Protocol):
     """Sums and counts over the records of one physical batch."""
 
     def clipped_sums(self, task: Task, piece: Batch) -> Clipped: ...
+
+    def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
+        """‖g_i‖ in each block, for each record of a *public* batch: nothing here is private."""
+        ...

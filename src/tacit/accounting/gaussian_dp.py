@@ -1,0 +1,79 @@
+"""Gaussian differential privacy: the limit that papers quote beside the exact curve."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+
+import dp_accounting as dpa
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from tacit.accounting.accountant import scheme_of
+from tacit.accounting.leaves import probability_of
+from tacit.accounting.pld import gaussian_epsilon
+from tacit.budget import Relation
+from tacit.errors import UnsupportedEvent
+from tacit.sampling.sampler import Sampler
+from tacit.sampling.schemes import Scheme, Unit, accounted_relation
+
+
+@dataclass(frozen=True)
+class GaussianDpEstimate:
+    """μ of the Gaussian curve G_μ that a run tends to: a limit theorem, NOT a guarantee."""
+
+    mu: float
+    formula: str
+    approximate: bool = True
+
+    def __float__(self) -> float:
+        return self.mu
+
+    def __call__(self, type_one: float | np.ndarray) -> np.ndarray:
+        """G_μ(α) = Φ(Φ⁻¹(1 − α) − μ)."""
+        return ndtr(ndtri(1 - np.asarray(type_one)) - self.mu)
+
+    def epsilon(self, delta: float) -> float:
+        """The ε at which G_μ has this δ; approximate as μ is."""
+        if math.isinf(self.mu):
+            return math.inf
+        return gaussian_epsilon(1 / self.mu, delta) if self.mu > 0 else 0.0
+
+
+def gaussian_dp_mu(
+    noise_multiplier: float,
+    sampling: Scheme | Sampler,
+    steps: int,
+    *,
+    relation: Relation | None = None,
+    unit: Unit = Unit.RECORD,
+) -> GaussianDpEstimate:
+    """The CLT figure that papers quote, marked approximate. Exact only without sampling.
+
+    Poisson, add or remove: μ = q·√(T·(e^(1/z²) − 1))                                [Bu 2020]
+    without replacement:    μ = p·√(2T·(e^(1/z²)·Φ(3/2z) + 3Φ(−1/2z) − 2)), p = m/N  [Dong 2022]
+    no amplification:       μ = √E / z over E epochs, exact.
+    """
+    z, scheme = noise_multiplier, scheme_of(sampling)
+    if not z > 0:
+        raise ValueError(f"noise multiplier is {z}; give a number above 0")
+    event = scheme.step_event(z, unit)
+    p = probability_of(event)
+    replaced = accounted_relation(relation or Relation.ADD_OR_REMOVE_ONE, unit)
+    with contextlib.suppress(OverflowError):
+        if isinstance(event, dpa.GaussianDpEvent):
+            mu = math.sqrt(scheme.num_events(steps)) / z
+            return GaussianDpEstimate(mu, "√E / z, without amplification", approximate=False)
+        if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+            bracket = math.exp(1 / z**2) * ndtr(1.5 / z) + 3 * ndtr(-0.5 / z) - 2
+            formula = "(m/N)·√(2T·(e^(1/z²)Φ(3/2z) + 3Φ(−1/2z) − 2)) [Dong 2022]"
+            return GaussianDpEstimate(p * math.sqrt(2 * steps * bracket), formula)
+        if isinstance(event, dpa.PoissonSampledDpEvent) and replaced is not Relation.REPLACE_ONE:
+            mu = p * math.sqrt(steps * math.expm1(1 / z**2))
+            return GaussianDpEstimate(mu, "q·√(T·(e^(1/z²) − 1)) [Bu 2020]")
+        raise UnsupportedEvent(
+            f"papers give no limit formula for {scheme.describe()} under {replaced}; "
+            "use trade_off, which is exact"
+        )
+    return GaussianDpEstimate(math.inf, "too little noise for the formula")

@@ -1,0 +1,178 @@
+"""What the layers of a forward pass gave, for losses that look inside the network.
+
+Engines call a loss as loss(outputs, targets). A loss that also wants the pre-activations says so
+(`needs_pre_activations = True`), and whoever runs the model does it inside `watched(model, loss)`:
+hooks that last as long as the context add up what the loss asks for, layer by layer. Nothing of
+the model changes, and no activation is kept: a layer leaves behind one number a record.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_leaves
+
+from tacit.errors import UnsupportedModule
+
+LAYERS = (nn.Linear, _ConvNd)
+
+
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Every convolution and linear layer of the model that is called as a module, by name.
+
+    Attention uses the weights of its output layer without calling it.
+    """
+    uncalled = {
+        part
+        for module in model.modules()
+        if isinstance(module, nn.MultiheadAttention)
+        for part in module.modules()
+    }
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, LAYERS) and module not in uncalled
+    }
+
+
+def needs_pre_activations(loss: object) -> bool:
+    """Whether the loss can only be called inside `watched`."""
+    return bool(getattr(loss, "needs_pre_activations", False))
+
+
+@contextmanager
+def watched(model: nn.Module, loss: object) -> Iterator[None]:
+    """While this lasts, loss(model(x), y) sees the pre-activations that it asks for.
+
+    It belongs to the last forward pass of a watched model in this thread. For a loss that asks for
+    none this does nothing. Compiled models run as they were written meanwhile, since compiled code
+    calls no hooks.
+    """
+    if not needs_pre_activations(loss):
+        yield
+        return
+    with ExitStack() as stack:
+        stack.callback(setattr, _here, "latest", getattr(_here, "latest", None))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        # The fused kernels of transformers call no layers either.
+        fused = torch.backends.mha.get_fastpath_enabled()
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
+        torch.backends.mha.set_fastpath_enabled(False)
+        watch = _Watch(model)
+        stack.callback(watch.forget)
+        for handle in watch.hooks():
+            stack.callback(handle.remove)
+        _here.latest = None
+        yield
+
+
+def mean_squares(outputs: Tensor, loss: object) -> Tensor:
+    """Σ_{m<M} ‖h^m‖²/d_m of each record, from the forward pass that gave these outputs: (B,)."""
+    watch: _Watch | None = getattr(_here, "latest", None)
+    if watch is None:
+        raise ValueError(
+            f"{type(loss).__name__} was called where no pre-activations were recorded; run the "
+            "model and the loss inside `with tacit.losses.watched(model, loss):`. A loss of your "
+            "own that holds this one says needs_pre_activations = True. A query that takes the "
+            "loss's gradient in the outputs alone, such as Clipless, cannot train with it"
+        )
+    return watch.mean_squares(outputs, loss)
+
+
+# The last forward pass that was watched in this thread.
+_here = threading.local()
+
+
+class _Watch:
+    """Adds up ‖h‖²/d of one layer after the other, and leaves the last one out.
+
+    Which layer is the last is known when no other follows: each layer's share is held back until
+    the next is called. Layers that run again in a backward pass (checkpoints, engines) do not
+    count again.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.layers = list(layers_of(model).values())
+        self.thread = threading.get_ident()
+        self.forget()
+
+    def forget(self) -> None:
+        self.running = False
+        self.rows = 0
+        self.before_last: Tensor | None = None
+        self.last: Tensor | None = None
+
+    def hooks(self) -> Iterator[Any]:
+        for layer in self.layers:
+            yield layer.register_forward_hook(self._called)
+        # A model may be a layer itself: what ends its pass is registered after what it counts by.
+        yield self.model.register_forward_pre_hook(self._begins, with_kwargs=True)
+        yield self.model.register_forward_hook(self._ends)
+
+    def mean_squares(self, outputs: Tensor, loss: object) -> Tensor:
+        if self.layers and self.last is None:
+            raise UnsupportedModule(
+                f"{type(self.model).__name__} has {len(self.layers)} convolutions and linear "
+                f"layers and called none of them, so {type(loss).__name__} has no pre-activations; "
+                "call layers as modules, in the thread that trains"
+            )
+        if len(outputs) != self.rows:
+            raise ValueError(
+                f"{type(loss).__name__} was given {len(outputs)} records after a forward pass of "
+                f"{self.rows}; give it the outputs of that pass. To combine losses add them "
+                "(a * loss + b * other): an engine cuts a loss it does not know into single records"
+            )
+        if self.before_last is None:
+            return torch.zeros(len(outputs), dtype=outputs.dtype, device=outputs.device)
+        return self.before_last.to(outputs.device)
+
+    def _elsewhere(self) -> bool:
+        return threading.get_ident() != self.thread
+
+    def _begins(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._elsewhere():
+            return
+        self.forget()
+        tensors = (v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim())
+        self.rows = len(next(tensors, ()))
+        self.running = True
+
+    def _ends(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self._elsewhere():
+            self.running = False
+            _here.latest = self
+
+    def _called(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self._elsewhere() or not isinstance(output, Tensor):
+            return
+        # A checkpoint that runs again must save what it saved before: so this comes first.
+        share_B = self._mean_square(layer, output)
+        if not self.running:
+            return
+        if self.last is not None:
+            total = self.before_last
+            self.before_last = self.last if total is None else total + self.last.to(total.device)
+        self.last = share_B
+
+    def _mean_square(self, layer: nn.Module, h: Tensor) -> Tensor:
+        """‖h‖²/d of each record. All that one record alone is run with belongs to it."""
+        if not self.running or self.rows == 1:
+            rows = 1 if self.rows == 1 or h.dim() == 0 else len(h)
+        elif h.dim() and len(h) == self.rows:
+            rows = self.rows
+        else:
+            raise UnsupportedModule(
+                f"{type(layer).__name__} gave a tensor of shape {tuple(h.shape)} where there are "
+                f"{self.rows} records, so whose pre-activations these are is unknown; keep the "
+                "records first, or name engine=PerRecord(), which runs each record alone"
+            )
+        half = h.dtype in (torch.float16, torch.bfloat16)
+        # A copy, since what comes next may write into h.
+        return (h.float() if half else h.clone()).reshape(rows, -1).square().mean(dim=1)

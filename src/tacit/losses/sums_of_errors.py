@@ -1,0 +1,77 @@
+"""Errors summed over one record's outputs: squared, absolute, and Huber's between them.
+
+Targets are classes, coded as one-hot vectors y (one output: 1 where the target is positive), or
+real numbers, one an output.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from tacit.losses.record_loss import LipschitzLoss, RecordLoss
+from tacit.losses.shapes import class_scores, is_true_class, paired, positive
+
+
+@dataclass(frozen=True)
+class SumSquaredError(RecordLoss):
+    """ℓ(h, y) = ½‖h − y‖², which has no Lipschitz constant.  [Losing Less, Eq. 5]
+
+    Its gradient h − y grows without end. Per-sample clipping takes it; for the clipless route take
+    `SumHuber`, or clip the loss gradient.
+    """
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 0.5 * _errors(outputs, targets, self).square().sum(dim=1)
+
+
+@dataclass(frozen=True)
+class SumAbsoluteError(LipschitzLoss):
+    """ℓ(h, y) = Σ_k |h_k − y_k|.  [Losing Less, Eq. 10]
+
+    Each of the K coordinates of the gradient is ±1 (0 where the error is 0), so its norm is at
+    most √K, and is that wherever no error is 0.
+    """
+
+    def lipschitz_for(self, num_outputs: int) -> float:
+        return math.sqrt(num_outputs)
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return _errors(outputs, targets, self).abs().sum(dim=1)
+
+
+@dataclass(frozen=True)
+class SumHuber(LipschitzLoss):
+    """ℓ(h, y) = Σ_k H(h_k − y_k), H(e) = e²/(2β) below β and |e| − β/2 beyond.
+
+    [Losing Less, Eq. 11]. H′ is e/β clipped to [−1, 1], so the gradient's norm is at most √K,
+    reached where all errors pass β. `Huber` is the mean over outputs instead, times β.
+    """
+
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("beta", self.beta)
+
+    def lipschitz_for(self, num_outputs: int) -> float:
+        return math.sqrt(num_outputs)
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        errors_BK = _errors(outputs, targets, self)
+        zeros = errors_BK.new_zeros(())
+        each = F.smooth_l1_loss(
+            errors_BK, zeros.expand_as(errors_BK), reduction="none", beta=self.beta
+        )
+        return each.sum(dim=1)
+
+
+def _errors(outputs: Tensor, targets: Tensor, loss: object) -> Tensor:
+    """h − y, (B, K)."""
+    if targets.is_floating_point():
+        h_BK, y_BK = paired(outputs, targets, loss)
+        return h_BK - y_BK.to(h_BK.dtype)
+    scores_BK = class_scores(outputs, loss)
+    return scores_BK - is_true_class(scores_BK, targets).to(scores_BK.dtype)

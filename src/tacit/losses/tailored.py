@@ -1,0 +1,87 @@
+"""The loss tailored to DP-SGD: squared error first, hard records later, small pre-activations."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tacit.losses.focal import Focal
+from tacit.losses.pre_activation_penalty import PreActivationPenalty
+from tacit.losses.record_loss import RecordLoss
+from tacit.losses.shapes import positive
+from tacit.losses.sums_of_errors import SumSquaredError
+
+
+class TailoredLoss(RecordLoss):
+    """α·focal_γ(h^M, y) + (1 − α)·½‖h^M − y‖² + ((1 − α)/β)·Σ_{m<M} ‖h^m‖²/d_m.
+
+    α = 1/(1 + exp(e_t − e)) at epoch e, with the threshold epoch e_t  [Losing Less, Eq. 8]. The
+    squared error learns fast while steps are few, the focal loss then turns to records that are
+    hard, and the penalty keeps pre-activations, hence gradients, small (`PreActivationPenalty`).
+    `beta=None` leaves the penalty out and `gamma=0` makes the focal loss cross-entropy.
+
+    The epoch is a public function of the step. `Trainer` says it before each step, to a fresh copy
+    of the loss; in a loop of one's own, say `loss.at(epoch)`. α is kept in a tensor that a recorded
+    step reads anew each time.
+
+    There is no Lipschitz constant. Per-sample and batch clipping take the loss as they take any.
+    """
+
+    def __init__(self, threshold_epoch: float, beta: float | None, gamma: float) -> None:
+        if not math.isfinite(threshold_epoch):
+            raise ValueError(f"threshold_epoch is {threshold_epoch}; give a finite number")
+        if beta is not None:
+            positive("beta", beta)
+        self.threshold_epoch = threshold_epoch
+        self.beta = beta
+        self.gamma = gamma
+        self._focal = Focal(gamma)
+        self._alphas: dict[torch.device, Tensor] = {}
+        self.at(0.0)
+
+    def __repr__(self) -> str:
+        return f"TailoredLoss({self.threshold_epoch}, beta={self.beta}, gamma={self.gamma})"
+
+    @property
+    def needs_pre_activations(self) -> bool:
+        return self.beta is not None
+
+    @property
+    def epoch(self) -> float:
+        return self._epoch
+
+    @property
+    def alpha(self) -> float:
+        """The focal loss's weight at this epoch."""
+        # Not exp(e_t − e), which overflows long before the epoch.
+        return 0.5 * (1 + math.tanh(0.5 * (self._epoch - self.threshold_epoch)))
+
+    def at(self, epoch: float) -> None:
+        """From here on the loss is that of this epoch, 0 at the beginning."""
+        if not 0 <= epoch < math.inf:
+            raise ValueError(f"epoch is {epoch}; give 0 or a number above")
+        self._epoch = float(epoch)
+        for held in self._alphas.values():
+            held.fill_(self.alpha)
+
+    def fresh(self) -> TailoredLoss:
+        """The same loss at epoch 0."""
+        return TailoredLoss(self.threshold_epoch, self.beta, self.gamma)
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        alpha = self._alpha_on(outputs.device)
+        easy = SumSquaredError().per_record(outputs, targets)
+        if self.beta is not None:
+            easy = easy + PreActivationPenalty().per_record(outputs, targets) / self.beta
+        return alpha * self._focal.per_record(outputs, targets) + (1 - alpha) * easy
+
+    def _alpha_on(self, device: torch.device) -> Tensor:
+        """α where the outputs are: a number from elsewhere would be recorded for good."""
+        if device not in self._alphas:
+            # Made inside vmap, grad or inference mode it would belong to them, and it must outlive
+            # them. In float64, which as a single number leaves the outputs' type as it is.
+            with torch.inference_mode(False), torch._C._DisableFuncTorch():
+                self._alphas[device] = torch.tensor(self.alpha, dtype=torch.float64, device=device)
+        return self._alphas[device]

@@ -1,0 +1,167 @@
+"""What all clipping queries share: blocks, and the constants in force at a step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from tacit.batch import Batch
+from tacit.data.records import Records
+from tacit.queries.adaptive_norm import AdaptiveNorm, Thresholds, as_max_norms
+from tacit.queries.adaptive_norm import MaxNorm as OwnNorm
+from tacit.queries.blocks import Blocks, all_together, check_cover
+from tacit.queries.bounded_gradient import Loss, Statistic
+from tacit.queries.layerwise import Constants, Estimates, FromPublic, LayerFactors, LayerwiseNorms
+from tacit.queries.public_set import require_public
+
+MaxNorm = OwnNorm | FromPublic
+
+
+class Frozen(Protocol):
+    """Who says which entries of the parameters still move: see `Sparsification`."""
+
+    def active(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """A public mask of each parameter that has frozen entries."""
+        ...
+
+
+@dataclass(frozen=True)
+class InForce:
+    """The constants of one step, and what is to be released beside the gradient or after it."""
+
+    constants: Constants
+    thresholds: Thresholds | None = None
+    estimates: Estimates | None = None
+
+    @property
+    def counted(self) -> bool:
+        return self.thresholds is not None and bool(self.thresholds.adaptive)
+
+    @property
+    def released(self) -> tuple[Callable[[], None], ...]:
+        return () if self.estimates is None else (self.estimates.advance,)
+
+    def statistics(self, counts: Tensor, divisor: float) -> tuple[Statistic, ...]:
+        return () if self.thresholds is None else self.thresholds.statistics(counts, divisor)
+
+
+class ClippedQuery:
+    """Blocks and constants of a query that clips; one such query is one run's (`fresh`)."""
+
+    def __init__(
+        self,
+        max_norm: MaxNorm,
+        blocks: Blocks | Callable[[nn.Module], Blocks] | None,
+        frozen: Frozen | None,
+    ) -> None:
+        public = isinstance(max_norm, LayerwiseNorms | LayerFactors)
+        self.max_norm = max_norm if public else as_max_norms(max_norm)  # type: ignore[arg-type]
+        self.blocks = blocks
+        self.frozen = frozen
+        self._thresholds: Thresholds | None = None
+        self._estimates: Estimates | None = None
+
+    def fresh(self) -> Self:
+        """The same query at its first constants: what a run begins with."""
+        other = copy.copy(self)
+        other._thresholds = None
+        other._estimates = None
+        return other
+
+    @property
+    def thresholds(self) -> tuple[tuple[float, ...], ...]:
+        """Where some adapt: each C, from the first to the one in force. Public."""
+        return tuple(map(tuple, self._thresholds.paths)) if self._thresholds else ()
+
+    @property
+    def estimates(self) -> tuple[tuple[int, tuple[float, ...]], ...]:
+        """Where constants come from a public set: (step, the e_h found there). Public."""
+        return tuple(self._estimates.path) if self._estimates else ()
+
+    def blocks_of(self, model: nn.Module) -> Blocks:
+        make = self.blocks or all_together
+        blocks = make(model) if callable(make) else make
+        check_cover(blocks, model)
+        return blocks
+
+    def _active(self, model: nn.Module) -> Mapping[str, Tensor]:
+        return {} if self.frozen is None else self.frozen.active(model)
+
+    def _in_force(self, model: nn.Module, loss: Loss, blocks: Blocks, batch: Batch) -> InForce:
+        if isinstance(self.max_norm, LayerwiseNorms | LayerFactors):
+            return self._from_public(self.max_norm, model, loss, blocks, batch)
+        thresholds = self._thresholds_of(blocks)
+        return InForce(Constants(thresholds.norms), thresholds)
+
+    def _from_public(
+        self, source: FromPublic, model: nn.Module, loss: Loss, blocks: Blocks, batch: Batch
+    ) -> InForce:
+        held = self._estimates = self._estimates or Estimates(source)
+        if id(batch.records.inputs) not in held.checked:
+            require_public(source.public, batch.records)
+            held.checked = {id(batch.records.inputs)}
+        if held.due:
+            some = source.public
+            rows = slice(0, source.records)
+            place = batch.indices.device
+            some = replace(
+                some,
+                inputs=some.inputs[rows].to(place),
+                targets=some.targets[rows].to(place),
+                record_ids=some.record_ids[rows].to(place),
+            )
+            held.take(self._expected_norms(model, loss, blocks, some))
+        found = held.constants()
+        if len(found.factors or found.norms) != len(blocks):
+            raise ValueError(
+                f"this query follows the norms of {len(found.factors or found.norms)} blocks, and "
+                f"was given a model of {len(blocks)}; make a query for each model"
+            )
+        return InForce(found, estimates=held)
+
+    def _expected_norms(
+        self, model: nn.Module, loss: Loss, blocks: Blocks, public: Records
+    ) -> list[float]:
+        """e_h of each block, of what this query clips, on public records."""
+        raise NotImplementedError
+
+    def _thresholds_of(self, blocks: Blocks) -> Thresholds:
+        """The thresholds in force: new ones for constants, the run's own where some adapt."""
+        each = self.max_norm
+        assert isinstance(each, float | AdaptiveNorm | tuple)
+        asked = each if isinstance(each, tuple) else (each,) * len(blocks)
+        if len(asked) != len(blocks):
+            raise ValueError(
+                f"{len(asked)} values of max_norm for {len(blocks)} blocks; give one a block"
+            )
+        new = Thresholds(asked)
+        if not new.adaptive:
+            return new
+        held = self._thresholds = self._thresholds or new
+        if len(held.asked) != len(blocks):
+            raise ValueError(
+                f"this query follows the norms of {len(held.asked)} blocks, and was given a model "
+                f"of {len(blocks)}; make a query for each model"
+            )
+        return held
+
+
+def mean_norms(norms: list[list[Tensor]]) -> list[float]:
+    """The mean of each block's norms over all units of all pieces, leaving out what is not finite.
+
+    Waits for the device once.
+    """
+    means = []
+    for of_block in zip(*norms, strict=True):
+        every = torch.cat([n.detach().double().reshape(-1) for n in of_block])
+        finite = every.isfinite()
+        means.append(torch.where(finite, every, 0.0).sum() / finite.sum())
+    return torch.stack(means).tolist()
+
+
+__all__ = ["AdaptiveNorm", "ClippedQuery", "Frozen", "InForce", "MaxNorm", "mean_norms"]

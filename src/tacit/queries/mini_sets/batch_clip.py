@@ -1,0 +1,166 @@
+"""Batch clipping: the gradient of a whole mini-set is scaled to a norm of at most C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from tacit.batch import Batch, batch_of
+from tacit.data.augmentation import Augmentation
+from tacit.data.records import Records
+from tacit.queries.blocks import Blocks
+from tacit.queries.bounded_gradient import BoundedGradient, Loss, blocks_from, trainable
+from tacit.queries.clip_rules import CLIP, ClipRule
+from tacit.queries.clipped_query import ClippedQuery, Frozen, MaxNorm, mean_norms
+from tacit.queries.clipping import accumulator, flattened
+from tacit.queries.engines import Task
+from tacit.queries.looking_inside import looks_inside
+from tacit.queries.mini_sets.engines import SetBySet, SetEngine, SetsAsRecords
+from tacit.queries.mini_sets.keeps_nothing import keeps_nothing
+from tacit.queries.mini_sets.set_gradients import MeanGradient, SetGradient
+from tacit.queries.mini_sets.sets import require_sets, sets_of
+from tacit.queries.record_mixing import mixes_records
+from tacit.queries.view_batches import ViewBatches
+from tacit.sampling.schemes import MiniSets, Poisson, Unit
+from tacit.statistics import without_running_statistics
+
+
+class BatchClip(ClippedQuery):
+    """Σ_{j ≤ k} [g(w; S_j)]_C over the k mini-sets of a step, s records each  [Nguyen 2023, Eq. 6].
+
+    s = 1 is individual clipping, the same sums as `PerSampleClip`; k = 1 is the paper's batch
+    clipping. Each mini-set has a pass of its own, so BatchNorm sees one set at a time, and clipping
+    covers what it does there. Its running statistics are not touched: they would be a release.
+
+    Sensitivity. The sum has one term a set. A record that is replaced, added or removed turns
+    one term into another, both of norm at most C_h in block h: it moves by at most 2·C_h under
+    either relation. (Taking a record out of a set does not take the term out, so the factor 2
+    that Poisson sampling saves individual clipping is not saved here.) That needs sets by record
+    id, which `MiniSetSampler` draws: k of N/s without replacement, exactly C_{m/N}(G_{1/σ})^{⊗T}
+    with m = sk; or each with a probability, whose pair is Poisson sampling under replace-one. Sets
+    of one record are records, and are bounded and accounted as those.
+
+    `gradient` is g: `MeanGradient`, or a `LocalRun` of an optimizer. `max_norm`, `blocks`, `rule`
+    and `frozen` are those of `PerSampleClip`. The step is divided by the expected number of sets.
+    By default sets go one by one, and all together by book-keeping where records do not meet.
+    """
+
+    def __init__(
+        self,
+        max_norm: MaxNorm,
+        mini_set_size: int,
+        *,
+        blocks: Blocks | Callable[[nn.Module], Blocks] | None = None,
+        gradient: SetGradient | None = None,
+        rule: ClipRule = CLIP,
+        augmentation: Augmentation | None = None,
+        engine: SetEngine | None = None,
+        frozen: Frozen | None = None,
+    ) -> None:
+        super().__init__(max_norm, blocks, frozen)
+        if mini_set_size < 1:
+            raise ValueError(f"mini_set_size is {mini_set_size}; give at least 1")
+        self.mini_set_size = mini_set_size
+        self.gradient: SetGradient = gradient or MeanGradient()
+        self.rule = rule
+        self.engine = engine
+        self._views = ViewBatches(augmentation)
+        self._one_by_one, self._at_once = SetBySet(), SetsAsRecords()
+
+    @property
+    def unit(self) -> Unit:
+        return Unit.RECORD if self.mini_set_size == 1 else Unit.MINI_SET
+
+    @looks_inside
+    def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
+        require_sets(batch, self.mini_set_size)
+        parameters = trainable(model)
+        blocks = self.blocks_of(model)
+        now = self._in_force(model, loss, blocks, batch)
+        norms, factors = now.constants.norms, now.constants.factors
+        active = self._active(model)
+        task = Task(
+            model,
+            loss,
+            parameters,
+            blocks,
+            norms,
+            self.rule,
+            counted=now.counted,
+            factors=factors,
+            active=active,
+        )
+        total = accumulator(parameters.values())
+        counts = total.new_zeros(len(norms))
+        sets = [self._seen(one) for one in sets_of(batch)]
+        engine = self._engine_for(model, len(sets))
+        with without_running_statistics(model), keeps_nothing(model):
+            for some in self._physical(sets, batch.max_physical):
+                found = engine.clipped_sums(task, self.gradient, some)
+                total += flattened(found.sums, parameters, total.dtype)
+                if found.counts:
+                    counts += torch.stack(found.counts)
+        divisor = self._divisor(batch)
+        return BoundedGradient(
+            blocks=blocks_from(total, parameters, blocks, norms, factors, active),
+            divisor=divisor,
+            unit=self.unit,
+            statistics=now.statistics(counts, divisor),
+            released=now.released,
+        )
+
+    def expected_norms(self, model: nn.Module, loss: Loss, public: Records) -> list[float]:
+        """e_h of each block: the mean norm of g over mini-sets of the public records."""
+        return self._expected_norms(model, loss, self.blocks_of(model), public)
+
+    def _expected_norms(
+        self, model: nn.Module, loss: Loss, blocks: Blocks, public: Records
+    ) -> list[float]:
+        size = min(self.mini_set_size, len(public))
+        whole = batch_of(
+            public.inputs, public.targets, divisor=1.0, scheme=Poisson(1.0), max_physical=size
+        )
+        full = [one for one in whole.physical() if len(one) == size]
+        unclipped = (1.0,) * len(blocks)
+        task = Task(model, loss, trainable(model), blocks, unclipped, active=self._active(model))
+        engine = self._engine_for(model, len(full))
+        with without_running_statistics(model), keeps_nothing(model):
+            pieces = self._physical(full, max(size, 256))
+            return mean_norms([engine.block_norms(task, self.gradient, some) for some in pieces])
+
+    def _divisor(self, batch: Batch) -> float:
+        """The expected number of sets in a step, from public constants."""
+        if isinstance(batch.scheme, MiniSets):
+            return batch.scheme.probability * batch.scheme.num_sets
+        return batch.divisor
+
+    def _engine_for(self, model: nn.Module, sets: int) -> SetEngine:
+        if self.engine is not None:
+            return self.engine
+        apart = isinstance(self.gradient, MeanGradient) and not mixes_records(model)
+        return self._at_once if apart and sets > 1 else self._one_by_one
+
+    def _seen(self, one: Batch) -> Batch:
+        """The set as the model sees it: its views, where it is augmented."""
+        if self._views.augmentation is None:
+            return one
+        (seen,) = self._views.of(replace(one, max_physical=None))
+        return seen
+
+    @staticmethod
+    def _physical(sets: list[Batch], max_physical: int | None) -> list[list[Batch]]:
+        """As many sets as fit the limit; a set is never cut, as its gradient is of the whole."""
+        if max_physical is None:
+            return [sets] if sets else []
+        pieces: list[list[Batch]] = []
+        rows = 0
+        for one in sets:
+            if not pieces or rows + len(one) > max_physical:
+                pieces.append([])
+                rows = 0
+            pieces[-1].append(one)
+            rows += len(one)
+        return pieces

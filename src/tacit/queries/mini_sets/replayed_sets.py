@@ -1,0 +1,118 @@
+"""Set by set as a CUDA graph: the pass of a mini-set is recorded once a shape, and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.batch import Batch
+from tacit.cuda_graph import capture, state_of
+from tacit.queries.engines.task import Clipped, Task
+from tacit.queries.mini_sets.engines import SetBySet, _mean_only
+from tacit.queries.mini_sets.one_set import clipped_vector
+from tacit.queries.mini_sets.set_gradients import SetGradient
+
+
+@dataclass
+class _Recording:
+    """A graph, what it reads (constants among it, so that they may change), what it writes."""
+
+    task: Task
+    graph: Any
+    inputs: Tensor
+    targets: Tensor
+    constants: Tensor
+    in_force: tuple[float, ...]
+    clipped: Clipped
+
+
+class ReplayedSets:
+    """`SetBySet` for mean gradients, recorded; off a GPU it is `SetBySet`.
+
+    The model's structure, settings, mode and places in memory are part of a recording's key.
+    Control flow that depends on the data cannot be recorded.
+    """
+
+    def __init__(self) -> None:
+        self.engine = SetBySet()
+        self._recordings: dict[Hashable, _Recording] = {}
+        self._pool: Any = None
+
+    def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
+        if not sets or not sets[0].indices.is_cuda:
+            return self.engine.clipped_sums(task, gradient, sets)
+        _mean_only("ReplayedSets", gradient)
+        total: dict[str, Tensor] = {}
+        counts: list[Tensor] = []
+        for one in sets:
+            found = self._one(task, gradient, one)
+            alone = len(sets) == 1  # else the next replay writes over what this one found
+            total = {
+                n: total[n] + s if n in total else (s if alone else s.clone())
+                for n, s in found.sums.items()
+            }
+            copies = [c if alone else c.clone() for c in found.counts]
+            counts = [*map(torch.add, counts, copies)] if counts else copies
+        return Clipped(total, tuple(counts))
+
+    def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
+        return self.engine.block_norms(task, gradient, sets)
+
+    def forget(self) -> None:
+        """Give the recordings' memory back; the next step records anew."""
+        self._recordings.clear()
+        self._pool = None
+
+    def _one(self, task: Task, gradient: SetGradient, one: Batch) -> Clipped:
+        key = self._key(task, one)
+        recording = self._recordings.get(key)
+        if recording is None:
+            found = self.engine.clipped_sums(task, gradient, [one])
+            self._recordings[key] = self._record(task, gradient, one)
+            return found
+        recording.inputs.copy_(one.inputs)
+        recording.targets.copy_(one.targets)
+        now = _numbers(task)
+        if now != recording.in_force:
+            recording.constants.copy_(_pinned(now), non_blocking=True)
+            recording.in_force = now
+        recording.graph.replay()
+        return recording.clipped
+
+    def _record(self, task: Task, gradient: SetGradient, one: Batch) -> _Recording:
+        inputs, targets = one.inputs.clone(), one.targets.clone()
+        in_force = _numbers(task)
+        constants = _pinned(in_force).to(inputs.device)
+        held = constants.unbind()
+        of_norms = len(task.norms)
+        factors = None if task.factors is None else held[of_norms:]
+        still = replace(task, norms=held[:of_norms], factors=factors)
+
+        def run() -> Clipped:
+            return clipped_vector(
+                still, gradient(task.model, task.loss, task.parameters, inputs, targets)
+            )
+
+        graph, clipped = capture(run, pool=self._pool)
+        self._pool = graph.pool()  # recordings take turns, so they may share their memory
+        return _Recording(task, graph, inputs, targets, constants, in_force, clipped)
+
+    @staticmethod
+    def _key(task: Task, one: Batch) -> Hashable:
+        shape = (len(one), one.records.shape, one.records.inputs.dtype)
+        asked = (id(task.loss), tuple(task.parameters), task.blocks)
+        masks = tuple((name, mask.data_ptr()) for name, mask in task.active.items())
+        how = (task.rule, task.counted, task.factors is None, masks)
+        return asked, how, shape, state_of(task.model)
+
+
+def _numbers(task: Task) -> tuple[float, ...]:
+    return tuple(float(number) for number in (*task.norms, *(task.factors or ())))
+
+
+def _pinned(numbers: tuple[float, ...]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64).pin_memory()

@@ -1,0 +1,86 @@
+"""g(w; S): what one mini-set of records proposes, before it is clipped.
+
+Clipping bounds whatever g returns, so g may be any function of the weights and of the records of
+*one* mini-set [Nguyen 2023, Eq. 6]. It must not see another set, nor remember an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from tacit.queries.bounded_gradient import Loss
+from tacit.queries.engines.record_losses import losses_of
+from tacit.queries.mini_sets.too_small import too_small_is_nothing
+
+Parameters = dict[str, nn.Parameter]
+
+
+class SetGradient(Protocol):
+    """Weights and the records of one mini-set to a vector, as one tensor a parameter."""
+
+    def __call__(
+        self, model: nn.Module, loss: Loss, parameters: Parameters, x: Tensor, y: Tensor
+    ) -> dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class MeanGradient:
+    """(1/|S|)·Σ_{ξ ∈ S} ∇f(w; ξ), in one forward and one backward pass of the whole set.
+
+    BatchNorm sees the set, and nothing but the set.
+    """
+
+    def __call__(
+        self, model: nn.Module, loss: Loss, parameters: Parameters, x: Tensor, y: Tensor
+    ) -> dict[str, Tensor]:
+        with torch.enable_grad():
+            value = losses_of(loss, model(x), y).mean()
+            grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(p, requires_grad=False) if g is None else g
+            for (name, p), g in zip(parameters.items(), grads, strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """w − w', where w' is reached from w by a run of an optimizer over the records of the set.
+
+    `optimizer` makes a new one of a list of tensors, such as
+    `partial(torch.optim.SGD, lr=0.1, momentum=0.9)` or `partial(torch.optim.Adam, lr=1e-3)`: its
+    memory begins and ends with the set, as another set's must not be in it. The set's records are
+    scanned in their order, `at_once` of them a step, `epochs` times; a rest that is too small for
+    BatchNorm is passed over. The result is a
+    pseudo-gradient: SGD on it with learning rate 1 moves to the (noisy) mean of the sets' w'.
+    """
+
+    optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+    epochs: int = 1
+    at_once: int = 1
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.at_once < 1:
+            raise ValueError(
+                f"epochs is {self.epochs} and at_once is {self.at_once}; give at least 1"
+            )
+
+    def __call__(
+        self, model: nn.Module, loss: Loss, parameters: Parameters, x: Tensor, y: Tensor
+    ) -> dict[str, Tensor]:
+        moving = {n: p.detach().clone().requires_grad_() for n, p in parameters.items()}
+        stepper = self.optimizer(moving.values())
+        for start in (*range(0, len(x), self.at_once),) * self.epochs:
+            rows = slice(start, start + self.at_once)
+            with too_small_is_nothing(), torch.enable_grad():
+                value = losses_of(loss, functional_call(model, moving, (x[rows],)), y[rows]).mean()
+                grads = torch.autograd.grad(value, list(moving.values()), allow_unused=True)
+                for tensor, grad in zip(moving.values(), grads, strict=True):
+                    tensor.grad = grad
+                stepper.step()
+        return {n: p.detach() - moving[n].detach() for n, p in parameters.items()}

@@ -1,0 +1,62 @@
+"""A public set is one that the guarantee does not cover: it must not hold private records."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tacit.data.records import Records
+from tacit.errors import NotPublic
+
+_ROWS_TO_COMPARE = 64
+
+
+def require_public(public: Records, private: Records) -> None:
+    """Raise NotPublic if `public` is, or was copied from, the private records.
+
+    What is computed from a public set goes out without noise, so a private record in it would be
+    released as it is. Refused are: the same memory; one name with record ids in common, which is
+    how `split_public` numbers the two sides; and copies, where most of the rows that are compared
+    are found among the private ones. A few equal rows pass: datasets have duplicates.
+    """
+    if len(public) == 0:
+        raise NotPublic(f"the public set {public.name!r} is empty; give it records")
+    remedy = "hold public records out before training, with split_public(records, share)"
+    if _shares_memory(public.inputs, private.inputs):
+        raise NotPublic(f"the public set {public.name!r} is private data itself; {remedy}")
+    if public.name == private.name and _ids_meet(public, private):
+        raise NotPublic(
+            f"the public set and the private records are both {public.name!r} and have record ids "
+            f"in common; {remedy}"
+        )
+    if _found_among(public, private) > 0.5:
+        raise NotPublic(
+            f"most records of the public set {public.name!r} are among the private ones; {remedy}"
+        )
+
+
+def _shares_memory(a: Tensor, b: Tensor) -> bool:
+    if len(b) == 0 or a.device != b.device:
+        return False
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _ids_meet(public: Records, private: Records) -> bool:
+    return bool(torch.isin(public.record_ids.cpu(), private.record_ids.cpu()).any())
+
+
+def _found_among(public: Records, private: Records) -> float:
+    """The share of some public rows that equal a private row, input for input."""
+    if public.shape != private.shape or len(private) == 0:
+        return 0.0
+    some = public.inputs[:_ROWS_TO_COMPARE].to(private.device, private.inputs.dtype)
+    held = private.inputs.flatten(1)
+    if held.shape[1] == 0:
+        return 0.0
+    # Compare one column first: where it differs, so does the row.
+    found = 0
+    for row in some.flatten(1):
+        place = int((row - row.median()).abs().argmax())
+        alike = held[held[:, place] == row[place]]
+        found += bool((alike == row).all(dim=1).any())
+    return found / len(some)

@@ -1,0 +1,223 @@
+"""BatchNorm's running statistics from private records, released with noise that is charged."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import dp_accounting as dpa
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from tacit.budget import Relation
+from tacit.data.records import Records, as_records
+from tacit.errors import UnsupportedModule
+from tacit.noise import NoiseSource
+from tacit.queries.clipping import sum_dtype
+from tacit.queries.record_mixing import refuse_mixing
+from tacit.statistics.marks import mark
+from tacit.statistics.modes import evaluating
+from tacit.statistics.moments import clipped_moments, moments_sensitivity
+from tacit.statistics.public import input_of, set_statistics
+from tacit.statistics.tracking import unfrozen_norms, without_running_statistics
+
+if TYPE_CHECKING:
+    from tacit.accounting.ledger import Ledger
+
+_WHAT = "BatchNorm's running statistics"
+
+
+class ReleasedStatistics:
+    """Running statistics of private records, as one Gaussian mechanism of multiplier z.
+
+    The L norms are handled in the order in which they run. When it is the turn of norm l the ones
+    before it are fixed, in evaluation mode, so records stay apart: each adds a vector t_i of 2C
+    numbers with ‖t_i‖ ≤ R_l = `max_norm`·√C, its moments at that norm (see `clipped_moments`).
+    The sum over *all* records moves by Δ_l = R_l when one is added or removed and by 2R_l when
+    one is replaced. Released is
+
+        T_l = Σ_i t_i + N(0, (z √L Δ_l)² I),
+
+    a Gaussian mechanism of multiplier z√L, chosen with the earlier T in view. L of them composed
+    adaptively are one of multiplier (Σ_l 1/(z√L)²)^(-1/2) = z  [Dong 2022, Cor. 3.3]: `event`.
+    There is no sampling, so nothing amplifies. With the declared number N of records, never the
+    count, T_l = (T_m, T_q), and s = `scale`,
+
+        mean = s·T_m/N,   variance = s²·max(1 + T_q/N − (T_m/N)², z √L Δ_l / N),
+
+    by post-processing. The floor is the noise in the variance itself, a public constant.
+
+    `scale` is the typical root mean square of the norms' inputs and must be chosen without
+    looking at the records. `apply` takes a ledger, and computes nothing before that ledger
+    has on disk that this release was planned, charged, and not made before.
+    """
+
+    def __init__(
+        self,
+        records: object,
+        noise_multiplier: float,
+        max_norm: float = 1.0,
+        *,
+        scale: float = 1.0,
+        max_physical_batch: int = 256,
+        seed: int | None = None,
+    ) -> None:
+        self.records: Records = as_records(records)
+        given = {"noise_multiplier": noise_multiplier, "max_norm": max_norm, "scale": scale}
+        for name, value in given.items():
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value!r}; give a finite number above 0")
+        if max_physical_batch < 1:
+            raise ValueError(f"max_physical_batch is {max_physical_batch}; give at least 1")
+        self.noise_multiplier, self.max_norm = float(noise_multiplier), float(max_norm)
+        self.scale, self.max_physical_batch = float(scale), max_physical_batch
+        self.divisor = self.records.require_public_size("the mean of BatchNorm's inputs")
+        self.seed: int | None = None
+        self._noise = NoiseSource()
+        if seed is not None:
+            self.reseed(seed)
+
+    @property
+    def event(self) -> dpa.GaussianDpEvent:
+        """What the release costs, to be planned and charged before it: all norms together."""
+        return dpa.GaussianDpEvent(self.noise_multiplier)
+
+    @property
+    def note(self) -> str:
+        return (
+            "BatchNorm's statistics were released with Gaussian noise of multiplier "
+            f"{self.noise_multiplier:g} in all, which is charged; until the end of the run there "
+            "were none, so nothing was evaluated before it"
+        )
+
+    def reseed(self, seed: int) -> None:
+        """Draw from this seed; never the stream that the gradients' noise draws from it."""
+        self.seed = seed
+        own = hashlib.sha256(f"{_WHAT} {seed}".encode()).digest()
+        self._noise = NoiseSource(int.from_bytes(own[:4], "big"))
+
+    @torch.no_grad()
+    def apply(self, model: nn.Module, ledger: Ledger) -> None:
+        """Claim the charge, and then compute, noise and set the statistics of all unfrozen norms.
+
+        The ledger's current run must have `event` in its plan's prelude. A run releases its
+        statistics once: a second time raises BudgetExceeded, also after a crash.
+        """
+        unfrozen = unfrozen_norms(model)  # asked before evaluation mode freezes all
+        with evaluating(model), without_running_statistics(model):
+            norms = self._in_order(model, unfrozen)
+            ledger.claim(self.event, _WHAT)
+            for norm in norms:
+                self._release(model, norm, len(norms), ledger.budget.relation)
+
+    @torch.no_grad()
+    def check(self, model: nn.Module, ledger: Ledger | None = None) -> None:
+        """Raise what `apply` would raise of the model and the ledger, and read no record."""
+        unfrozen = unfrozen_norms(model)
+        with evaluating(model), without_running_statistics(model):
+            self._in_order(model, unfrozen)
+        if ledger is not None:
+            ledger.require_unclaimed(self.event, _WHAT)
+
+    def _release(
+        self, model: nn.Module, norm: nn.Module, num_norms: int, relation: Relation
+    ) -> None:
+        total = self._sum_of_moments(model, norm)
+        std = self.noise_std(len(total) // 2, num_norms, relation)
+        noise = self._noise.normal(len(total), total.device, total.dtype)
+        mean_C, second_C = ((total + std * noise) / self.divisor).chunk(2)
+        variance_C = (1 + second_C - mean_C.square()).clamp(min=std / self.divisor)
+        set_statistics(norm, self.scale * mean_C, self.scale**2 * variance_C, 1)
+        mark(norm, f"released with noise of multiplier {self.noise_multiplier:g}")
+
+    def noise_std(self, channels: int, num_norms: int, relation: Relation) -> float:
+        """z·√L·Δ_l, the standard deviation of the noise in each number of T_l."""
+        sensitivity = moments_sensitivity(channels, self.max_norm, relation)
+        return self.noise_multiplier * math.sqrt(num_norms) * sensitivity
+
+    def _sum_of_moments(self, model: nn.Module, norm: nn.Module) -> Tensor:
+        """Σ_i t_i *without* noise: private, never to be shown."""
+        device = norm.get_buffer("running_mean").device
+        channels = norm.get_buffer("running_mean").numel()
+        total = torch.zeros(2 * channels, dtype=sum_dtype(device), device=device)
+        for start in range(0, len(self.records), self.max_physical_batch):
+            rows = self.records.inputs[start : start + self.max_physical_batch]
+            x = _input_at(norm, model, rows)
+            _require_row_a_record(norm, x, rows)
+            x_BCP = x.flatten(2) if x.dim() > 2 else x[:, :, None]
+            total += clipped_moments(x_BCP, self.scale, self.max_norm).sum(0)
+        return total
+
+    def _in_order(self, model: nn.Module, norms: dict[str, nn.Module]) -> list[nn.Module]:
+        """The norms as a pass of zeros, which are nobody's data, meets them."""
+        refuse_mixing(model)
+        met: list[nn.Module] = []
+        zeros = self.records.inputs.new_zeros((2, *self.records.shape))
+
+        def meet(norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            _require_row_a_record(norm, input_of(args, kwargs), zeros)
+            met.append(norm)
+
+        hooks = [n.register_forward_pre_hook(meet, with_kwargs=True) for n in norms.values()]
+        try:
+            model(_to_model(zeros, model))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for name, norm in norms.items():
+            _require_batch_norm_once(name, norm, met.count(norm))
+        return met
+
+
+def _require_batch_norm_once(name: str, norm: nn.Module, times: int) -> None:
+    kind = type(norm).__name__
+    if not isinstance(norm, _BatchNorm):
+        raise UnsupportedModule(
+            f"module {name!r} ({kind}) has running statistics that are not of the batch; build it "
+            "with track_running_stats=False"
+        )
+    if times > 1:
+        raise UnsupportedModule(
+            f"module {name!r} ({kind}) runs {times} times in a forward pass, so its statistics "
+            "would have to be known before they are; use PublicStatistics, or a module of its own "
+            "at each place"
+        )
+
+
+def _require_row_a_record(norm: nn.Module, x: Tensor, rows: Tensor) -> None:
+    if len(x) != len(rows):
+        raise UnsupportedModule(
+            f"{type(norm).__name__} was given {len(x)} rows for {len(rows)} records, so one record "
+            "may have several and its share has no bound; use PublicStatistics, or "
+            "make_trainable(model)"
+        )
+
+
+class _Reached(Exception):
+    """Ends a forward pass at the norm whose input was wanted."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+def _input_at(norm: nn.Module, model: nn.Module, rows: Tensor) -> Tensor:
+    def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        raise _Reached(input_of(args, kwargs))
+
+    hook = norm.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        model(_to_model(rows, model))
+    except _Reached as reached:
+        return reached.x
+    finally:
+        hook.remove()
+    raise UnsupportedModule(
+        f"{type(norm).__name__} was met by a pass of zeros and not by these records; which "
+        "modules run must not depend on the records: use PublicStatistics"
+    )
+
+
+def _to_model(rows: Tensor, model: nn.Module) -> Tensor:
+    return rows.to(next(iter(model.parameters())).device)
