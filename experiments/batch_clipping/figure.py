@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import statistics
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ def main(
     ]
     if asked.workers > 1:
         context = multiprocessing.get_context("spawn")
-        with context.Pool(asked.workers, maxtasksperchild=1) as pool:
+        with context.Pool(asked.workers) as pool:
             results = list(pool.imap_unordered(_job, jobs))
     else:
         results = [_job(job) for job in jobs]
@@ -99,7 +100,11 @@ def _job(job: tuple) -> tuple[str, dict]:
     name, setting, seed, device, evaluations, limit = job
     if device == "cpu":
         torch.set_num_threads(1)
-    return name, run(setting, seed, device, evaluations, limit)
+    found = run(setting, seed, device, evaluations, limit)
+    if device != "cpu":
+        gc.collect()  # a recorded graph holds the memory of its step
+        torch.cuda.empty_cache()
+    return name, found
 
 
 def _small(setting: Setting) -> Setting:

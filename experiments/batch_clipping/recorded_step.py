@@ -57,7 +57,7 @@ class RecordedStep:
         self.table = torch.zeros(
             per_epoch, setting.batch_size, dtype=torch.long, device=self.device
         )
-        self.place = torch.zeros((), dtype=torch.long, device=self.device)
+        self.place = torch.zeros(1, dtype=torch.long, device=self.device)
         crop = tacit.RandomCropFlip(padding=4, reflect=False)
         self.crop = crop if setting.augment else None
         self.count = setting.batch_size // setting.set_size
@@ -113,7 +113,7 @@ class RecordedStep:
         self.place.zero_()
 
     def _step(self) -> None:
-        rows = self.table[self.place]
+        rows = self.table.index_select(0, self.place).squeeze(0)
         x, y = self.private.inputs[rows], self.private.targets[rows]
         if self.crop is not None:
             x = self.crop(x)

@@ -5,7 +5,7 @@ One accountant, one ledger, one training loop; the routes differ in how a gradie
 
 __version__ = "0.1.0"
 
-from tacit import certificates, diagnostics, errors, lipschitz, losses, models
+from tacit import certificates, diagnostics, errors, lipschitz, losses, models, statistics
 from tacit.accounting import (
     Ledger,
     Plan,
@@ -66,6 +66,7 @@ from tacit.sampling import (
     ShuffleSampler,
     WithoutReplacement,
 )
+from tacit.statistics import PublicStatistics, ReleasedStatistics
 from tacit.training import Callback, MovingAverage, Run, Sparsification, Trainer, evaluate
 
 __all__ = [
@@ -104,9 +105,11 @@ __all__ = [
     "Poisson",
     "PoissonSampler",
     "PrivateGradient",
+    "PublicStatistics",
     "RandomCropFlip",
     "Records",
     "Relation",
+    "ReleasedStatistics",
     "Replay",
     "ReplayedSets",
     "Run",
@@ -145,6 +148,7 @@ __all__ = [
     "propagate",
     "save_run",
     "split_public",
+    "statistics",
     "steps_within",
     "trade_off",
 ]

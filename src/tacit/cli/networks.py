@@ -37,6 +37,7 @@ Shape = Sequence[int]
 
 class QueryName(enum.StrEnum):
     CLIP = "clip"
+    BATCH_CLIP = "batch-clip"
     CLIPLESS = "clipless"
 
 
@@ -61,10 +62,13 @@ class ModelName(enum.StrEnum):
     LIPSCHITZ_MIXER = "lipschitz-mixer"
 
 
-def network_for(name: ModelName, records: Records, query: QueryName) -> Trainable:
+def network_for(
+    name: ModelName, records: Records, query: QueryName, convert: bool = False
+) -> Trainable:
     """The network, and what was changed in it so that the query can bound its gradients.
 
-    Clipless takes an ordinary network by its Lipschitz twin; clipping needs records kept apart.
+    Clipless takes an ordinary network by its Lipschitz twin; clipping of records needs them kept
+    apart. Batch clipping takes BatchNorm as it is, unless asked to `convert` it.
     """
     assert records.num_classes is not None
     if query is QueryName.CLIPLESS:
@@ -72,6 +76,8 @@ def network_for(name: ModelName, records: Records, query: QueryName) -> Trainabl
             return Trainable(_LIPSCHITZ[name](records.shape, records.num_classes), ())
         return Trainable(*lipschitz_twin(_BUILDERS[name](records.shape, records.num_classes)))
     built = (_BUILDERS | _LIPSCHITZ_ONLY)[name](records.shape, records.num_classes)
+    if query is QueryName.BATCH_CLIP and not convert:
+        return Trainable(built, ())
     return make_trainable(built)
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tacit.cli.networks import ModelName, QueryName, network_for
+from tacit.cli.statistics_options import StatisticsName
 from tacit.cli.train_data import DataOptions
 from tacit.data import Records
 
@@ -41,7 +42,8 @@ class SavedRun:
     def network(self, records: Records) -> nn.Module:
         """The network as it was built for records like these, with the run's weights."""
         query = QueryName(self.options["query"])
-        network, _ = network_for(ModelName(self.options["model"]), records, query)
+        convert = self.options.get("statistics") == StatisticsName.CONVERT  # older runs say nothing
+        network, _ = network_for(ModelName(self.options["model"]), records, query, convert)
         try:
             network.load_state_dict(load_file(self.folder / "weights.safetensors"))
         except (RuntimeError, SafetensorError) as error:

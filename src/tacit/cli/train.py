@@ -7,47 +7,58 @@ import enum
 import math
 import secrets
 from pathlib import Path
-from typing import Any
 
 import torch
 import typer
 from rich.console import Console
 
-from tacit.accounting.ledger import Ledger
 from tacit.budget import Budget
 from tacit.certificates.accuracy import RADII
 from tacit.cli import accounting_options as options
+from tacit.cli import (
+    layerwise_options,
+    local_options,
+    mini_set_options,
+    public_records,
+    statistics_options,
+)
 from tacit.cli.accounting_options import RelationName, SamplingName
 from tacit.cli.certify import certificate_of
 from tacit.cli.clip_options import RuleName
+from tacit.cli.found import found_on_the_way
+from tacit.cli.layerwise_options import BlocksName, LayerwiseName, LayerwiseOptions
+from tacit.cli.local_options import LocalName, LocalOptions
+from tacit.cli.mini_set_options import MiniSetOptions
 from tacit.cli.networks import ModelName, QueryName, network_for, notes_on
-from tacit.cli.queries import BlocksName, EngineName, QueryOptions
-from tacit.cli.recipes import Recipe, recipe_for
-from tacit.cli.train_data import DataOptions, load_records, standardise, statistics_event
-from tacit.data import Records
+from tacit.cli.option_scope import check_scope
+from tacit.cli.queries import EngineName, QueryOptions
+from tacit.cli.recipes import recipe_for
+from tacit.cli.run_place import FORGOTTEN, make_room, open_ledger, require_room
+from tacit.cli.samplers import record_sampler
+from tacit.cli.scaling import refuse_scaled, scale_privately
+from tacit.cli.statistics_options import StatisticsName, StatisticsOptions
+from tacit.cli.steppers import (
+    NOISE,
+    NoiseName,
+    OptimizerName,
+    ScheduleName,
+    optimizer_for,
+    scheduler_for,
+    usual_noise,
+)
+from tacit.cli.train_data import (
+    DataOptions,
+    load_records,
+    refuse_row_numbers,
+    require_declared_rows,
+    statistics_event,
+)
 from tacit.losses import CrossEntropy
-from tacit.noise import Allocation, GlobalNoise, OptimisedNoise, PerLayerNoise
 from tacit.report import save_run
 from tacit.report.run_folder import to_json, write_json
 from tacit.report.table import summary_table
-from tacit.sampling import FixedSizeSampler, PoissonSampler, Sampler, ShuffleSampler
-from tacit.training import MovingAverage, Trainer
-
-
-class NoiseName(enum.StrEnum):
-    GLOBAL = "global"
-    PER_LAYER = "per-layer"
-    OPTIMISED = "optimised"
-
-
-class OptimizerName(enum.StrEnum):
-    SGD = "sgd"
-    ADAM = "adam"
-
-
-class ScheduleName(enum.StrEnum):
-    CONSTANT = "constant"
-    COSINE = "cosine"
+from tacit.sampling import Sampler
+from tacit.training import MovingAverage, Sparsification, Trainer
 
 
 def train(
@@ -69,29 +80,52 @@ def train(
     gradient_clip: float | None = typer.Option(
         None, help="clipless: limit each record's loss gradient in the outputs; 0 for no limit."
     ),
-    max_norm: float | None = typer.Option(None, help="clip: the norm to clip gradients to."),
-    rule: RuleName = typer.Option(RuleName.CLIP, help="clip: how gradients are scaled to it."),
+    max_norm: float | None = typer.Option(
+        None, help="clip, batch-clip: the norm C to clip to, or the master constant of blocks."
+    ),
+    rule: RuleName = typer.Option(RuleName.CLIP, help="How gradients are scaled to it."),
     adaptive_quantile: float | None = typer.Option(
         None, help="Let the clip follow this quantile of the gradients' norms, privately."
     ),
     augment: int | None = typer.Option(
         None, help="Average over so many random crops and flips of each image."
     ),
-    blocks: BlocksName = typer.Option(BlocksName.FLAT, help="clip: what is clipped together."),
+    blocks: BlocksName = typer.Option(BlocksName.FLAT, help="What is clipped together."),
+    layerwise: LayerwiseName = layerwise_options.LAYERWISE,
+    groups: int | None = layerwise_options.GROUPS,
+    master_decay: float | None = layerwise_options.MASTER_DECAY,
+    public_share: float | None = public_records.SHARE,
+    mini_set_size: int | None = mini_set_options.SIZE,
+    mini_sets: int | None = mini_set_options.CHOSEN,
+    mini_set_rate: float | None = mini_set_options.RATE,
+    local: LocalName | None = local_options.LOCAL,
+    local_lr: float | None = local_options.LOCAL_RATE,
+    local_batch: int | None = local_options.LOCAL_BATCH,
+    statistics: StatisticsName | None = statistics_options.STATISTICS,
+    statistics_noise: float | None = statistics_options.NOISE,
+    sparsify: int | None = typer.Option(
+        None, help="Every so many steps, freeze the weights that hover within the noise."
+    ),
     engine: EngineName = typer.Option(
         EngineName.BOOK_KEEPING, help="How the sums are computed; replay is for GPUs."
     ),
     epsilon: float = typer.Option(3.0, help="ε to stay within."),
     delta: float = typer.Option(1e-5, help="δ, well below one over the number of records."),
     relation: RelationName | None = options.RELATION,
-    sampling: SamplingName = options.SAMPLING,
-    batch_size: int | None = typer.Option(None, help="Expected number of records in a batch."),
+    sampling: SamplingName | None = options.SAMPLING,
+    batch_size: int | None = typer.Option(
+        None, help="Expected number of records in a batch; batch-clip: of all its mini-sets."
+    ),
     epochs: float | None = typer.Option(None, help="Passes over the data (in expectation)."),
     steps: int | None = typer.Option(None, help="Number of steps, instead of --epochs."),
     noise_multiplier: float | None = typer.Option(
         None, help="Fix the noise instead of calibrating it; the run ends when the budget does."
     ),
-    noise: NoiseName = typer.Option(NoiseName.GLOBAL, help="How noise is shared over blocks."),
+    noise: NoiseName | None = typer.Option(
+        None,
+        help="How noise is shared over blocks: global by default, and per-layer for several "
+        "blocks of batch-clip or of --layerwise.",
+    ),
     model: ModelName = typer.Option(ModelName.DEFAULT, help="The network to train."),
     optimizer: OptimizerName = typer.Option(OptimizerName.SGD, help="The optimizer."),
     lr: float | None = typer.Option(None, help="The learning rate."),
@@ -112,10 +146,20 @@ def train(
 
     Example: tacit train --dataset mnist --query clip --epsilon 3 --delta 1e-5 --batch-size 1024
     --epochs 10 --seed 0 --out runs/x
+
+    BatchNorm: tacit train --dataset mnist --model lenet5 --query batch-clip --mini-set-size 32
+    --mini-sets 32 --blocks layer --layerwise factors --max-norm 1 --out runs/y
     """
     given = {name: _plain(value) for name, value in locals().items()}
+    check_scope(given, query)
+    layers = LayerwiseOptions(blocks, layerwise, groups, master_decay)
+    layers.check(max_norm, adaptive_quantile)
+    norms = StatisticsOptions(statistics, statistics_noise)
+    norms.check()
     folder = out or Path("runs") / f"{data.stem if data else dataset.replace('/', '-')}-{_now()}"
-    forgotten = _make_room(folder, overwrite)
+    require_room(folder, overwrite)
+    if sampling is None and query is not QueryName.BATCH_CLIP:
+        sampling = SamplingName.POISSON
     budget = Budget(epsilon, delta, options.relation_from(relation, sampling))
     about = DataOptions(
         dataset=dataset,
@@ -128,62 +172,102 @@ def train(
         unit_norm=unit_norm,
         scale_noise=scale_noise,
     )
+    with_public = layers.needs_public or norms.needs_public
+    refuse_scaled(about, with_public, statistics is StatisticsName.RELEASED)
+    by_id = with_public or query is QueryName.BATCH_CLIP
+    refuse_row_numbers(about, budget.relation, by_id)
     torch.manual_seed(seed) if seed is not None else torch.seed()
-    train_records, test_records = load_records(about)
+    records, test_records = load_records(about)
+    if by_id:
+        require_declared_rows(about, records)
+    public, records = public_records.public_and_private(records, public_share, with_public)
     recipe = recipe_for(dataset if data is None else "", query)
-    size = train_records.require_public_size("a sampling rate")
-    if batch_size is None:
-        batch_size = max(1, min(recipe.batch_size, size // 2))
-    if steps is None:
-        steps = max(1, round((recipe.epochs if epochs is None else epochs) * size / batch_size))
+    size = records.require_public_size("a sampling rate")
     place = _device(device)
-    sampler = _sampler(sampling, train_records, batch_size, steps, max_physical_batch, place, seed)
-    network, changes = network_for(model, train_records, query)
+    draw = None
+    if query is QueryName.BATCH_CLIP:
+        asked_sets = MiniSetOptions(mini_set_size, mini_sets, mini_set_rate, batch_size)
+        draw = asked_sets.resolve(size, recipe.mini_set_size, recipe.mini_sets)
+        expected = draw.records_a_step(size)
+    else:
+        expected = max(1, min(recipe.batch_size, size // 2)) if batch_size is None else batch_size
+    if steps is None:
+        steps = max(1, round((recipe.epochs if epochs is None else epochs) * size / expected))
+    if draw is not None:
+        sampler: Sampler = draw.sampler(records, steps, max_physical_batch, seed)
+    else:
+        assert sampling is not None
+        sampler = record_sampler(
+            sampling, records, int(expected), steps, max_physical_batch, place, seed
+        )
+    network, changes = network_for(model, records, query, norms.converts)
     for change in changes:
         typer.echo(change, err=True)
-    learning_rate = recipe.learning_rate if lr is None else lr
-    stepper = _optimizer(optimizer, network, learning_rate, momentum, recipe.momentum)
-    limit = recipe.gradient_clip if gradient_clip is None else gradient_clip
     asked = QueryOptions(
         query=query,
         max_norm=recipe.max_norm if max_norm is None else max_norm,
-        gradient_clip=limit or None,
+        gradient_clip=(recipe.gradient_clip if gradient_clip is None else gradient_clip) or None,
         rule=rule,
         adaptive_quantile=adaptive_quantile,
         augment=augment,
-        blocks=blocks,
         engine=engine,
+        layerwise=layers,
+        local=LocalOptions(local, local_lr, local_batch),
+        set_size=1 if draw is None else draw.size,
+        per_epoch=max(1, round(size / expected)),
     )
     loss = CrossEntropy(recipe.temperature if temperature is None else temperature)
+    sparsification = None if sparsify is None else Sparsification(sparsify)
+    bounded = asked.build(network, loss, records.shape, public, sparsification)
+    known = None
+    if draw is not None:
+        known = norms.build(network, public, records, draw.size)
+        asked.require_rows_enough(network, records.shape)
+    learning_rate = recipe.learning_rate if lr is None else lr
+    stepper = optimizer_for(optimizer, network, learning_rate, momentum, recipe.momentum)
+    noise = noise or usual_noise(query, layers)
+    notes = [*notes_on(changes)]
+    if layers.needs_public:
+        notes.append(public_records.CONSTANTS_NOTE)
+    if make_room(folder) and ledger is None:
+        notes.append(FORGOTTEN)
     trainer = Trainer(
         network,
         loss=loss,
-        query=asked.build(train_records.shape),
+        query=bounded,
         sampler=sampler,
         optimizer=stepper,
         budget=budget,
         noise_multiplier=noise_multiplier,
-        allocation=_NOISE[noise],
-        scheduler=_scheduler(schedule or _usual_schedule(recipe), stepper, steps),
+        allocation=NOISE[noise],
+        scheduler=scheduler_for(schedule, recipe, stepper, steps),
         moving_average=MovingAverage(ema) if ema is not None else None,
+        statistics=known,
         evaluate_on=test_records,
+        callbacks=[] if sparsification is None else [sparsification],
         progress=not quiet,
-        ledger=_open_ledger(ledger, folder, budget),
+        ledger=open_ledger(ledger, folder, budget),
         run_name=run_name or f"{folder.name}-{secrets.token_hex(3)}",
         prelude=statistics_event(about),
         device=place,
         seed=seed,
-        notes=(*notes_on(changes), *((FORGOTTEN,) if forgotten and ledger is None else ())),
+        notes=notes,
     )
     trainer.config = {
         "options": given,
         "used": {
-            "batch_size": batch_size,
+            "batch_size": expected,
             "steps": steps,
             "lr": learning_rate,
-            "max_norm": asked.max_norm,
+            "max_norm": None if layerwise is LayerwiseName.ORIGINAL else asked.max_norm,
             "gradient_clip": asked.gradient_clip,
             "temperature": loss.temperature,
+            "noise": noise.value,
+            "mini_set_size": None if draw is None else draw.size,
+            "mini_sets": None if draw is None else draw.chosen,
+            "mini_set_rate": None if draw is None else draw.rate,
+            "public_records": 0 if public is None else len(public),
+            "statistics": None if known is None else known.note,
             "model": str(network),
             "model_changes": changes,
             "parameters": sum(p.numel() for p in network.parameters()),
@@ -191,10 +275,9 @@ def train(
         },
     }
     if about.scale_noise is not None:
-        _scale_privately(trainer, about, budget, seed)
+        scale_privately(trainer, about, budget, seed)
     run = trainer.fit()
-    if adaptive_quantile is not None:
-        run.config["used"]["thresholds"] = getattr(trainer.mechanism.query, "thresholds", ())
+    run.config["used"] |= found_on_the_way(trainer, sparsification)
     facts = save_run(run, folder, trainer.evaluate_on)
     if facts["certificate"] and about.scale_noise is None:
         # In units of the pixels themselves, where the data are images.
@@ -206,100 +289,6 @@ def train(
     console = Console()
     console.print(summary_table(facts))
     console.print(f"written to {folder}/", highlight=False)
-
-
-def _scale_privately(
-    trainer: Trainer, about: DataOptions, budget: Budget, seed: int | None
-) -> None:
-    """Charge the statistics, and only then compute them."""
-    assert isinstance(trainer.ledger, Ledger)
-    assert trainer.evaluate_on is not None
-    trainer.ledger.begin(trainer.plan, name=trainer.run_name, budget=budget)
-    extra = [note for note in trainer.notes if note not in trainer.sampler.records.notes]
-    own_seed = None if seed is None else seed + 1  # not the seed of the gradients' noise
-    trainer.sampler.records, trainer.evaluate_on = standardise(
-        trainer.sampler.records, trainer.evaluate_on, about, budget.relation, own_seed
-    )
-    trainer.notes = [*trainer.sampler.records.notes, *extra]
-
-
-def _open_ledger(shared: Path | None, folder: Path, budget: Budget) -> Ledger:
-    if shared is None:
-        return Ledger(folder / "ledger.sqlite", budget)
-    return Ledger(shared) if shared.exists() else Ledger(shared, budget)
-
-
-FORGOTTEN = (
-    "this run replaced an earlier one together with its ledger: what that one spent on the same "
-    "data is not counted here; hold several runs to one budget with --ledger"
-)
-
-
-def _make_room(folder: Path, overwrite: bool) -> bool:
-    """An empty folder for the run; what is there is replaced only when asked.
-
-    Whether a ledger was among it.
-    """
-    files = [folder / n for n in ("run.json", "weights.safetensors", "progress.png")]
-    files += [folder / f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm")]
-    held = [file for file in files if file.exists()]
-    if held and not overwrite:
-        raise ValueError(f"{folder} holds a run already; give another --out, or --overwrite")
-    for file in held:
-        file.unlink()
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / "ledger.sqlite" in held
-
-
-def _sampler(
-    name: SamplingName,
-    records: Records,
-    batch: int,
-    steps: int,
-    physical: int,
-    device: torch.device,
-    seed: int | None,
-) -> Sampler:
-    shared: dict[str, Any] = {"max_physical_batch": physical, "seed": seed}
-    if name is SamplingName.FIXED_SIZE:
-        return FixedSizeSampler(records, batch, steps, **shared)
-    if name is SamplingName.SHUFFLE:
-        return ShuffleSampler(records, batch, steps, **shared)
-    if device.type == "cuda":
-        shared["pad_to"] = 32  # few shapes: a new one makes the GPU choose its kernels anew
-    return PoissonSampler(records, steps=steps, expected_batch_size=batch, **shared)
-
-
-def _optimizer(
-    name: OptimizerName,
-    network: torch.nn.Module,
-    lr: float,
-    momentum: float | None,
-    default_momentum: float,
-) -> torch.optim.Optimizer:
-    if name is OptimizerName.ADAM:
-        return torch.optim.Adam(network.parameters(), lr=lr)
-    used = default_momentum if momentum is None else momentum
-    return torch.optim.SGD(network.parameters(), lr=lr, momentum=used)
-
-
-def _usual_schedule(recipe: Recipe) -> ScheduleName:
-    return ScheduleName.COSINE if recipe.cosine else ScheduleName.CONSTANT
-
-
-def _scheduler(
-    name: ScheduleName, stepper: torch.optim.Optimizer, steps: int
-) -> torch.optim.lr_scheduler.LRScheduler | None:
-    if name is ScheduleName.CONSTANT:
-        return None
-    return torch.optim.lr_scheduler.CosineAnnealingLR(stepper, T_max=max(1, steps))
-
-
-_NOISE: dict[NoiseName, Allocation] = {
-    NoiseName.GLOBAL: GlobalNoise(),
-    NoiseName.PER_LAYER: PerLayerNoise(),
-    NoiseName.OPTIMISED: OptimisedNoise(),
-}
 
 
 def _device(name: str) -> torch.device:

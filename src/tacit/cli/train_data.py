@@ -55,8 +55,36 @@ def load_records(options: DataOptions) -> tuple[Records, Records]:
     )
     if train.public_size is None:
         notes = tuple(n for n in train.notes if "public_size" not in n)
-        train = replace(train, public_size=len(train), notes=(*notes, SIZE_NOTE))
+        rows = len(train) + (len(test) if options.test_file is None else 0)
+        train = replace(train, public_size=len(train), num_ids=rows, notes=(*notes, SIZE_NOTE))
     return train, test
+
+
+def refuse_row_numbers(options: DataOptions, relation: Relation, by_id: bool) -> None:
+    """Raise where ids that are row numbers would have to stay when a row is taken out.
+
+    Mini-sets and the public share go by record id. The rows of a file have no ids but their
+    numbers, and without one row all later ones have others: the neighbour would have other sets,
+    and other public records. With a row replaced, all numbers stay.
+    """
+    if options.file is None or not by_id or relation is Relation.REPLACE_ONE:
+        return
+    raise ValueError(
+        f"--relation is {relation.value}, and the rows of {options.file} are known by their "
+        "numbers, by which mini-sets and public records are chosen: a row fewer would move all "
+        "later ones; give --relation replace-one"
+    )
+
+
+def require_declared_rows(options: DataOptions, records: Records) -> None:
+    """Raise if rows of a file have numbers past what was declared: they would be in no mini-set."""
+    declared = options.public_size
+    if declared is not None and len(records) and int(records.record_ids.max()) >= declared:
+        raise ValueError(
+            f"--public-size is {declared}, and {options.file} has more rows; mini-sets and public "
+            "records go by row number: declare at least as many as there may be, test records "
+            "included"
+        )
 
 
 def statistics_event(options: DataOptions) -> tuple[dpa.DpEvent, ...]:

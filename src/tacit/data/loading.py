@@ -124,6 +124,8 @@ def _as_records(
     notes: tuple[str, ...],
 ) -> Records:
     values, targets, ids = arrays
+    # An official split numbers its training records first, a permutation leaves gaps.
+    gapless = np.array_equal(ids, np.arange(public_size))
     inputs = scaled(values, scalers, dataset.upper if _is_image(dataset) else 1.0)
     return Records(
         inputs.flatten(1) if flatten else inputs,
@@ -132,7 +134,7 @@ def _as_records(
         public_size=public_size,
         name=dataset.name,
         record_ids=torch.from_numpy(ids.astype(np.int64)),
-        num_ids=dataset.train_size + dataset.test_size,
+        num_ids=public_size if gapless else dataset.train_size + dataset.test_size,
         notes=notes,
     )
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tacit.data.records import Records
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.propagate import propagate
+from tacit.losses.pre_activations import watched
 from tacit.queries.bounded_gradient import Loss, trainable
 
 NOT_PRIVATE = "not private: reads raw gradients"
@@ -75,7 +76,8 @@ def gradient_histogram(
     for i in range(min(len(records), max_records)):
         x, y = records.inputs[i : i + 1].to(device), records.targets[i : i + 1].to(device)
         with torch.enable_grad():
-            value = loss(model(x), y).sum()
+            with watched(model, loss):
+                value = loss(model(x), y).sum()
             found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
         for name, gradient in zip(parameters, found, strict=True):
             rows[name].append(0.0 if gradient is None else _norm(gradient))

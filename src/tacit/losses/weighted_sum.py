@@ -80,8 +80,11 @@ def weighted_sum(terms: Sequence[tuple[float, RecordLoss]]) -> WeightedSum:
     parts: list[RecordLoss] = []
     weights: list[float] = []
     for weight, part in terms:
-        inner = isinstance(part, WeightedSum)
-        parts += part.parts if isinstance(part, WeightedSum) else [part]
-        weights += [weight * w for w in part.weights] if inner else [weight]  # type: ignore[attr-defined]
+        if isinstance(part, WeightedSum):
+            parts += part.parts
+            weights += [weight * w for w in part.weights]
+        else:
+            parts.append(part)
+            weights.append(weight)
     bounded = all(isinstance(part, LipschitzLoss) for part in parts)
     return (LipschitzSum if bounded else WeightedSum)(tuple(parts), tuple(weights))

@@ -12,7 +12,7 @@ from torch import nn
 
 from tacit.queries.engines import convolution, convolution_triton
 from tacit.queries.engines.convolution_cost import Way
-from tacit.queries.engines.convolution_triton import Places, Tiles
+from tacit.queries.engines.convolution_triton import Tiles
 from tacit.queries.engines.rows import Stacked
 
 pytestmark = [
@@ -85,9 +85,9 @@ ZERO_PADDED = [
 
 
 @pytest.mark.parametrize(("layer", "shape"), ZERO_PADDED, ids=str)
-@pytest.mark.parametrize("places", Places, ids=lambda places: places.name)
-def test_every_tiling_of_the_kernel_gives_the_rows(layer, shape, places, monkeypatch):
-    """Tiles that end outside of filters, channels and positions, and the kernel's own choice."""
+@pytest.mark.parametrize("over_places", [False, True])
+def test_every_tiling_of_the_kernels_gives_the_rows(layer, shape, over_places, monkeypatch):
+    """Tiles that end outside of filters, channels and positions, and the choice for the shape."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     double = copy.deepcopy(layer).double()
@@ -98,7 +98,7 @@ def test_every_tiling_of_the_kernel_gives_the_rows(layer, shape, places, monkeyp
     ]
     expected = torch.stack(rows)
     gpu, x, b = copy.deepcopy(layer).cuda(), x.float().cuda(), b.float().cuda()
-    for tiles in (None, Tiles(32, 32, 64 if places is Places.IN_TURN else 32, places, 4, 2)):
+    for tiles in (None, Tiles(32, 32, 64 if over_places else 32, 4, 2, over_places)):
         found, squares = convolution_triton.weight_gradients(gpu, x, b, store=True, tiles=tiles)
         _, alone = convolution_triton.weight_gradients(gpu, x, b, store=False, tiles=tiles)
         assert found is not None

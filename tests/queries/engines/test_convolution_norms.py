@@ -17,7 +17,7 @@ from torch import nn
 from tacit.queries.engines import convolution
 from tacit.queries.engines.convolution_cost import Way, cheapest
 from tacit.queries.engines.convolution_gram import Axis, num_additions, window_gram
-from tacit.queries.engines.rows import Contracted, pieces
+from tacit.queries.engines.rows import Contracted, Stacked, pieces
 
 UNIT = torch.finfo(torch.float32).eps / 2
 TINY = torch.finfo(torch.float32).tiny
@@ -204,3 +204,50 @@ def test_a_gpu_counts_on_the_whole_of_both_sides(name):
     padded = kernel._padded(slice(None)).flatten(1).norm(dim=1)
     expected = padded * kernel.plain.flatten(1).norm(dim=1)
     assert torch.allclose(kernel._whole_reach(), expected, rtol=1e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), seed=SEEDS)
+def test_two_lengths_and_the_overlap_bound_the_reach(data, seed):
+    """Σ_t ‖a_t‖‖b_t‖ ≤ √n·‖a‖·‖b‖ with n windows over a pixel, and nearly equal for constants."""
+    kind, channels, options, shape = data.draw(convolutions(False))
+    torch.manual_seed(seed)
+    layer = kind(*channels, **options).double()
+    x, b = sides(layer, shape, 2, torch.float64)
+    for one, other in ((x, b), (torch.ones_like(x), torch.ones_like(b)), (x.exp(), b.exp())):
+        kernel = convolution._Kernel(layer, one, other)
+        _, reach = kernel._norms_of_rows()
+        assert bool((kernel._reach() >= reach * (1 - 1e-13)).all())
+
+
+def test_a_pixel_counted_once_would_be_caught(monkeypatch):
+    """The planted bug: n = 1 where windows overlap."""
+    layer = nn.Conv2d(2, 3, 3)
+    x, b = torch.ones(1, 2, 9, 9), torch.ones(1, 3, 7, 7)
+    kernel = convolution._Kernel(layer, x, b)
+    _, reach = kernel._norms_of_rows()
+    assert float(kernel._reach()) >= float(reach)
+    monkeypatch.setattr(Axis, "overlap", 1)
+    assert float(kernel._reach()) < float(reach)
+
+
+def test_windows_over_a_pixel_are_counted():
+    def most(count, kernel, stride, dilation):
+        return Axis(count, kernel, stride, dilation).overlap
+
+    assert most(9, 3, 1, 1) == 3
+    assert most(9, 3, 2, 1) == 2
+    assert most(9, 3, 3, 1) == 1
+    assert most(9, 3, 5, 1) == 1
+    assert most(9, 3, 2, 2) == 3  # all three places of a window are a stride apart
+    assert most(1, 3, 1, 1) == 1
+
+
+def test_rows_that_lie_with_channels_last_are_read_as_they_lie():
+    torch.manual_seed(0)
+    lying = torch.randn(4, 5, 3, 2, 6, dtype=torch.float64)
+    rows, scale = lying.movedim(-1, 2), torch.rand(4, dtype=torch.float64)
+    for found in (Stacked(rows), Stacked(rows.contiguous())):
+        assert torch.allclose(found.total(scale), torch.einsum("b,b...->...", scale, rows))
+        assert torch.allclose(found.squares(), rows.flatten(1).square().sum(dim=1))
+    assert Stacked(rows)._as_they_lie().is_contiguous()

@@ -21,7 +21,6 @@ from tacit.queries.engines.views import (
     first_row_of_each,
     gradients_of_records,
     mask_of_records,
-    rows_of_records,
 )
 
 
@@ -49,15 +48,11 @@ class BookKeeping:
     def _clipped(self, task: Task, piece: Batch) -> Clipped:
         if len(piece) == 0:
             return Clipped()
-        clipped, keep = self.sums_and_keep(task, piece)
-        # Asked last, so that a GPU has all of its work before somebody waits for the answer.
-        if not bool(keep.all()):
-            # Rare: run again without the records that are not finite, since 0 · NaN is NaN.
-            return self._clipped(task, piece.only(rows_of_records(keep, task.views)))
-        return clipped
+        return self.sums_and_keep(task, piece)[0]
 
     def sums_and_keep(self, task: Task, piece: Batch) -> tuple[Clipped, Tensor]:
-        """The clipped sums, and which records are finite: the sums are right if all are."""
+        """The clipped sums, and which records are finite: the others have a scale of zero, and
+        so add nothing, whatever they hold (see `scaling`)."""
         gradients = self._gradients(task, piece)
         with no_autocast(piece.indices.device):
             return self._scaled(gradients, task, piece)
@@ -76,7 +71,7 @@ class BookKeeping:
         scales, counts = scales_and_counts(norms, task, counted, [n.dtype for n in norms])
         sums = {}
         for names, scale_B in zip(task.blocks, scales, strict=True):
-            scale = scale_B if mask is None else scale_B * mask
+            scale = torch.where(counted, scale_B, 0.0)
             for name in names:
                 if name in squares:
                     sums[name] = gradients[name].total(scale)

@@ -32,36 +32,23 @@ def over_positions(  # type: ignore[no-untyped-def]
     num_tiles,
     KERNEL_W: tl.constexpr,
     KERNEL: tl.constexpr,
-    ONE_PLACE: tl.constexpr,
     STORE: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """One tile, position after position.
-
-    With ONE_PLACE its w share one place k of the window: which pixels are read, and which of them
-    are padding, is then worked out once a position and not once an entry.
-    """
+    """One tile, position after position."""
     record = (tl.program_id(0) // num_tiles).to(tl.int64)
     tile = tl.program_id(0) % num_tiles
     p = (tile // tiles_across) * BLOCK_P + tl.arange(0, BLOCK_P)
     across = tile % tiles_across
     window = channels * KERNEL
-    if ONE_PLACE:
-        k = across % KERNEL
-        channel = (across // KERNEL) * BLOCK_W + tl.arange(0, BLOCK_W)
-        exists = channel < channels
-        k_h = (k // KERNEL_W) * dilation_h - pad_h
-        k_w = (k % KERNEL_W) * dilation_w - pad_w
-        w = k * channels + channel
-    else:
-        w = across * BLOCK_W + tl.arange(0, BLOCK_W)
-        exists = w < window
-        channel = w % channels
-        k_h = ((w // channels) // KERNEL_W * dilation_h - pad_h)[:, None]
-        k_w = ((w // channels) % KERNEL_W * dilation_w - pad_w)[:, None]
+    w = across * BLOCK_W + tl.arange(0, BLOCK_W)
+    exists = w < window
+    channel = w % channels
+    k_h = (w // channels) // KERNEL_W * dilation_h - pad_h
+    k_w = (w // channels) % KERNEL_W * dilation_w - pad_w
     a_at = inputs + record * channels * height * width
     b_at = cotangent + record * filters * positions
     total = tl.zeros((BLOCK_P, BLOCK_W), dtype=tl.float32)
@@ -73,8 +60,8 @@ def over_positions(  # type: ignore[no-untyped-def]
             other=0.0,
         )
         # Along t the input lies in one line, so t is the axis that neighbouring threads read.
-        y = (t // out_width)[None, :] * stride_h + k_h
-        x = (t % out_width)[None, :] * stride_w + k_w
+        y = (t // out_width)[None, :] * stride_h + k_h[:, None]
+        x = (t % out_width)[None, :] * stride_w + k_w[:, None]
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & (t[None, :] < positions)
         a = tl.load(
             a_at + channel[:, None] * (height * width) + (y * width + x),

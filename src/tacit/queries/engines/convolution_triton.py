@@ -9,7 +9,6 @@ is of the very numbers that are stored. Float32, with TensorFloat-32 where convo
 from __future__ import annotations
 
 import importlib.util
-from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import torch
@@ -25,37 +24,31 @@ if AVAILABLE:
 _SMALL_MAP = 64  # positions that one tile holds
 
 
-class Places(Enum):
-    """Which places of the window a program works on."""
-
-    MIXED = auto()  # a tile's entries are of several places
-    ONE = auto()
-    IN_TURN = auto()  # all of them, one after another; the map is small
-
-
 class Tiles(NamedTuple):
-    """Filters, window entries and positions of a tile; which places; warps and stages."""
+    """How much a program works on at once.
+
+    `over_places`: all positions of the map, and the window's places one after another; else some
+    entries of the window, and the map's positions one after another.
+    """
 
     filters: int
     window: int
     positions: int
-    places: Places
     num_warps: int
     num_stages: int
+    over_places: bool = False
 
 
 def tiles_for(filters: int, channels: int, positions: int) -> Tiles:
     """What did best on an H200, over the layers of three networks."""
     block_p = min(128, max(32, triton.next_power_of_2(filters)))
-    block_w = min(64, max(16, triton.next_power_of_2(channels)))
-    if channels < 16 or (filters <= 32 and positions > _SMALL_MAP):
-        block_w = 32 if channels < 16 else 64
-        block_t = 64 if block_p == block_w == 32 else 32
-        return Tiles(block_p, block_w, block_t, Places.MIXED, 4, 3)
+    if channels < 16:
+        return Tiles(block_p, 32, 64 if block_p == 32 else 32, 4, 3)
     if positions <= _SMALL_MAP:
+        block_w = min(64, triton.next_power_of_2(channels))
         block_t = max(16, triton.next_power_of_2(positions))
-        return Tiles(block_p, block_w, block_t, Places.IN_TURN, 4, 2)
-    return Tiles(block_p, block_w, 32, Places.ONE, 8 if block_p == 128 else 4, 3)
+        return Tiles(block_p, block_w, block_t, 8 if block_p == 128 else 4, 2, over_places=True)
+    return Tiles(block_p, 128 if block_p == 64 else 64, 32, 4, 3)
 
 
 def weight_gradients(
@@ -80,11 +73,9 @@ def weight_gradients(
     filters, out_height, out_width = cotangent.shape[1:]
     positions, size = out_height * out_width, kernel[0] * kernel[1]
     tiles = tiles or tiles_for(filters, channels, positions)
-    if tiles.places is Places.MIXED:
-        tiles_across = triton.cdiv(size * channels, tiles.window)
-    else:
-        tiles_across = triton.cdiv(channels, tiles.window)
-        tiles_across *= size if tiles.places is Places.ONE else 1
+    assert positions <= tiles.positions or not tiles.over_places
+    entries = channels if tiles.over_places else size * channels
+    tiles_across = triton.cdiv(entries, tiles.window)
     num_tiles = tiles_across * triton.cdiv(filters, tiles.filters)
     squares = inputs.new_empty(batch, num_tiles)
     rows = inputs.new_empty(batch, filters, *layer.kernel_size, channels) if store else None
@@ -101,12 +92,7 @@ def weight_gradients(
         "num_warps": tiles.num_warps,
         "num_stages": tiles.num_stages,
     }
-    programs = over_places[(batch * num_tiles,)]
-    if tiles.places is not Places.IN_TURN:
-        programs = over_positions[(batch * num_tiles,)]
-        settings["ONE_PLACE"] = tiles.places is Places.ONE
-    else:
-        assert positions <= tiles.positions
-    programs(*given, tiles_across, num_tiles, **settings)
+    programs = over_places if tiles.over_places else over_positions
+    programs[(batch * num_tiles,)](*given, tiles_across, num_tiles, **settings)
     shaped = None if rows is None else rows.movedim(-1, 2)
     return shaped, squares.sum(dim=1)

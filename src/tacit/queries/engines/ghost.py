@@ -26,6 +26,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tacit.queries.engines import ghost_triton
+
 # `Tensor.sum` adds in lanes and then in a tree: of some thousand numbers, none is rounded more
 # than 64 times. T² terms are summed over one position and then over the other.
 _CASCADE = 2 * 64
@@ -82,6 +84,18 @@ def ghost_norms(a_BTD: Tensor, b_BTP: Tensor) -> tuple[Tensor, Tensor]:
 
 def norms_from_grams(a: Gram, b: Gram) -> tuple[Tensor, Tensor]:
     """The same, where the inner products are at hand."""
+    roundings = a.depth + b.depth + _CASCADE
+    if ghost_triton.fits(a.inner_BTT):
+        widths = a.width, b.width
+        safe, reach = ghost_triton.norms(a.inner_BTT, b.inner_BTT, widths, roundings)
+    else:
+        safe, reach = _norms(a, b, roundings)
+    if safe.dim() > 1:
+        return safe.flatten(1).sum(dim=1), reach.flatten(1).sum(dim=1)
+    return safe, reach
+
+
+def _norms(a: Gram, b: Gram, roundings: int) -> tuple[Tensor, Tensor]:
     length_a, length_b = lengths(a.inner_BTT, a.width), lengths(b.inner_BTT, b.width)
     reach = (length_a * length_b).sum(dim=-1)
     tiny = torch.finfo(reach.dtype).tiny
@@ -92,17 +106,14 @@ def norms_from_grams(a: Gram, b: Gram) -> tuple[Tensor, Tensor]:
         + positions**2
     )
     squares = (a.inner_BTT * b.inner_BTT).sum(dim=-1).sum(dim=-1) + vanished
-    safe = safe_squares(squares, reach, a.depth + b.depth + _CASCADE, positions)
-    if safe.dim() > 1:
-        return safe.flatten(1).sum(dim=1), reach.flatten(1).sum(dim=1)
-    return safe, reach
+    return safe_squares(squares, reach, roundings, positions), reach
 
 
 def safe_squares(squares: Tensor, reach: Tensor, depth: int, positions: int) -> Tensor:
     """(√(‖g‖² + depth·u·S²) + T·u·S)²: no less than the square of the share that is added."""
     unit = torch.finfo(squares.dtype).eps / 2
-    upper = (squares.clamp_min(0) + depth * unit * reach.square()).sqrt()
-    return (upper + positions * unit * reach).square()
+    upper = torch.addcmul(squares.clamp_min(0), reach, reach, value=depth * unit).sqrt()
+    return torch.add(upper, reach, alpha=positions * unit).square()
 
 
 def depth(*widths: int) -> int:

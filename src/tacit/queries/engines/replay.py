@@ -37,7 +37,6 @@ class _Recording:
     norms: Tensor
     in_force: tuple[float, ...]
     clipped: Clipped
-    keep: Tensor
 
 
 class Replay:
@@ -74,9 +73,8 @@ class Replay:
             recording.norms.copy_(_pinned(norms), non_blocking=True)
             recording.in_force = norms
         recording.graph.replay()
-        # The next replay overwrites its sums; the caller adds them up before that.
-        if not bool(recording.keep.all()):
-            return self.engine.clipped_sums(task, piece)
+        # The next replay overwrites its sums; the caller adds them up before that. Nobody waits
+        # here for the GPU: Python asks for the next step while this one runs.
         return recording.clipped
 
     def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
@@ -97,13 +95,13 @@ class Replay:
         factors = None if task.factors is None else held[of_norms:]
         still_task = replace(task, norms=held[:of_norms], factors=factors)
 
-        def run() -> tuple[Clipped, Tensor]:
+        def run() -> Clipped:
             still = batch_of(inputs, targets, divisor=piece.divisor, scheme=piece.scheme)
-            return self.engine.sums_and_keep(still_task, still.with_mask(mask))
+            return self.engine.sums_and_keep(still_task, still.with_mask(mask))[0]
 
-        graph, (clipped, keep) = capture(run, pool=self._pool)
+        graph, clipped = capture(run, pool=self._pool)
         self._pool = graph.pool()  # recordings take turns, so they may share their memory
-        return _Recording(task, graph, inputs, targets, mask, norms, in_force, clipped, keep)
+        return _Recording(task, graph, inputs, targets, mask, norms, in_force, clipped)
 
     @staticmethod
     def _key(task: Task, piece: Batch) -> Hashable:

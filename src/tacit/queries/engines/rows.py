@@ -83,8 +83,9 @@ class Contracted:
         rounding = torch.finfo(self.norm_squares_B.dtype).eps
         gamma = 8 * rounding
         tau = self.roundings * (2.0**-9 if self.coarse else 8 * rounding)
-        upper = (self.norm_squares_B.clamp_min(0) + gamma * self.reach_B.square()).sqrt()
-        return (upper + tau * self.reach_B).square()
+        norms, reach = self.norm_squares_B.clamp_min(0), self.reach_B
+        upper = torch.addcmul(norms, reach, reach, value=gamma).sqrt()
+        return torch.add(upper, reach, alpha=tau).square()
 
     def total(self, scale_B: Tensor) -> Tensor:
         return self.contract(scale_B)

@@ -14,7 +14,6 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -59,11 +58,6 @@ def gradients_of_records(
 def mask_of_records(piece: Batch, views: int) -> Tensor | None:
     """Which records take part, of a batch with several rows a record."""
     return None if piece.mask is None else piece.mask[::views]
-
-
-def rows_of_records(keep_B: Tensor, views: int) -> Tensor:
-    """A choice of records as a choice of rows."""
-    return keep_B if views == 1 else torch.repeat_interleave(keep_B, views)
 
 
 def first_row_of_each(piece: Batch, views: int) -> Batch:

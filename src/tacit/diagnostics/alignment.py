@@ -1,0 +1,90 @@
+"""How far clipping turns the gradient away.  [Losing Less, Figs. 1d and 7]"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from tacit.batch import Batch, batch_of
+from tacit.data.records import Records
+from tacit.diagnostics.diagnostic import Diagnostic
+from tacit.losses.pre_activations import watched
+from tacit.queries.bounded_gradient import GradientQuery, Loss, trainable
+from tacit.sampling.schemes import Poisson
+
+if TYPE_CHECKING:
+    from tacit.training.trainer import Trainer
+
+
+def clipping_alignment(
+    model: nn.Module, loss: Loss, records: Records, query: GradientQuery, *, batch_size: int = 64
+) -> Tensor:
+    """cos(Σ_i clip(g_i), Σ_i g_i) of each batch of `batch_size` records, without noise.
+
+    **Not private: reads raw gradients.** 1 where clipping only shortens the sum, 0 where nothing
+    of its direction is left; NaN for a sum that is zero. `query` is what clips.
+    """
+    cosines = []
+    for start in range(0, len(records), batch_size):
+        rows = slice(start, start + batch_size)
+        piece = batch_of(
+            records.inputs[rows], records.targets[rows], divisor=1.0, scheme=Poisson(1.0)
+        )
+        clipped, plain = _clipped(model, loss, piece, query), _plain(model, loss, piece)
+        names = sorted(plain)
+        a, b = (torch.cat([g[n].double().flatten() for n in names]) for g in (clipped, plain))
+        cosines.append(float(a @ b / (a.norm() * b.norm())))
+    return torch.tensor(cosines, dtype=torch.float64)
+
+
+class ClippingAlignment(Diagnostic[Tensor]):
+    """`clipping_alignment` by epoch. **Not private: reads raw gradients.**
+
+    Of `query`, by default the run's own.
+    """
+
+    reads = "raw gradients"
+
+    def __init__(
+        self,
+        records: Records | None = None,
+        *,
+        query: GradientQuery | None = None,
+        batch_size: int = 64,
+        every: int | None = None,
+        max_records: int = 256,
+    ) -> None:
+        super().__init__(records, every=every, max_records=max_records)
+        self.query = query
+        self.batch_size = batch_size
+
+    def measure(self, trainer: Trainer, records: Records) -> Tensor:
+        query = self.query or trainer.mechanism.query
+        return clipping_alignment(
+            trainer.model, trainer.loss, records, query, batch_size=self.batch_size
+        )
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        from tacit.report.alignment import plot_alignment
+
+        plot_alignment({"": self}, path)
+
+
+def _clipped(model: nn.Module, loss: Loss, piece: Batch, query: GradientQuery) -> dict[str, Tensor]:
+    sums: dict[str, Tensor] = {}
+    for block in query(model, loss, piece).blocks:
+        factors = block.factors or (1.0,) * len(block.names)
+        for name, total, factor in zip(block.names, block.sums, factors, strict=True):
+            sums[name] = total / factor
+    return sums
+
+
+def _plain(model: nn.Module, loss: Loss, piece: Batch) -> dict[str, Tensor]:
+    parameters = trainable(model)
+    with torch.enable_grad(), watched(model, loss):
+        value = loss(model(piece.inputs), piece.targets).sum()
+        found = torch.autograd.grad(value, list(parameters.values()), materialize_grads=True)
+    return dict(zip(parameters, found, strict=True))

@@ -1,0 +1,170 @@
+"""The ends of the Hessian's spectrum, by Lanczos.  [Losing Less, Lemma 1 and Fig. 2]
+
+Lanczos makes an orthonormal basis Q of span(v, Hv, …, H^{k−1}v), in which H is tridiagonal:
+T = QᵀHQ, with α_j = q_jᵀHq_j on its diagonal and β_j = ‖r_j‖ beside it,
+r_j = Hq_j − α_j·q_j − β_{j−1}·q_{j−1}. The largest eigenvalue θ of T, with eigenvector s, comes
+near H's largest from below, and ‖H(Qs) − θ·Qs‖ = β_k·|s_k|: H has an eigenvalue that near to θ.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from tacit.data.records import Records
+from tacit.diagnostics.diagnostic import Diagnostic
+from tacit.losses.pre_activations import watched
+from tacit.queries.bounded_gradient import Loss, trainable
+
+if TYPE_CHECKING:
+    from tacit.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The largest and the smallest eigenvalue found.
+
+    Within `residual` of each there is an eigenvalue of the matrix.
+    """
+
+    largest: float
+    smallest: float
+    residual: float
+
+    @property
+    def norm(self) -> float:
+        """max |λ|: the largest singular value, a local smoothness constant."""
+        return max(abs(self.largest), abs(self.smallest))
+
+
+def hessian_spectrum(
+    model: nn.Module,
+    loss: Loss,
+    records: Records,
+    *,
+    iterations: int = 40,
+    tolerance: float = 1e-4,
+    batch_size: int = 256,
+) -> Spectrum:
+    """The ends of the spectrum of ∇²_θ (1/n)·Σ_i ℓ_i over the trainable parameters.
+
+    **Not private: reads raw gradients.** `loss` must give a mean over records, as Tacit's do, or
+    one number a record. Ends when both residuals are below `tolerance` times the norm, or after
+    `iterations` Hessian-vector products.
+    """
+    parameters = list(trainable(model).values())
+    device = parameters[0].device
+    size = sum(p.numel() for p in parameters)
+
+    def product(vector: Tensor) -> Tensor:
+        return _hessian_vector(model, loss, records, parameters, vector, batch_size)
+
+    return lanczos(product, size, device, iterations=iterations, tolerance=tolerance)
+
+
+def lanczos(
+    product: Callable[[Tensor], Tensor],
+    size: int,
+    device: torch.device | str = "cpu",
+    *,
+    iterations: int = 40,
+    tolerance: float = 1e-4,
+) -> Spectrum:
+    """The ends of a symmetric matrix's spectrum, from v ↦ Hv alone.
+
+    Every r is made orthogonal to the whole basis. One start, from a fixed seed: what is orthogonal
+    to it is not found, which has probability 0.
+    """
+    if iterations < 1:
+        raise ValueError(f"iterations is {iterations}; give at least 1")
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(size, generator=generator, dtype=torch.float64).to(device)
+    basis = [q / q.norm()]
+    alphas: list[float] = []
+    betas: list[float] = []
+    while True:
+        r = product(basis[-1]).double()
+        alphas.append(float(basis[-1] @ r))
+        stacked = torch.stack(basis)
+        for _ in range(2):  # once leaves rounding behind, by which copies of eigenvalues appear
+            r = r - stacked.T @ (stacked @ r)
+        beta = float(r.norm())
+        found = _ends(alphas, betas, beta)
+        if not torch.isfinite(r).all():
+            raise ValueError("the Hessian is not finite here; the model has diverged")
+        done = found.residual <= tolerance * found.norm or len(alphas) >= min(iterations, size)
+        # The space is exhausted: eigenvalues are exact, up to rounding.
+        if done or beta <= 1e-12 * max(found.norm, 1e-300):
+            return found
+        betas.append(beta)
+        basis.append(r / beta)
+
+
+class Curvature(Diagnostic[Spectrum]):
+    """`hessian_spectrum` by epoch. **Not private: reads raw gradients.**"""
+
+    reads = "raw gradients"
+
+    def __init__(
+        self,
+        records: Records | None = None,
+        *,
+        iterations: int = 40,
+        every: int | None = None,
+        max_records: int = 256,
+    ) -> None:
+        super().__init__(records, every=every, max_records=max_records)
+        self.iterations = iterations
+
+    def measure(self, trainer: Trainer, records: Records) -> Spectrum:
+        return hessian_spectrum(trainer.model, trainer.loss, records, iterations=self.iterations)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        from tacit.report.curvature import plot_curvature
+
+        plot_curvature({"": self}, path)
+
+
+def _ends(alphas: list[float], betas: list[float], next_beta: float) -> Spectrum:
+    T = torch.diag(torch.tensor(alphas, dtype=torch.float64))
+    if betas:
+        beside = torch.tensor(betas, dtype=torch.float64)
+        T = T + torch.diag(beside, 1) + torch.diag(beside, -1)
+    if not bool(T.isfinite().all()):
+        return Spectrum(float("nan"), float("nan"), float("nan"))
+    values, vectors = torch.linalg.eigh(T)
+    residual = next_beta * max(abs(float(vectors[-1, 0])), abs(float(vectors[-1, -1])))
+    return Spectrum(float(values[-1]), float(values[0]), residual)
+
+
+def _hessian_vector(
+    model: nn.Module,
+    loss: Loss,
+    records: Records,
+    parameters: list[nn.Parameter],
+    vector: Tensor,
+    batch_size: int,
+) -> Tensor:
+    """∇(∇L·v), L the mean loss, batch by batch."""
+    pieces = vector.split([p.numel() for p in parameters])
+    shaped = [v.view_as(p).to(p.dtype) for v, p in zip(pieces, parameters, strict=True)]
+    total = torch.zeros_like(vector)
+    for start in range(0, len(records), batch_size):
+        rows = slice(start, start + batch_size)
+        targets = records.targets[rows]
+        with torch.enable_grad(), watched(model, loss):
+            value = loss(model(records.inputs[rows]), targets).mean()
+            first = torch.autograd.grad(
+                value, parameters, create_graph=True, materialize_grads=True
+            )
+            along = torch.stack([(g * v).sum() for g, v in zip(first, shaped, strict=True)]).sum()
+            if along.requires_grad:
+                second = torch.autograd.grad(along, parameters, materialize_grads=True)
+                flat = torch.cat([g.reshape(-1).to(vector.dtype) for g in second])
+                total += flat * (len(targets) / len(records))
+    return total
