@@ -41,7 +41,7 @@ def main(
     seeds, limit = asked.seeds, None
     if asked.small:
         limit = SMALL["limit"]
-        chosen = {n: _small(s) for n, s in chosen.items()}
+        chosen = {n: small(s) for n, s in chosen.items()}
     if asked.epochs is not None:
         chosen = {n: replace(s, epochs=asked.epochs) for n, s in chosen.items()}
     jobs = [
@@ -107,7 +107,7 @@ def _job(job: tuple) -> tuple[str, dict]:
     return name, found
 
 
-def _small(setting: Setting) -> Setting:
+def small(setting: Setting) -> Setting:
     sets = min(setting.sets, 2)
     return replace(setting, epochs=SMALL["epochs"], batch_size=SMALL["batch_size"], sets=sets)
 
@@ -116,15 +116,19 @@ def _collected(title: str, settings: Mapping[str, Setting], results: Sequence) -
     rows = {}
     for name, setting in settings.items():
         own = sorted((r for n, r in results if n == name), key=lambda r: r["seed"])
-        accuracies = [r["accuracy"] for r in own]
-        rows[name] = {
-            "setting": asdict(setting),
-            "mean": statistics.mean(accuracies),
-            "spread": statistics.stdev(accuracies) if len(own) > 1 else 0.0,
-            "epsilon": own[0]["epsilon"],
-            "runs": own,
-        }
+        rows[name] = {"setting": asdict(setting), **summary(own), "runs": own}
     return {"title": title, "settings": rows}
+
+
+def summary(runs: Sequence[Mapping]) -> dict:
+    """Mean and standard deviation of test accuracy over seeds, and the ε of one run."""
+    accuracies = [r["accuracy"] for r in runs]
+    spread = statistics.stdev(accuracies) if len(runs) > 1 else 0.0
+    return {
+        "mean": statistics.mean(accuracies),
+        "spread": spread,
+        "epsilon": float(runs[0]["epsilon"]),
+    }
 
 
 def _epsilon(value: float) -> str:

@@ -9,19 +9,9 @@ from __future__ import annotations
 
 from figure import main
 
-from runs import Setting
+from runs import four_schedules
 
-SETTINGS = {
-    f"{step} step size, {master} C": Setting(
-        "convnet",
-        norm="none",
-        clipping="individual",
-        rate_decay=0.9 if step == "diminishing" else 1.0,
-        master_decay=0.9 if master == "diminishing" else 1.0,
-    )
-    for step in ("constant", "diminishing")
-    for master in ("constant", "diminishing")
-}
+SETTINGS = four_schedules("convnet", "individual")
 
 if __name__ == "__main__":
     main("Figure 15: IC with adaptive layerwise clipping, convnet without BatchNorm", SETTINGS)

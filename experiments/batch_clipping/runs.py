@@ -73,6 +73,22 @@ class Setting:
         return self.batch_size // (self.sets if self.clipping == "general" else 1)
 
 
+def four_schedules(network: str, clipping: str) -> dict[str, Setting]:
+    """Table 3: constant and diminishing step size and master constant, without BatchNorm."""
+    decay = {"constant": 1.0, "diminishing": 0.9}
+    return {
+        f"{step} step size, {master} C": Setting(
+            network,
+            norm="none",
+            clipping=clipping,
+            rate_decay=decay[step],
+            master_decay=decay[master],
+        )
+        for step in decay
+        for master in decay
+    }
+
+
 @functools.cache
 def data(name: str, device: str, limit: int | None) -> tuple[Records, Records, Records]:
     """(public, private, test), normalised by the paper's constants."""

@@ -183,3 +183,32 @@ def test_batch_norm_on_one_image_is_instance_norm() -> None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     several = losses_of(loss, batch(x), y)
     assert not torch.allclose(several, together, rtol=1e-2)  # with company it is another thing
+
+
+def test_everything_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatch, capsys) -> None:
+    everything = folder("everything")
+    jobs = [job for job in everything.in_order() if job.number == 12][:2]
+    monkeypatch.setattr(everything, "in_order", lambda: jobs)
+    first = everything.main(["--out", str(tmp_path), "--small", "--workers", "1"])
+    assert len(first[12]["settings"]) == len({job.name for job in jobs})
+    assert (tmp_path / "figure_12.json").exists()
+    capsys.readouterr()
+    monkeypatch.setattr(everything, "run", None)  # nothing is left to run
+    again = everything.main(["--out", str(tmp_path), "--small", "--workers", "1"])
+    assert again == first
+    assert "failed" not in capsys.readouterr().out
+
+
+def test_everything_starts_nothing_when_the_time_is_up(folder, tmp_path, capsys) -> None:
+    everything = folder("everything")
+    found = everything.main(
+        ["--out", str(tmp_path), "--small", "--workers", "1", "--seconds", "-1", "--figures", "14"]
+    )
+    assert found == {}
+    assert "the time is up" in capsys.readouterr().out
+
+
+def test_everything_names_settings_that_there_are_and_covers_all_figures(folder) -> None:
+    jobs = folder("everything").in_order()
+    assert {job.number for job in jobs} == set(range(1, 19))
+    assert len({(job.file, job.setting.epochs) for job in jobs}) == len(jobs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
@@ -15,9 +15,19 @@ from tacit.data.records import Records
 from tacit.queries.adaptive_norm import AdaptiveNorm, Thresholds, as_max_norms
 from tacit.queries.adaptive_norm import MaxNorm as OwnNorm
 from tacit.queries.blocks import Blocks, all_together, check_cover
-from tacit.queries.bounded_gradient import Loss, Statistic
+from tacit.queries.bounded_gradient import (
+    BoundedGradient,
+    Loss,
+    Statistic,
+    blocks_from,
+    trainable,
+)
+from tacit.queries.clip_rules import ClipRule
+from tacit.queries.clipping import accumulator, flattened
+from tacit.queries.engines.task import Clipped, Task
 from tacit.queries.layerwise import Constants, Estimates, FromPublic, LayerFactors, LayerwiseNorms
 from tacit.queries.public_set import require_public
+from tacit.sampling.schemes import Unit
 
 MaxNorm = OwnNorm | FromPublic
 
@@ -53,15 +63,22 @@ class InForce:
 class ClippedQuery:
     """Blocks and constants of a query that clips; one such query is one run's (`fresh`)."""
 
+    @property
+    def unit(self) -> Unit:
+        """What one clipped contribution is of."""
+        return Unit.RECORD
+
     def __init__(
         self,
         max_norm: MaxNorm,
         blocks: Blocks | Callable[[nn.Module], Blocks] | None,
+        rule: ClipRule,
         frozen: Frozen | None,
     ) -> None:
         public = isinstance(max_norm, LayerwiseNorms | LayerFactors)
         self.max_norm = max_norm if public else as_max_norms(max_norm)  # type: ignore[arg-type]
         self.blocks = blocks
+        self.rule = rule
         self.frozen = frozen
         self._thresholds: Thresholds | None = None
         self._estimates: Estimates | None = None
@@ -88,6 +105,50 @@ class ClippedQuery:
         blocks = make(model) if callable(make) else make
         check_cover(blocks, model)
         return blocks
+
+    def _task(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        blocks: Blocks,
+        constants: Constants | None = None,
+        *,
+        views: int = 1,
+        counted: bool = False,
+    ) -> Task:
+        """What an engine is asked; without constants, for norms alone."""
+        found = constants or Constants((1.0,) * len(blocks))
+        return Task(
+            model,
+            loss,
+            trainable(model),
+            blocks,
+            found.norms,
+            self.rule,
+            views,
+            counted=counted,
+            factors=found.factors,
+            active=self._active(model),
+        )
+
+    def _bounded(
+        self, task: Task, now: InForce, found: Iterable[Clipped], divisor: float
+    ) -> BoundedGradient:
+        """The clipped sums of all pieces, with their bounds and what is released beside them."""
+        total = accumulator(task.parameters.values())
+        counts = total.new_zeros(len(now.constants.norms))
+        for piece in found:
+            total += flattened(piece.sums, task.parameters, total.dtype)
+            if piece.counts:
+                counts += torch.stack(piece.counts)
+        norms, factors = now.constants.norms, now.constants.factors
+        return BoundedGradient(
+            blocks=blocks_from(total, task.parameters, task.blocks, norms, factors, task.active),
+            divisor=divisor,
+            unit=self.unit,
+            statistics=now.statistics(counts, divisor),
+            released=now.released,
+        )
 
     def _active(self, model: nn.Module) -> Mapping[str, Tensor]:
         return {} if self.frozen is None else self.frozen.active(model)

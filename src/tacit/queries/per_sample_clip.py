@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import nn
 
 from tacit.batch import Batch, batch_of
 from tacit.data.augmentation import Augmentation
 from tacit.data.records import Records
 from tacit.queries.blocks import Blocks
-from tacit.queries.bounded_gradient import BoundedGradient, Loss, blocks_from, trainable
+from tacit.queries.bounded_gradient import BoundedGradient, Loss
 from tacit.queries.clip_rules import CLIP, ClipRule
 from tacit.queries.clipped_query import ClippedQuery, Frozen, MaxNorm, mean_norms
-from tacit.queries.clipping import accumulator, flattened
-from tacit.queries.engines import BookKeeping, Engine, Task
+from tacit.queries.engines import BookKeeping, Engine
 from tacit.queries.looking_inside import looks_inside
 from tacit.queries.record_mixing import refuse_mixing
 from tacit.queries.view_batches import ViewBatches
-from tacit.sampling.schemes import Poisson, Unit
+from tacit.sampling.schemes import Poisson
 
 
 class PerSampleClip(ClippedQuery):
@@ -38,8 +36,6 @@ class PerSampleClip(ClippedQuery):
     record alone through the model.
     """
 
-    unit = Unit.RECORD
-
     def __init__(
         self,
         max_norm: MaxNorm,
@@ -50,50 +46,24 @@ class PerSampleClip(ClippedQuery):
         engine: Engine | None = None,
         frozen: Frozen | None = None,
     ) -> None:
-        super().__init__(max_norm, blocks, frozen)
-        self.rule = rule
+        super().__init__(max_norm, blocks, rule, frozen)
         self.engine: Engine = engine or BookKeeping()
         self._views = ViewBatches(augmentation)
 
     @looks_inside
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
         refuse_mixing(model)
-        parameters = trainable(model)
         blocks = self.blocks_of(model)
         now = self._in_force(model, loss, blocks, batch)
-        norms, factors = now.constants.norms, now.constants.factors
-        active = self._active(model)
-        task = Task(
-            model,
-            loss,
-            parameters,
-            blocks,
-            norms,
-            self.rule,
-            self._views.views,
-            counted=now.counted,
-            factors=factors,
-            active=active,
-        )
-        total = accumulator(parameters.values())
-        counts = total.new_zeros(len(norms))
-        for piece in self._views.of(batch):
-            found = self.engine.clipped_sums(task, piece)
-            total += flattened(found.sums, parameters, total.dtype)
-            if found.counts:
-                counts += torch.stack(found.counts)
-        return BoundedGradient(
-            blocks=blocks_from(total, parameters, blocks, norms, factors, active),
-            divisor=batch.divisor,
-            statistics=now.statistics(counts, batch.divisor),
-            released=now.released,
-        )
+        views, counted = self._views.views, now.counted
+        task = self._task(model, loss, blocks, now.constants, views=views, counted=counted)
+        found = (self.engine.clipped_sums(task, piece) for piece in self._views.of(batch))
+        return self._bounded(task, now, found, batch.divisor)
 
     def _expected_norms(
         self, model: nn.Module, loss: Loss, blocks: Blocks, public: Records
     ) -> list[float]:
-        unclipped = (1.0,) * len(blocks)
-        task = Task(model, loss, trainable(model), blocks, unclipped, active=self._active(model))
+        task = self._task(model, loss, blocks)
         whole = batch_of(
             public.inputs, public.targets, divisor=1.0, scheme=Poisson(1.0), max_physical=256
         )

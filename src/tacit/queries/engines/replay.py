@@ -7,7 +7,7 @@ once a batch shape, the whole of forward, backward, norms and contraction is ask
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from tacit.batch import Batch, batch_of
 from tacit.cuda_graph import capture, state_of
 from tacit.queries.engines.book_keeping import BookKeeping
+from tacit.queries.engines.held_constants import HeldConstants
 from tacit.queries.engines.task import Clipped, Task
 
 
@@ -23,10 +24,7 @@ from tacit.queries.engines.task import Clipped, Task
 class _Recording:
     """A graph, the tensors it reads, and the tensors it writes.
 
-    It holds on to its task, so that no other model or loss can come to have the same id. The
-    clipping constants and factors are among what it reads: a number would be recorded for good,
-    and a step clipped to an old C under noise for a new one is not private. `in_force` is what
-    they hold.
+    It holds on to its task, so that no other model or loss can come to have the same id.
     """
 
     task: Task
@@ -34,8 +32,7 @@ class _Recording:
     inputs: Tensor
     targets: Tensor
     mask: Tensor | None
-    norms: Tensor
-    in_force: tuple[float, ...]
+    constants: HeldConstants
     clipped: Clipped
 
 
@@ -68,10 +65,7 @@ class Replay:
         recording.targets.copy_(piece.targets)
         if recording.mask is not None and piece.mask is not None:
             recording.mask.copy_(piece.mask)
-        norms = _numbers(task)
-        if norms != recording.in_force:
-            recording.norms.copy_(_pinned(norms), non_blocking=True)
-            recording.in_force = norms
+        recording.constants.follow(task)
         recording.graph.replay()
         # The next replay overwrites its sums; the caller adds them up before that. Nobody waits
         # here for the GPU: Python asks for the next step while this one runs.
@@ -88,12 +82,7 @@ class Replay:
     def _record(self, task: Task, piece: Batch) -> _Recording:
         inputs, targets = piece.inputs.clone(), piece.targets.clone()
         mask = None if piece.mask is None else piece.mask.clone()
-        in_force = _numbers(task)
-        norms = _pinned(in_force).to(inputs.device)
-        held = norms.unbind()
-        of_norms = len(task.norms)
-        factors = None if task.factors is None else held[of_norms:]
-        still_task = replace(task, norms=held[:of_norms], factors=factors)
+        constants, still_task = HeldConstants.of(task, inputs.device)
 
         def run() -> Clipped:
             still = batch_of(inputs, targets, divisor=piece.divisor, scheme=piece.scheme)
@@ -101,7 +90,7 @@ class Replay:
 
         graph, clipped = capture(run, pool=self._pool)
         self._pool = graph.pool()  # recordings take turns, so they may share their memory
-        return _Recording(task, graph, inputs, targets, mask, norms, in_force, clipped)
+        return _Recording(task, graph, inputs, targets, mask, constants, clipped)
 
     @staticmethod
     def _key(task: Task, piece: Batch) -> Hashable:
@@ -110,11 +99,3 @@ class Replay:
         masks = tuple((name, mask.data_ptr()) for name, mask in task.active.items())
         how = (task.rule, task.views, task.counted, task.factors is None, masks)
         return asked, how, shape, state_of(task.model)
-
-
-def _numbers(task: Task) -> tuple[float, ...]:
-    return tuple(float(number) for number in (*task.norms, *(task.factors or ())))
-
-
-def _pinned(norms: tuple[float, ...]) -> Tensor:
-    return torch.tensor(norms, dtype=torch.float64).pin_memory()

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from tacit.batch import Batch, batch_of
 from tacit.data.augmentation import Augmentation
 from tacit.data.records import Records
 from tacit.queries.blocks import Blocks
-from tacit.queries.bounded_gradient import BoundedGradient, Loss, blocks_from, trainable
+from tacit.queries.bounded_gradient import BoundedGradient, Loss
 from tacit.queries.clip_rules import CLIP, ClipRule
 from tacit.queries.clipped_query import ClippedQuery, Frozen, MaxNorm, mean_norms
-from tacit.queries.clipping import accumulator, flattened
-from tacit.queries.engines import Task
 from tacit.queries.looking_inside import looks_inside
 from tacit.queries.mini_sets.engines import SetBySet, SetEngine, SetsAsRecords
 from tacit.queries.mini_sets.keeps_nothing import keeps_nothing
@@ -60,12 +57,11 @@ class BatchClip(ClippedQuery):
         engine: SetEngine | None = None,
         frozen: Frozen | None = None,
     ) -> None:
-        super().__init__(max_norm, blocks, frozen)
+        super().__init__(max_norm, blocks, rule, frozen)
         if mini_set_size < 1:
             raise ValueError(f"mini_set_size is {mini_set_size}; give at least 1")
         self.mini_set_size = mini_set_size
         self.gradient: SetGradient = gradient or MeanGradient()
-        self.rule = rule
         self.engine = engine
         self._views = ViewBatches(augmentation)
         self._one_by_one, self._at_once = SetBySet(), SetsAsRecords()
@@ -77,40 +73,15 @@ class BatchClip(ClippedQuery):
     @looks_inside
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
         require_sets(batch, self.mini_set_size)
-        parameters = trainable(model)
         blocks = self.blocks_of(model)
         now = self._in_force(model, loss, blocks, batch)
-        norms, factors = now.constants.norms, now.constants.factors
-        active = self._active(model)
-        task = Task(
-            model,
-            loss,
-            parameters,
-            blocks,
-            norms,
-            self.rule,
-            counted=now.counted,
-            factors=factors,
-            active=active,
-        )
-        total = accumulator(parameters.values())
-        counts = total.new_zeros(len(norms))
+        task = self._task(model, loss, blocks, now.constants, counted=now.counted)
         sets = [self._seen(one) for one in sets_of(batch)]
         engine = self._engine_for(model, len(sets))
         with without_running_statistics(model), keeps_nothing(model):
-            for some in self._physical(sets, batch.max_physical):
-                found = engine.clipped_sums(task, self.gradient, some)
-                total += flattened(found.sums, parameters, total.dtype)
-                if found.counts:
-                    counts += torch.stack(found.counts)
-        divisor = self._divisor(batch)
-        return BoundedGradient(
-            blocks=blocks_from(total, parameters, blocks, norms, factors, active),
-            divisor=divisor,
-            unit=self.unit,
-            statistics=now.statistics(counts, divisor),
-            released=now.released,
-        )
+            pieces = self._physical(sets, batch.max_physical)
+            found = (engine.clipped_sums(task, self.gradient, some) for some in pieces)
+            return self._bounded(task, now, found, self._divisor(batch))
 
     def expected_norms(self, model: nn.Module, loss: Loss, public: Records) -> list[float]:
         """e_h of each block: the mean norm of g over mini-sets of the public records."""
@@ -124,8 +95,7 @@ class BatchClip(ClippedQuery):
             public.inputs, public.targets, divisor=1.0, scheme=Poisson(1.0), max_physical=size
         )
         full = [one for one in whole.physical() if len(one) == size]
-        unclipped = (1.0,) * len(blocks)
-        task = Task(model, loss, trainable(model), blocks, unclipped, active=self._active(model))
+        task = self._task(model, loss, blocks)
         engine = self._engine_for(model, len(full))
         with without_running_statistics(model), keeps_nothing(model):
             pieces = self._physical(full, max(size, 256))

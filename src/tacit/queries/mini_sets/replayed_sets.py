@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tacit.batch import Batch
 from tacit.cuda_graph import capture, state_of
+from tacit.queries.engines.held_constants import HeldConstants
 from tacit.queries.engines.task import Clipped, Task
 from tacit.queries.mini_sets.engines import SetBySet, _mean_only
 from tacit.queries.mini_sets.one_set import clipped_vector
@@ -19,14 +20,13 @@ from tacit.queries.mini_sets.set_gradients import SetGradient
 
 @dataclass
 class _Recording:
-    """A graph, what it reads (constants among it, so that they may change), what it writes."""
+    """A graph, what it reads and what it writes; the task is held so that no id is used again."""
 
     task: Task
     graph: Any
     inputs: Tensor
     targets: Tensor
-    constants: Tensor
-    in_force: tuple[float, ...]
+    constants: HeldConstants
     clipped: Clipped
 
 
@@ -76,21 +76,13 @@ class ReplayedSets:
             return found
         recording.inputs.copy_(one.inputs)
         recording.targets.copy_(one.targets)
-        now = _numbers(task)
-        if now != recording.in_force:
-            recording.constants.copy_(_pinned(now), non_blocking=True)
-            recording.in_force = now
+        recording.constants.follow(task)
         recording.graph.replay()
         return recording.clipped
 
     def _record(self, task: Task, gradient: SetGradient, one: Batch) -> _Recording:
         inputs, targets = one.inputs.clone(), one.targets.clone()
-        in_force = _numbers(task)
-        constants = _pinned(in_force).to(inputs.device)
-        held = constants.unbind()
-        of_norms = len(task.norms)
-        factors = None if task.factors is None else held[of_norms:]
-        still = replace(task, norms=held[:of_norms], factors=factors)
+        constants, still = HeldConstants.of(task, inputs.device)
 
         def run() -> Clipped:
             return clipped_vector(
@@ -99,7 +91,7 @@ class ReplayedSets:
 
         graph, clipped = capture(run, pool=self._pool)
         self._pool = graph.pool()  # recordings take turns, so they may share their memory
-        return _Recording(task, graph, inputs, targets, constants, in_force, clipped)
+        return _Recording(task, graph, inputs, targets, constants, clipped)
 
     @staticmethod
     def _key(task: Task, one: Batch) -> Hashable:
@@ -108,11 +100,3 @@ class ReplayedSets:
         masks = tuple((name, mask.data_ptr()) for name, mask in task.active.items())
         how = (task.rule, task.counted, task.factors is None, masks)
         return asked, how, shape, state_of(task.model)
-
-
-def _numbers(task: Task) -> tuple[float, ...]:
-    return tuple(float(number) for number in (*task.norms, *(task.factors or ())))
-
-
-def _pinned(numbers: tuple[float, ...]) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.float64).pin_memory()
