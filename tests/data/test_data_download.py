@@ -189,7 +189,9 @@ def test_leftovers_of_killed_processes_go_after_a_day(loopback, tmp_path):
 
 
 SCRIPT = """
-import importlib.util, json, sys, types
+import importlib.util, json, signal, sys, types
+# A shell's background jobs ignore interrupts, and hand that down.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 # Only the modules that download: importing all of Tacit and torch takes seconds.
 root = Path(importlib.util.find_spec("tacit").submodule_search_locations[0])
