@@ -298,3 +298,43 @@ def test_a_planted_bug_is_caught(planted, model, relation):
 @pytest.mark.parametrize("model", MODELS)
 def test_the_same_without_a_bug_is_not(model, relation):
     assert worst_of(BatchClip, model, relation) <= 1 + ROUNDING
+
+
+# From the sum to the noise: what an attacker sees, in standard deviations.
+
+
+def seen_apart(mechanism, model, here: Batch, there: Batch) -> float:
+    """How far two neighbours' releases are apart, in units of the noise that is really drawn."""
+    a = mechanism.privatise(model, LOSS, here)
+    b = mechanism.privatise(model, LOSS, there)
+    assert a.stds == b.stds, "noise must be public"
+    names = {id(p): name for name, p in model.named_parameters()}
+    total = 0.0
+    for one, other in zip(a._bounded.blocks, b._bounded.blocks, strict=True):
+        factors = one.factors or (1.0,) * len(one.sums)
+        for p, x, y, m in zip(one.parameters, one.sums, other.sums, factors, strict=True):
+            moved = (x - y) / m / a.divisor  # as it is released: divided by factor and divisor
+            total += float((moved / mechanism.noise_of[names[id(p)]]).square().sum())
+    for one, other in zip(a._bounded.statistics, b._bounded.statistics, strict=True):
+        total += float((one.value - other.value) / one.std) ** 2
+    return total**0.5
+
+
+@pytest.mark.parametrize("allocation", [tacit.GlobalNoise(), tacit.PerLayerNoise()], ids=str)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("constants", CONSTANTS)
+def test_releases_of_neighbours_are_within_one_over_z(constants, model, allocation, relation):
+    case, z = Case("mean", constants, model, 3), 0.7
+    records, network = records_of(), case.network()
+    sampler = tacit.MiniSetSampler(records, 3, 1, rate=0.5)
+    mechanism = tacit.Mechanism(case.query(), sampler, z, relation=relation, allocation=allocation)
+
+    def drawn(of: Records) -> Batch:
+        return dataclasses.replace(everyone(of, 3), scheme=sampler.scheme)
+
+    apart = [
+        seen_apart(mechanism, network, drawn(records), drawn(other))
+        for other in neighbours(records, relation)
+        if relation is Relation.REPLACE_ONE or len(other) < len(records)
+    ]
+    assert 0 < max(apart) <= (1 + ROUNDING) / z

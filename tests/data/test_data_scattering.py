@@ -63,6 +63,23 @@ def test_the_cache_is_used_and_checked(tmp_path) -> None:
         scattering_features(data, cache=tmp_path)
 
 
+def test_the_first_order_is_the_beginning_of_both() -> None:
+    data = records()
+    both = scattering_features(data, groups=None).inputs
+    first = scattering_features(data, groups=None, order=1).inputs
+    assert Scattering((3, 32, 32), order=1).feature_shape == (51, 8, 8)
+    torch.testing.assert_close(first, both[:, :17])
+    with pytest.raises(ValueError, match="give 1 or 2"):
+        scattering_features(data, order=3)
+
+
+def test_orders_do_not_share_a_file(tmp_path) -> None:
+    for order in (1, 2):
+        found = scattering_features(records(), cache=tmp_path, order=order)
+        assert found.shape[0] == (17, 81)[order - 1]
+    assert len(list(tmp_path.glob("*.npz"))) == 2
+
+
 def test_only_images() -> None:
     flat = Records(torch.rand(3, 9), torch.zeros(3))
     with pytest.raises(ValueError, match="images"):

@@ -1,0 +1,277 @@
+"""Losing Less: recipes and their noise, every figure small, and what a run is told reaches it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import tacit
+from tacit.accounting.pld import gaussian_epsilon
+
+FOLDER = Path(__file__).parents[2] / "experiments" / "losing_less"
+STEMS = [path.stem for path in FOLDER.glob("*.py")]
+CURVES = ["figure_3", "figure_4", "figure_9", "figure_10", "figure_15", "table_6"]
+INSIDE = [f"figure_{number}" for number in (1, 2, 5, 6, 7, 11, 12, 14)]
+SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
+Folder = Callable[[str], ModuleType]
+
+
+def some_records(count: int, shape: tuple[int, ...]) -> tacit.Records:
+    generator = torch.Generator().manual_seed(count)
+    targets = torch.randint(10, (count,), generator=generator)
+    inputs = torch.rand(count, *shape, generator=generator)
+    inputs[:, :, :8, :8] += 4 * (targets % 2)[:, None, None, None]
+    return tacit.Records(inputs, targets, num_classes=10, public_size=count)
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Folder]:
+    """The folder's modules by name, on made-up records; other folders have the same names."""
+    before = {stem: sys.modules.pop(stem) for stem in STEMS if stem in sys.modules}
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+
+    def load(name: str, **_: object) -> tuple[tacit.Records, tacit.Records]:
+        return some_records(96, SHAPES[name]), some_records(20, SHAPES[name])
+
+    monkeypatch.setattr(tacit, "load", load)
+    yield importlib.import_module
+    torch.set_num_threads(threads)
+    for stem in STEMS:
+        sys.modules.pop(stem, None)
+    sys.modules.update(before)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "features", "paper", "ours"),
+    [
+        ("cifar10", "pixels", 1.54, 1.32),
+        ("fashion-mnist", "pixels", 2.15, 1.81),
+        ("mnist", "pixels", 1.23, 1.07),
+        ("cifar10", "scattering", 5.67, 4.48),
+        ("mnist", "scattering", 1.35, 1.17),
+    ],
+)
+def test_pld_allows_less_noise_at_the_same_epsilon(
+    folder: Folder, dataset: str, features: str, paper: float, ours: float
+) -> None:
+    recipes = folder("recipes")
+    recipe = recipes.RECIPES[dataset, features]
+    assert recipe.noise_multiplier == paper
+    z = recipes.pld_noise(recipe)
+    assert z == pytest.approx(ours, abs=0.006)
+    exact = tacit.epsilon(z, recipe.sampling, recipe.steps, delta=recipes.DELTA)
+    assert 2.99 < exact <= 3.0
+
+
+def test_a_shuffled_epoch_of_one_batch_is_a_gaussian(folder: Folder) -> None:
+    """With T = 1 nothing is hidden: the attack must find the Gaussian's ε, and no more."""
+    exact = gaussian_epsilon(3.0 / 2, 1e-5)
+    found = folder("shuffled").shuffled_epsilon(3.0, 1, 4, 1e-5)
+    assert 0.995 * exact < found <= exact
+
+
+@pytest.mark.parametrize(("z", "T", "epochs"), [(1.54, 48, 30), (2.15, 29, 40), (1.23, 117, 40)])
+def test_what_shuffling_leaks_lies_between_what_is_known(folder: Folder, z, T, epochs) -> None:
+    """Above the Poisson ε, which shuffling does not have; below that without amplification."""
+    found = folder("shuffled").shuffled_epsilon(z, T, epochs, 1e-5)
+    poisson = tacit.epsilon(z, tacit.Poisson(1 / T), T * epochs, delta=1e-5)
+    assert poisson < found < gaussian_epsilon(z / math.sqrt(epochs), 1e-5)
+
+
+def test_the_bounds_of_shuffled_runs(folder: Folder) -> None:
+    rows = {(r["dataset"], r["features"]): r for r in folder("table_5").main([])}
+    for dataset, least in (("CIFAR-10", 5.3), ("Fashion-MNIST", 3.2), ("MNIST", 8.2)):
+        row = rows[dataset, "pixels"]
+        assert row["shuffled"] == pytest.approx(least, abs=0.05)
+        assert row["epsilon"] < 3 < row["shuffled"] < row["no amplification"]
+
+
+def test_one_file_a_figure() -> None:
+    figures = {stem for stem in STEMS if stem.startswith("figure_")}
+    assert figures == {f"figure_{number}" for number in range(1, 16)}
+
+
+@pytest.mark.parametrize("name", [*CURVES, *INSIDE])
+def test_every_figure_lists_settings(folder: Folder, name: str) -> None:
+    module, runs = folder(name), folder("runs")
+    assert module.SETTINGS
+    for setting in module.SETTINGS.values():
+        assert isinstance(setting, runs.Setting)
+        runs.loss_of(setting)
+    assert f"experiments/losing_less/{name}.py" in module.__doc__
+    number = name.rpartition("_")[2]
+    assert module.__doc__.startswith((f"Figure {number}:", f"Tables {number} "))
+
+
+CHEAP = {
+    "figure_3": ["MNIST, tailored, pld noise"],
+    "figure_4": ["MNIST, cross-entropy, paper noise"],
+    "figure_9": ["MNIST, pixels, sse+ce", "MNIST, pixels, tailored"],
+    "figure_10": ["MNIST, beta 11"],
+    "figure_15": ["MNIST, sae", "MNIST, huber:0.3"],
+}
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_a_curve_runs_small(folder: Folder, name: str, tmp_path: Path) -> None:
+    """ε is that of the small run itself, and JSON and picture are written."""
+    module, out = folder(name), tmp_path / "found.json"
+    arguments = ["--small", "--device", "cpu", "--evaluations", "3", "--seeds", "0", "1",
+                 "--out", str(out), "--plot", str(tmp_path / "p.png"), "--only", *CHEAP[name]]  # fmt: skip
+    draw = {"draw": module.draw} if hasattr(module, "draw") else {}
+    found = folder("figure").main("small", module.SETTINGS, arguments, **draw)
+    assert list(tmp_path.glob("p*.png"))
+    written = json.loads(out.read_text())
+    assert "torch" in written["environment"]
+    for only in CHEAP[name]:
+        row = found["settings"][only]
+        assert row["min"] <= row["median"] <= row["max"]
+        assert [r["seed"] for r in row["runs"]] == [0, 1]
+        assert written["settings"][only]["median"] == row["median"]
+        for run in row["runs"]:
+            assert [p["step"] for p in run["path"]] == [1, 2, 3]
+            exact = tacit.epsilon(run["noise_multiplier"], tacit.Poisson(16 / 96), 3, delta=1e-5)
+            assert run["epsilon"] == pytest.approx(exact, rel=1e-6)
+            assert run["epsilon"] <= 3
+            assert [p["epsilon"] for p in run["path"]] == sorted(p["epsilon"] for p in run["path"])
+
+
+@pytest.mark.parametrize("name", ["figure_2", "figure_5", "figure_7", "figure_14"])
+def test_a_look_inside_runs_small(folder: Folder, name: str, tmp_path: Path) -> None:
+    module = folder(name)
+    dataset = "fashion-mnist" if name == "figure_5" else "mnist"
+    names = [n for n in module.SETTINGS if n.startswith(f"{dataset},")]
+    assert len(names) == 2
+    found = getattr(module, name)(
+        ["--small", "--device", "cpu", "--out", str(tmp_path / "f.json"),
+         "--plot", str(tmp_path / "p.png"), "--only", *names]
+    )  # fmt: skip
+    pictures = {p.name for p in tmp_path.glob("p_*.png")}
+    assert pictures == {f"p_{dataset}_{kind}.png" for kind in module.WATCHERS}
+    for own in found["settings"].values():
+        for kind in module.WATCHERS:
+            points = own[0]["seen"][kind]
+            assert points[0]["step"] == 0
+            assert points[-1]["step"] in (0, 3)  # every 5th step has none of three
+            assert points[0]["value"]
+    json.loads((tmp_path / "f.json").read_text())
+
+
+def test_confusion_with_and_without_privacy(folder: Folder, tmp_path: Path) -> None:
+    found = folder("confusions").main(
+        "small", ("mnist",), (2,), ["--small", "--device", "cpu", "--plot", str(tmp_path / "p.png")]
+    )
+    kinds = found["settings"]["mnist, epoch 2"]
+    assert set(kinds) == {"tailored", "cross-entropy", "SGD, not private"}
+    assert kinds["SGD, not private"]["epsilon"] == math.inf
+    assert sum(map(sum, kinds["tailored"]["seen"])) == 96
+    assert (tmp_path / "p_mnist_2.png").exists()
+    for name in ("figure_8", "figure_13"):
+        assert "cifar10" in folder(name).DATASETS
+
+
+def test_the_schedule_reaches_the_loss(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """α of each step is that of the epoch, by the recipe's threshold."""
+    runs, seen = folder("runs"), []
+    per_record = tacit.losses.TailoredLoss.per_record
+
+    def watched(self, outputs, targets):
+        seen.append((self.epoch, self.alpha, self.threshold_epoch, self.beta, self.gamma))
+        return per_record(self, outputs, targets)
+
+    monkeypatch.setattr(tacit.losses.TailoredLoss, "per_record", watched)
+    setting = runs.paper_setting("mnist", "scattering", "tailored")
+    runs.run(replace(setting, batch_size=48, steps=4, noise_multiplier=None), 0, "cpu", 1)
+    epochs = sorted({row[0] for row in seen})
+    assert epochs == [0.0, 0.5, 1.0, 1.5]
+    for epoch, alpha, threshold, beta, gamma in seen:
+        assert (threshold, beta, gamma) == (2, 11, 10)
+        assert alpha == pytest.approx(1 / (1 + math.exp(2 - epoch)))
+
+
+def test_a_centre_is_paid_for(folder: Folder) -> None:
+    runs = folder("runs")
+    setting = runs.Setting("mnist", "first", 4.0, "linear", batch_size=24, steps=3)
+    found = runs.run(setting, 0, "cpu", 1, held_out=True)
+    event = folder("recipes").prelude_of(4.0)
+    rate = tacit.Poisson(24 / 77)  # 96 records, of which 19 are held out
+    exact = tacit.epsilon(found["noise_multiplier"], rate, 3, delta=1e-5, prelude=event)
+    assert found["epsilon"] == pytest.approx(exact, rel=1e-6)
+    bare = runs.run(replace(setting, centre=None), 0, "cpu", 1, held_out=True)
+    assert bare["noise_multiplier"] < found["noise_multiplier"]
+
+
+def test_searching_looks_at_held_out_records_only(folder: Folder, tmp_path: Path) -> None:
+    beyond, out = folder("beyond"), tmp_path / "search.jsonl"
+    only = ["mnist/linear", "fashion-mnist/linear"]
+    arguments = ["--small", "--device", "cpu", "--only", *only, "--out", str(out)]
+    test = folder("runs").data("mnist", "log", "cpu", 96)[1]
+    test.targets.fill_(11)  # no class: whoever looks at the test records finds nothing right
+    found = beyond.main([*arguments, "--search", "--trials", "4"])
+    assert [line["method"] for line in found] == only * 4  # they take turns
+    assert all(line["held_out"] and "error" not in line for line in found)
+    assert max(line["accuracy"] for line in found if line["method"] == only[0]) > 0
+    with out.open("a") as file:
+        file.write('{"method": "mnist/lin')  # killed while it wrote
+    final = tmp_path / "final.jsonl"
+    arguments = ["--small", "--device", "cpu", "--only", only[0], "--seeds", "3", "4"]
+    lines = beyond.main([*arguments, "--chosen", str(out), "--out", str(final)])
+    assert [line["accuracy"] for line in lines] == [0, 0]
+    best = beyond.best_of(found)[only[0]][1]
+    for line in lines:
+        assert line["setting"]["temperature"] == best.temperature
+    assert len(final.read_text().splitlines()) == 2
+
+
+def test_a_run_that_fails_is_written_down_and_the_others_go_on(folder: Folder) -> None:
+    side = folder("side_by_side")
+    jobs = [side.Job(name, folder("runs").Setting(), 0) for name in "abc"]
+
+    def work(job):
+        if job.method == "b":
+            raise RuntimeError("out of memory")
+        return {"accuracy": 1.0}
+
+    found = list(side.each_result(work, jobs, (), 1, math.inf))
+    assert [job.method for job, _ in found] == ["a", "b", "c"]
+    assert "out of memory" in found[1][1]["error"]
+    assert found[2][1] == {"accuracy": 1.0}
+    assert not list(side.each_result(work, jobs, (), 1, time.perf_counter()))
+
+
+def test_time_to_a_target(folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = folder("time_to")
+    arguments = ["--small", "--device", "cpu", "--threads", "1", "--seeds", "0",
+                 "--out", str(tmp_path / "t.json"), "--only"]  # fmt: skip
+    targets = {
+        "low": (0.0, module.TARGETS["mnist 97"][1]),
+        "high": (1.1, module.TARGETS["mnist 97"][1]),
+    }
+    monkeypatch.setattr(module, "TARGETS", targets)
+    report = module.main([*arguments, "low", "high"])["targets"]
+    assert report["low"]["reached"] == "1 of 1"
+    assert 0 < report["low"]["median seconds"] < report["low"]["with features"]
+    assert report["low"]["median seconds"] <= report["low"]["runs"][0]["whole"]
+    assert report["high"]["reached"] == "0 of 1"
+    assert report["high"]["with features"] is None
+
+
+def test_a_wrong_name_is_refused(folder: Folder, capsys: pytest.CaptureFixture) -> None:
+    runs = folder("runs")
+    with pytest.raises(SystemExit):
+        folder("figure").main("x", {"a": runs.Setting()}, ["--only", "b", "--small"])
+    assert "no settings ['b']; there are ['a']" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="give one of cross-entropy"):
+        runs.loss_of(runs.Setting(loss="hinge"))
