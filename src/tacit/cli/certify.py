@@ -13,6 +13,7 @@ from rich.console import Console
 import tacit
 from tacit.certificates import CertifiedAccuracy, certified_accuracy
 from tacit.cli import accounting_options as options
+from tacit.cli.feature_options import FeaturesName
 from tacit.cli.saved_run import SavedRun, read_run
 from tacit.cli.train_data import load_records
 from tacit.data import PublicScaler, Records, UnitNorm, load
@@ -67,6 +68,12 @@ def held_out(run: SavedRun) -> tuple[Records, list[Scaler], str]:
     Images are certified as pixels, for which the scalers count; tables as the network sees them.
     """
     told = run.data_options()
+    features = run.options.get("features", FeaturesName.AS_THEY_ARE)  # older runs say nothing
+    if features != FeaturesName.AS_THEY_ARE:
+        raise ValueError(
+            f"the run in {run.folder} was trained on {features} features, whose own Lipschitz "
+            "constant is not counted: no certificate holds for the pixels before them"
+        )
     if told.scale_noise is not None:
         raise ValueError(
             f"the run in {run.folder} scaled its inputs by statistics released with noise, which "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tacit.cli.feature_options import FeaturesName
+from tacit.cli.loss_options import Tailored
 from tacit.cli.networks import QueryName
 
 
@@ -35,6 +37,24 @@ CLIP = {
     "cifar10": Recipe(batch_size=1024, epochs=30, learning_rate=1.0),
 }
 CLIP_OTHERWISE = Recipe(batch_size=1024, epochs=20, learning_rate=2.0, max_norm=0.25)
+# The same table's rows for scattering features.
+CLIP_SCATTERING = {
+    "mnist": Recipe(batch_size=1024, epochs=25, learning_rate=1.0),
+    "fashion-mnist": Recipe(batch_size=2048, epochs=40, learning_rate=4.0),
+    "cifar10": Recipe(batch_size=8192, epochs=60, learning_rate=4.0),
+}
+# Table 6: the loss of the same networks. What is not in it is not searched.
+TAILORED = {
+    "mnist": Tailored(0, 1, 5),
+    "fashion-mnist": Tailored(0, 1, 5),
+    "cifar10": Tailored(7, 11, 5),
+}
+TAILORED_SCATTERING = {
+    "mnist": Tailored(2, 11, 10),
+    "fashion-mnist": Tailored(2, 51, 2),
+    "cifar10": Tailored(2, 1, 2),
+}
+TAILORED_OTHERWISE = Tailored(2, 11, 2)
 
 
 def _clipless(batch: int, epochs: float, rate: float, temperature: float, clip: float) -> Recipe:
@@ -81,9 +101,17 @@ BATCH_CLIP = {
 BATCH_CLIP_OTHERWISE = _batch_clip(16, 64, 20, 1.0, 0.25)
 
 
-def recipe_for(name: str, query: QueryName) -> Recipe:
+def recipe_for(
+    name: str, query: QueryName, features: FeaturesName = FeaturesName.AS_THEY_ARE
+) -> Recipe:
     if query is QueryName.CLIPLESS:
         return CLIPLESS.get(name, CLIPLESS_OTHERWISE)
     if query is QueryName.BATCH_CLIP:
         return BATCH_CLIP.get(name, BATCH_CLIP_OTHERWISE)
-    return CLIP.get(name, CLIP_OTHERWISE)
+    rows = CLIP_SCATTERING if features is FeaturesName.SCATTERING else CLIP
+    return rows.get(name, CLIP_OTHERWISE)
+
+
+def tailored_for(name: str, features: FeaturesName) -> Tailored:
+    rows = TAILORED_SCATTERING if features is FeaturesName.SCATTERING else TAILORED
+    return rows.get(name, TAILORED_OTHERWISE)

@@ -16,8 +16,10 @@ from tacit.budget import Budget
 from tacit.certificates.accuracy import RADII
 from tacit.cli import accounting_options as options
 from tacit.cli import (
+    feature_options,
     layerwise_options,
     local_options,
+    loss_options,
     mini_set_options,
     public_records,
     statistics_options,
@@ -25,14 +27,21 @@ from tacit.cli import (
 from tacit.cli.accounting_options import RelationName, SamplingName
 from tacit.cli.certify import certificate_of
 from tacit.cli.clip_options import RuleName
+from tacit.cli.feature_options import (
+    SCATTERING_NOTE,
+    FeaturesName,
+    check_features,
+    with_features,
+)
 from tacit.cli.found import found_on_the_way
 from tacit.cli.layerwise_options import BlocksName, LayerwiseName, LayerwiseOptions
 from tacit.cli.local_options import LocalName, LocalOptions
+from tacit.cli.loss_options import LossName, LossOptions
 from tacit.cli.mini_set_options import MiniSetOptions
 from tacit.cli.networks import ModelName, QueryName, network_for, notes_on
 from tacit.cli.option_scope import check_scope
 from tacit.cli.queries import EngineName, QueryOptions
-from tacit.cli.recipes import recipe_for
+from tacit.cli.recipes import recipe_for, tailored_for
 from tacit.cli.run_place import FORGOTTEN, make_room, open_ledger, require_room
 from tacit.cli.samplers import record_sampler
 from tacit.cli.scaling import refuse_scaled, scale_privately
@@ -53,7 +62,6 @@ from tacit.cli.train_data import (
     require_declared_rows,
     statistics_event,
 )
-from tacit.losses import CrossEntropy
 from tacit.report import save_run
 from tacit.report.run_folder import to_json, write_json
 from tacit.report.table import summary_table
@@ -75,8 +83,13 @@ def train(
     scale_noise: float | None = typer.Option(
         None, help="Standardise --data by a mean and std released with this noise multiplier."
     ),
+    features: FeaturesName = feature_options.FEATURES,
     query: QueryName = typer.Option(QueryName.CLIP, help="How the gradient is bounded."),
+    loss: LossName = loss_options.LOSS,
     temperature: float | None = typer.Option(None, help="Of the cross-entropy loss."),
+    threshold_epoch: float | None = loss_options.THRESHOLD_EPOCH,
+    beta: float | None = loss_options.BETA,
+    gamma: float | None = loss_options.GAMMA,
     gradient_clip: float | None = typer.Option(
         None, help="clipless: limit each record's loss gradient in the outputs; 0 for no limit."
     ),
@@ -152,6 +165,9 @@ def train(
     """
     given = {name: _plain(value) for name, value in locals().items()}
     check_scope(given, query)
+    wanted = LossOptions(loss, temperature, threshold_epoch, beta, gamma)
+    wanted.check(query)
+    check_features(features, scale_noise)
     layers = LayerwiseOptions(blocks, layerwise, groups, master_decay)
     layers.check(max_norm, adaptive_quantile)
     norms = StatisticsOptions(statistics, statistics_noise)
@@ -177,13 +193,14 @@ def train(
     by_id = with_public or query is QueryName.BATCH_CLIP
     refuse_row_numbers(about, budget.relation, by_id)
     torch.manual_seed(seed) if seed is not None else torch.seed()
-    records, test_records = load_records(about)
+    place = _device(device)
+    records, test_records = with_features(features, *load_records(about), place)
     if by_id:
         require_declared_rows(about, records)
     public, records = public_records.public_and_private(records, public_share, with_public)
-    recipe = recipe_for(dataset if data is None else "", query)
+    name = dataset if data is None else ""
+    recipe = recipe_for(name, query, features)
     size = records.require_public_size("a sampling rate")
-    place = _device(device)
     draw = None
     if query is QueryName.BATCH_CLIP:
         asked_sets = MiniSetOptions(mini_set_size, mini_sets, mini_set_rate, batch_size)
@@ -216,9 +233,9 @@ def train(
         set_size=1 if draw is None else draw.size,
         per_epoch=max(1, round(size / expected)),
     )
-    loss = CrossEntropy(recipe.temperature if temperature is None else temperature)
+    objective = wanted.build(recipe.temperature, tailored_for(name, features))
     sparsification = None if sparsify is None else Sparsification(sparsify)
-    bounded = asked.build(network, loss, records.shape, public, sparsification)
+    bounded = asked.build(network, objective, records.shape, public, sparsification)
     known = None
     if draw is not None:
         known = norms.build(network, public, records, draw.size)
@@ -227,13 +244,15 @@ def train(
     stepper = optimizer_for(optimizer, network, learning_rate, momentum, recipe.momentum)
     noise = noise or usual_noise(query, layers)
     notes = [*notes_on(changes)]
+    if features is FeaturesName.SCATTERING:
+        notes.append(SCATTERING_NOTE)
     if layers.needs_public:
         notes.append(public_records.CONSTANTS_NOTE)
     if make_room(folder) and ledger is None:
         notes.append(FORGOTTEN)
     trainer = Trainer(
         network,
-        loss=loss,
+        loss=objective,
         query=bounded,
         sampler=sampler,
         optimizer=stepper,
@@ -261,7 +280,8 @@ def train(
             "lr": learning_rate,
             "max_norm": None if layerwise is LayerwiseName.ORIGINAL else asked.max_norm,
             "gradient_clip": asked.gradient_clip,
-            "temperature": loss.temperature,
+            "loss": repr(objective),
+            "temperature": getattr(objective, "temperature", None),
             "noise": noise.value,
             "mini_set_size": None if draw is None else draw.size,
             "mini_sets": None if draw is None else draw.chosen,
@@ -279,7 +299,8 @@ def train(
     run = trainer.fit()
     run.config["used"] |= found_on_the_way(trainer, sparsification)
     facts = save_run(run, folder, trainer.evaluate_on)
-    if facts["certificate"] and about.scale_noise is None:
+    as_given = about.scale_noise is None and features is FeaturesName.AS_THEY_ARE
+    if facts["certificate"] and as_given:
         # In units of the pixels themselves, where the data are images.
         _, facts["certificate"] = certificate_of(folder, RADII, place)
         write_json(facts, folder / "run.json")

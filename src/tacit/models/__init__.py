@@ -37,6 +37,10 @@ def default_model(shape: Sequence[int], num_classes: int) -> nn.Module:
         return cifar_cnn(num_classes)
     if tuple(shape) == (1, 28, 28):
         return mnist_cnn(num_classes)
+    if tuple(shape) == (243, 8, 8):
+        return scattering_cifar_cnn(shape, num_classes)
+    if tuple(shape) == (81, 7, 7):
+        return scattering_mnist_cnn(shape, num_classes)
     return mlp(shape, num_classes)
 
 

@@ -1,0 +1,399 @@
+"""One run of *Losing Less*: a network on pixels or scattering features, a loss, a recipe.
+
+Every private run is a whole one: Poisson sampling, per-sample clipping, calibrated noise, a ledger
+in memory. On a GPU steps are recorded (`Replay`), so batches are padded to a few shapes. Accuracy
+on the way is read by a callback, which leaves ε for the end. Seeds are fixed: experiments, and no
+releases.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import dp_accounting as dpa
+import torch
+from recipes import DELTA, RECIPES, least_noise, prelude_of
+from torch import Tensor, nn
+
+import tacit
+from tacit import Records
+from tacit.accounting.pld import COARSE
+from tacit.data.centre import on_sphere, release_centre
+from tacit.data.scattering import scattering_features
+from tacit.data.sources import cache_folder
+from tacit.lipschitz import SpectralBall, SpectralLinear
+from tacit.losses import Scheduled, watched
+from tacit.queries import Replay
+from tacit.statistics.modes import evaluating
+from tacit.training import Callback
+
+HELD_OUT = 5_000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one run is told.
+
+    `features`: pixels, scattering (27 groups of each record normalised), sphere (the same, each
+    record scaled to norm 1), log (log(S + 0.1) of the raw features), or first (the same of the
+    first order alone). `centre` is the noise multiplier of a released mean, about which records are
+    put on the unit sphere. `network`: cnn (the paper's for these records), linear, or ball: linear
+    with its weights kept at a spectral norm of at most 1, which holds noise down; neither has a
+    bias. `loss`: cross-entropy, tailored, sse+focal, sse+ce, sse, sae, focal, or huber:β. Without
+    `noise_multiplier` the noise is the least that keeps all releases within `epsilon`.
+    """
+
+    dataset: str = "cifar10"
+    features: str = "pixels"
+    centre: float | None = None
+    network: str = "cnn"
+    loss: str = "cross-entropy"
+    temperature: float = 1.0
+    threshold_epoch: float = 0.0
+    beta: float = 1.0
+    gamma: float = 0.0
+    batch_size: int = 1024
+    steps: int = 1000
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    max_norm: float = 0.1
+    noise_multiplier: float | None = None
+    epsilon: float = 3.0
+    ema: float | None = None
+    views: int = 1
+    cosine: bool = False
+    private: bool = True
+
+
+def paper_setting(dataset: str, features: str, loss: str, noise: str = "pld") -> Setting:
+    """Table 5's row and Table 6's cell, with the `paper`'s noise or the least that `pld` allows."""
+    recipe = RECIPES[dataset, features]
+    return Setting(
+        dataset=dataset,
+        features=features,
+        loss=loss,
+        threshold_epoch=recipe.threshold_epoch,
+        beta=recipe.beta,
+        gamma=recipe.gamma,
+        batch_size=recipe.batch_size,
+        steps=recipe.steps,
+        learning_rate=recipe.learning_rate,
+        momentum=recipe.momentum,
+        max_norm=recipe.max_norm,
+        noise_multiplier={"paper": recipe.noise_multiplier, "pld": None}[noise],
+    )
+
+
+@functools.lru_cache(maxsize=9)
+def data(dataset: str, features: str, device: str, limit: int | None) -> tuple[Records, Records]:
+    """(train, test), scaled by public constants; features of each record alone."""
+    sides = []
+    for records in tacit.load(dataset):
+        side = records if limit is None else rows_of(records, slice(0, limit))
+        sides.append(featured(side, features, device))
+    return sides[0], sides[1]
+
+
+def featured(records: Records, features: str, device: str) -> Records:
+    if features == "pixels":
+        return records.to(device)
+    # A GPU makes features sooner than a disk reads them.
+    cache = cache_folder() / "scattering" if device == "cpu" else None
+    order = 1 if features == "first" else 2
+    groups = None if features in ("log", "first") else 27
+    found = scattering_features(records, groups=groups, order=order, cache=cache, device=device)
+    for part in found.inputs.split(4096):
+        if features == "sphere":
+            part.copy_(on_sphere(part.flatten(1)).view_as(part))
+        elif groups is None:
+            part.clamp_(min=0).add_(0.1).log_()
+    return found
+
+
+@functools.lru_cache(maxsize=2)
+def parts(
+    dataset: str, features: str, device: str, limit: int | None, held_out: bool
+) -> tuple[Records, Records]:
+    """Records to train on, and records to look at: the test records, or some held out."""
+    train, test = data(dataset, features, device, limit)
+    if not held_out:
+        return train, test
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(7)).to(train.device)
+    held = min(HELD_OUT, len(train) // 5)
+    return rows_of(train, order[held:]), rows_of(train, order[:held])
+
+
+def rows_of(records: Records, rows: Tensor | slice) -> Records:
+    inputs = records.inputs[rows]
+    return Records(
+        inputs,
+        records.targets[rows],
+        num_classes=records.num_classes,
+        public_size=len(inputs),
+        name=records.name,
+    )
+
+
+def network(setting: Setting, shape: tuple[int, ...], classes: int) -> nn.Module:
+    if setting.network == "linear":
+        head = nn.Linear(math.prod(shape), classes, bias=False)
+        nn.init.zeros_(head.weight)  # a convex problem needs no random beginning
+        return nn.Sequential(nn.Flatten(), head)
+    if setting.network == "ball":
+        head = SpectralLinear(math.prod(shape), classes, bias=False, within=SpectralBall)
+        nn.init.zeros_(head.weight)
+        return nn.Sequential(nn.Flatten(), head)
+    if setting.network != "cnn":
+        raise ValueError(f"network is {setting.network!r}; give 'cnn', 'linear' or 'ball'")
+    if setting.features != "pixels":
+        build = "scattering_cifar_cnn" if setting.dataset == "cifar10" else "scattering_mnist_cnn"
+        return getattr(tacit.models, build)(shape, classes)
+    return getattr(tacit.models, "cifar_cnn" if setting.dataset == "cifar10" else "mnist_cnn")()
+
+
+def loss_of(setting: Setting) -> tacit.losses.RecordLoss:
+    kind, _, number = setting.loss.partition(":")
+    epoch, beta, gamma = setting.threshold_epoch, setting.beta, setting.gamma
+    losses = {
+        "cross-entropy": lambda: tacit.losses.CrossEntropy(setting.temperature),
+        "tailored": lambda: tacit.losses.TailoredLoss(epoch, beta, gamma),
+        "sse+focal": lambda: tacit.losses.TailoredLoss(epoch, None, gamma),
+        "sse+ce": lambda: tacit.losses.TailoredLoss(epoch, None, 0.0),
+        "sse": tacit.losses.SumSquaredError,
+        "sae": tacit.losses.SumAbsoluteError,
+        "focal": lambda: tacit.losses.Focal(gamma),
+        "huber": lambda: tacit.losses.SumHuber(float(number)),
+    }
+    if kind not in losses:
+        raise ValueError(f"loss is {setting.loss!r}; give one of {', '.join(losses)}")
+    return losses[kind]()
+
+
+class Watch(Callback):
+    """Accuracy every so many steps, of the average where there is one; nothing else is asked.
+
+    Its clocks run from when it is made: one on the wall, one of all the process's threads.
+    """
+
+    def __init__(self, records: Records, every: int) -> None:
+        self.records, self.every = records, every
+        self.started = time.perf_counter()
+        self.cpu_started = time.process_time()
+        self.path: list[tuple[int, float, float, float]] = []
+
+    def on_step(self, trainer: tacit.Trainer, step: int) -> None:
+        if step % self.every and step != trainer.sampler.steps:
+            return
+        average = trainer.moving_average
+        if average is not None:
+            average.swap(trainer.model)
+        found = accuracy(trainer.model, self.records)
+        if average is not None:
+            average.swap(trainer.model)
+        worked = time.process_time() - self.cpu_started
+        self.path.append((step, found, time.perf_counter() - self.started, worked))
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, records: Records, batch_size: int = 5_000) -> float:
+    right = torch.zeros((), dtype=torch.long, device=records.device)
+    with evaluating(model):
+        for start in range(0, len(records), batch_size):
+            rows = slice(start, start + batch_size)
+            right += (model(records.inputs[rows]).argmax(1) == records.targets[rows]).sum()
+    return int(right) / len(records)
+
+
+def run(
+    setting: Setting,
+    seed: int,
+    device: str,
+    evaluations: int = 10,
+    limit: int | None = None,
+    *,
+    held_out: bool = False,
+    callbacks: Iterable[Callback] = (),
+    look: Callable[[nn.Module, Records], object] | None = None,
+) -> dict:
+    """Train once: accuracy, ε, the path to both, and the seconds that it took.
+
+    `look` is given the trained model and the training records; what it says is under `seen`.
+    """
+    train, looked_at = parts(setting.dataset, setting.features, device, limit, held_out)
+    watch = Watch(looked_at, max(1, setting.steps // evaluations))
+    prelude: tuple[dpa.DpEvent, ...] = ()
+    if setting.centre is not None:
+        train, looked_at, event = _centred(train, looked_at, setting.centre, seed)
+        watch.records, prelude = looked_at, (event,)
+    torch.manual_seed(seed)
+    assert train.num_classes is not None
+    model = network(setting, train.shape, train.num_classes).to(device)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=setting.learning_rate, momentum=setting.momentum
+    )
+    if not setting.private:
+        plain = _plain_run(setting, seed, model, optimizer, train, looked_at, evaluations)
+        return plain if look is None else {**plain, "seen": look(model, train)}
+    rate = setting.batch_size / len(train)  # every record of the set takes part: N is published
+    z = setting.noise_multiplier
+    if z is None:
+        z = least_noise(rate, setting.steps, setting.epsilon, setting.centre)
+    trainer = tacit.Trainer(
+        model,
+        loss_of(setting),
+        tacit.PerSampleClip(setting.max_norm, augmentation=_views(setting), engine=Replay()),
+        tacit.PoissonSampler(
+            train,
+            expected_batch_size=setting.batch_size,
+            steps=setting.steps,
+            max_physical_batch=4096 if setting.network == "cnn" else None,
+            pad_to=_pad_to(setting, device),
+        ),
+        optimizer,
+        tacit.Budget(setting.epsilon, DELTA),
+        noise_multiplier=z,
+        prelude=prelude,
+        scheduler=_schedule(setting, optimizer),
+        moving_average=None if setting.ema is None else tacit.MovingAverage(setting.ema),
+        callbacks=[watch, *callbacks],
+        progress=False,
+        seed=seed,
+    )
+    finished = trainer.fit()
+    path = [
+        {
+            "step": step,
+            "epoch": step * rate,
+            "epsilon": _epsilon_at(rate, z, step, setting.centre),
+            "accuracy": found,
+            "seconds": seconds,
+            "cpu_seconds": worked,
+        }
+        for step, found, seconds, worked in watch.path
+    ]
+    report = {
+        "seed": seed,
+        "accuracy": path[-1]["accuracy"],
+        "epsilon": finished.epsilon,
+        "noise_multiplier": z,
+        "steps": finished.steps,
+        "stopped": finished.stopped,
+        "seconds": path[-1]["seconds"],
+        "sampling": finished.plan.scheme.describe(),
+        "path": path,
+    }
+    if look is not None:
+        report["seen"] = look(model, train)
+    del trainer, finished, optimizer
+    if device != "cpu":
+        gc.collect()  # a scheduler holds its optimizer in a circle, and with it recorded graphs
+        torch.cuda.empty_cache()
+    return report
+
+
+@functools.cache
+def _epsilon_at(rate: float, noise_multiplier: float, steps: int, centre: float | None) -> float:
+    plan = tacit.Plan(
+        tacit.Poisson(rate),
+        noise_multiplier,
+        tacit.Relation.ADD_OR_REMOVE_ONE,
+        steps,
+        prelude=prelude_of(centre),
+    )
+    return plan.epsilon(steps, DELTA, COARSE)
+
+
+def _centred(
+    train: Records, looked_at: Records, noise_multiplier: float, seed: int
+) -> tuple[Records, Records, dpa.DpEvent]:
+    """Both on the sphere about the noisy mean of the training records."""
+    assert train.public_size is not None
+    centre, event = release_centre(
+        train.inputs, noise_multiplier=noise_multiplier, public_size=train.public_size, seed=seed
+    )
+    moved = [replace(part, inputs=centre(part.inputs)) for part in (train, looked_at)]
+    return moved[0], moved[1], event
+
+
+def _views(setting: Setting) -> tacit.Augmentation | None:
+    """Shifts, and mirror images where those are natural; of features, in cells of 4×4 pixels."""
+    if setting.views == 1:
+        return None
+    reach = 4 if setting.features == "pixels" else 1
+    flip = setting.dataset != "mnist" and setting.features == "pixels"
+    return tacit.Augmentation(setting.views, tacit.RandomCropFlip(reach, flip=flip))
+
+
+def _pad_to(setting: Setting, device: str) -> int | None:
+    """A few shapes to record; on a CPU padding is only work."""
+    if device == "cpu":
+        return None
+    return 32 if setting.batch_size < 4096 else 512
+
+
+def _schedule(
+    setting: Setting, optimizer: torch.optim.Optimizer
+) -> torch.optim.lr_scheduler.LRScheduler | None:
+    if not setting.cosine:
+        return None
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, setting.steps)
+
+
+def _plain_run(
+    setting: Setting,
+    seed: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    train: Records,
+    looked_at: Records,
+    evaluations: int,
+) -> dict:
+    """SGD without privacy, on shuffled epochs."""
+    schedule, loss = _schedule(setting, optimizer), loss_of(setting)
+    order = torch.empty(0, dtype=torch.long, device=train.device)
+    path: list[dict] = []
+    size = min(setting.batch_size, len(train))
+    started = time.perf_counter()
+    for step in range(1, setting.steps + 1):
+        if len(order) < size:
+            order = torch.randperm(len(train), device=train.device)
+        rows, order = order[:size], order[size:]
+        if isinstance(loss, Scheduled):
+            loss.at((step - 1) * size / len(train))
+        optimizer.zero_grad()
+        with watched(model, loss):
+            loss(model(train.inputs[rows]), train.targets[rows]).mean().backward()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        if step % max(1, setting.steps // evaluations) == 0 or step == setting.steps:
+            path.append(
+                {
+                    "step": step,
+                    "epoch": step * size / len(train),
+                    "epsilon": math.inf,
+                    "accuracy": accuracy(model, looked_at),
+                    "seconds": time.perf_counter() - started,
+                }
+            )
+    return {
+        "seed": seed,
+        "accuracy": path[-1]["accuracy"],
+        "epsilon": math.inf,
+        "noise_multiplier": 0.0,
+        "steps": setting.steps,
+        "stopped": "plan complete",
+        "seconds": path[-1]["seconds"],
+        "sampling": "shuffled epochs, not private",
+        "path": path,
+    }
+
+
+def with_budget(setting: Setting, epsilon: float) -> Setting:
+    """The same at another ε, with the noise that it asks for."""
+    return replace(setting, epsilon=epsilon, noise_multiplier=None)
