@@ -17,10 +17,10 @@ from dataclasses import replace
 from functools import cache
 
 import figure
-
 import runs
-import tacit
 from runs import DELTA, Setting
+
+import tacit
 from tacit.sampling.schemes import Unit
 
 RECORDS = {"lenet5": 54_000, "convnet": 45_000}

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import figure
 import torch
-
 from runs import Setting, run
+
 from tacit.report.run_folder import environment, to_json
 
 

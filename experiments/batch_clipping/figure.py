@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-
 from runs import DELTA, Setting, run
+
 from tacit.accounting.no_privacy import NO_PRIVACY, no_privacy
 from tacit.report.run_folder import environment, to_json
 

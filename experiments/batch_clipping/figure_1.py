@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import figure
-
 from runs import Setting
 
 SETTINGS = {"SGD, m = 64": Setting(clipping="none")}

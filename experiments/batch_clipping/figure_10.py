@@ -8,7 +8,6 @@ Published: about 40%.
 from __future__ import annotations
 
 from figure import main
-
 from runs import Setting
 
 SETTINGS = {

@@ -8,7 +8,6 @@ Published: 84.80% at C = 0.2.
 from __future__ import annotations
 
 from figure import main
-
 from runs import Setting
 
 MASTERS = (0.02, 0.1, 0.2, 0.4, 0.8)

@@ -8,7 +8,6 @@ Published: 50.38% to 45.11% from m = 64 to 1024; about 67% at σ = 1.5.
 from __future__ import annotations
 
 from figure import main
-
 from runs import Setting
 
 SETTINGS = {

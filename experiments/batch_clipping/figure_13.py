@@ -6,7 +6,6 @@ python experiments/batch_clipping/figure_13.py --seeds 0 1 2 --workers 4 --out f
 from __future__ import annotations
 
 from figure import main
-
 from runs import Setting
 
 SETTINGS = {

@@ -8,7 +8,6 @@ Published: 21.12% at best.
 from __future__ import annotations
 
 from figure import main
-
 from runs import four_schedules
 
 SETTINGS = four_schedules("convnet", "individual")

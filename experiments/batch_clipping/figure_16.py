@@ -8,7 +8,6 @@ Published: 30 to 40%.
 from __future__ import annotations
 
 from figure import main
-
 from runs import four_schedules
 
 SETTINGS = four_schedules("resnet18", "batch")

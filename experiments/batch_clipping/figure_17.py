@@ -8,7 +8,6 @@ Published: 18 to 22%.
 from __future__ import annotations
 
 from figure import main
-
 from runs import four_schedules
 
 SETTINGS = four_schedules("resnet18", "individual")

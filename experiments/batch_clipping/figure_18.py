@@ -9,7 +9,6 @@ gradient, which is one guarantee. Published: 66.66% against 46.35%.
 from __future__ import annotations
 
 from figure import main
-
 from runs import Setting
 
 SIGMA = 0.01875

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from figure import main
-
 from runs import Setting
 
 SETTINGS = {

@@ -9,7 +9,6 @@ as 0.0095: both are run.
 from __future__ import annotations
 
 from figure import main
-
 from runs import Setting
 
 SETTINGS = {

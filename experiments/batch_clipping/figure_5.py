@@ -8,7 +8,6 @@ Published: below 40% from σ = 0.2, about 20% at σ = 0.5.
 from __future__ import annotations
 
 from figure import main
-
 from runs import Setting
 
 SIGMAS = (0.01875, 0.05, 0.1, 0.2, 0.5, 1.0)

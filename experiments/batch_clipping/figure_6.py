@@ -8,7 +8,6 @@ Published: 59.02% at C = 0.9, little change from 0.2 on.
 from __future__ import annotations
 
 from figure import main
-
 from runs import Setting
 
 MASTERS = (0.02, 0.05, 0.1, 0.2, 0.5, 0.9, 1.5)

@@ -8,7 +8,6 @@ Published: 40.58% at C = 0.1.
 from __future__ import annotations
 
 from figure import main
-
 from runs import Setting
 
 MASTERS = (0.01, 0.05, 0.1, 0.2, 0.5, 0.9)

@@ -6,7 +6,6 @@ python experiments/batch_clipping/figure_8.py --seeds 0 1 2 --workers 4 --out fi
 from __future__ import annotations
 
 from figure import main
-
 from runs import Setting
 
 SETTINGS = {

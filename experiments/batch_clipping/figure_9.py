@@ -8,7 +8,6 @@ Published: 43.42% at σ = 0.5 and C = 0.14.
 from __future__ import annotations
 
 from figure import main
-
 from runs import Setting
 
 MASTERS = (0.02, 0.08, 0.14, 0.2, 0.3)

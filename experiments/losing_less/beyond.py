@@ -24,9 +24,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from runs import Setting, run
 from side_by_side import Job, each_result
 
-from runs import Setting, run
 from tacit.report.run_folder import to_json
 
 LINEAR = Setting(

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import figure
+import runs
 import torch
 from recipes import RECIPES, SIZES
+from runs import Setting, paper_setting
 from torch import nn
 
-import runs
-from runs import Setting, paper_setting
 from tacit import Records
 from tacit.diagnostics import ConfusionHistory, confusion_matrix
 from tacit.diagnostics.diagnostic import Point, first_of

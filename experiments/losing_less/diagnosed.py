@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import figure
-from torch import Tensor
-
 import runs
 from runs import Setting, paper_setting
+from torch import Tensor
+
 from tacit.diagnostics import Diagnostic
 from tacit.diagnostics.gradient_norm_history import whole_norms
 from tacit.diagnostics.gradient_norms import GradientNorms

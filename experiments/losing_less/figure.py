@@ -10,8 +10,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-
 from runs import Setting, run
+
 from tacit.report.accuracy_against_epsilon import plot_accuracy_against_epsilon
 from tacit.report.run_folder import environment, to_json
 

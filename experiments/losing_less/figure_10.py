@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from figure import main
 from recipes import NAMES, SIZES
-
 from runs import paper_setting
 
 # Table 7 has e_t = 0 … 10 and β = 1, 11, … 191; γ's values are those that Table 6 chose from.

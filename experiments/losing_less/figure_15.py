@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from figure import main
 from recipes import NAMES, SIZES
-
 from runs import paper_setting
 
 LOSSES = ("sse", "sae", *(f"huber:{tenth / 10:g}" for tenth in range(1, 11)))

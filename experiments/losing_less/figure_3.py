@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from figure import main
 from recipes import NAMES, SIZES
-
 from runs import paper_setting
 
 SETTINGS = {

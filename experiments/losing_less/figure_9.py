@@ -13,8 +13,8 @@ from pathlib import Path
 
 from figure import main
 from recipes import NAMES, SIZES
-
 from runs import paper_setting
+
 from tacit.report.ablation import plot_ablation
 
 LOSSES = ("cross-entropy", "sse", "sse+ce", "sse+focal", "tailored")

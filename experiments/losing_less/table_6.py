@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from figure import main
 from recipes import NAMES, RECIPES
-
 from runs import Setting, paper_setting
 
 EPOCHS, BETAS = (0, 2, 4, 7, 10), (1, 11, 51, 191)

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import runs
 import torch
 from beyond import LINEAR, METHODS, best_of, lines_of
-
-import runs
-import tacit
 from runs import Setting, run
+
+import tacit
 from tacit.data.scattering import Scattering
 from tacit.report.run_folder import environment, to_json
 
