@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -60,7 +61,7 @@ class InForce:
         return () if self.thresholds is None else self.thresholds.statistics(counts, divisor)
 
 
-class ClippedQuery:
+class ClippedQuery(abc.ABC):
     """Blocks and constants of a query that clips; one such query is one run's (`fresh`)."""
 
     @property
@@ -185,11 +186,11 @@ class ClippedQuery:
             )
         return InForce(found, estimates=held)
 
+    @abc.abstractmethod
     def _expected_norms(
         self, model: nn.Module, loss: Loss, blocks: Blocks, public: Records
     ) -> list[float]:
         """e_h of each block, of what this query clips, on public records."""
-        raise NotImplementedError
 
     def _thresholds_of(self, blocks: Blocks) -> Thresholds:
         """The thresholds in force: new ones for constants, the run's own where some adapt."""

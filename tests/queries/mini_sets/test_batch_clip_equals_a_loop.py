@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from torch.func import functional_call
 import tacit
 from tacit import BatchClip, LocalRun, MiniSetSampler, PerSampleClip
 from tacit.losses import CrossEntropy
+from tacit.queries import BookKeeping
 from tacit.queries.bounded_gradient import trainable
 
 LOSS = CrossEntropy()
@@ -164,3 +167,39 @@ def test_normalised_sets_have_the_norm_itself():
     found = BatchClip(0.3, 4, rule=tacit.Normalise(0.0))(model, LOSS, batch)
     total = torch.cat([s.reshape(-1) for s in found.blocks[0].sums])
     assert float(total.norm()) == pytest.approx(0.3, rel=1e-6)
+
+
+def test_a_set_goes_the_same_way_whoever_else_is_there():
+    """Without another set's record it is alone in its size, and book-keeping clips it still."""
+    model, records = made("mlp", n=12)
+    model.float()
+    records = dataclasses.replace(records, inputs=records.inputs.float())
+    sampler = MiniSetSampler(records, 6, rate=1.0)
+    batch = sampler.next_batch()
+    other = int(batch.groups[-1])
+    of_other = (batch.groups == other).nonzero().flatten()
+    fewer = batch.only(torch.arange(len(batch)) != of_other[0])
+    engines = []
+
+    class Watched(BookKeeping):
+        def clipped_sums(self, task, piece):
+            engines.append((task.views, len(piece)))
+            return super().clipped_sums(task, piece)
+
+    query = BatchClip(0.01, 6, engine=tacit.SetsAsRecords(Watched()))
+    query(model, LOSS, batch)
+    query(model, LOSS, fewer)
+    assert engines == [(6, 12), (6, 6), (5, 5)]  # book-keeping each time, never another way
+
+
+def test_the_default_engine_depends_on_what_is_public():
+    model, records = made("mlp", n=12)
+    query = BatchClip(0.1, 4)
+    assert isinstance(query._engine_for(model, alone=False), tacit.SetsAsRecords)
+    assert isinstance(query._engine_for(model, alone=True), tacit.SetBySet)
+    batch = MiniSetSampler(records, 4, rate=1.0).next_batch()
+    one = batch.only(batch.groups == batch.groups[0])  # by chance, one set of several
+    asked = []
+    query._one_by_one = SimpleNamespace(clipped_sums=lambda *a: asked.append(a))
+    query(model, LOSS, one)
+    assert not asked

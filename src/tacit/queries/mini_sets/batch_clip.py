@@ -77,7 +77,9 @@ class BatchClip(ClippedQuery):
         now = self._in_force(model, loss, blocks, batch)
         task = self._task(model, loss, blocks, now.constants, counted=now.counted)
         sets = [self._seen(one) for one in sets_of(batch)]
-        engine = self._engine_for(model, len(sets))
+        drawn = batch.scheme
+        alone = isinstance(drawn, MiniSets) and drawn.chosen == 1
+        engine = self._engine_for(model, alone)
         with without_running_statistics(model), keeps_nothing(model):
             pieces = self._physical(sets, batch.max_physical)
             found = (engine.clipped_sums(task, self.gradient, some) for some in pieces)
@@ -96,7 +98,7 @@ class BatchClip(ClippedQuery):
         )
         full = [one for one in whole.physical() if len(one) == size]
         task = self._task(model, loss, blocks)
-        engine = self._engine_for(model, len(full))
+        engine = self._engine_for(model, alone=False)
         with without_running_statistics(model), keeps_nothing(model):
             pieces = self._physical(full, max(size, 256))
             return mean_norms([engine.block_norms(task, self.gradient, some) for some in pieces])
@@ -107,11 +109,12 @@ class BatchClip(ClippedQuery):
             return batch.scheme.probability * batch.scheme.num_sets
         return batch.divisor
 
-    def _engine_for(self, model: nn.Module, sets: int) -> SetEngine:
+    def _engine_for(self, model: nn.Module, alone: bool) -> SetEngine:
+        """By what is public alone: two engines clip alike only up to their roundings."""
         if self.engine is not None:
             return self.engine
         apart = isinstance(self.gradient, MeanGradient) and not mixes_records(model)
-        return self._at_once if apart and sets > 1 else self._one_by_one
+        return self._at_once if apart and not alone else self._one_by_one
 
     def _seen(self, one: Batch) -> Batch:
         """The set as the model sees it: its views, where it is augmented."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -34,13 +34,7 @@ class SetBySet:
     """Each mini-set in a pass of its own, with any g and any module. Of one set, it is the best."""
 
     def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
-        total: dict[str, Tensor] = {}
-        counts: list[Tensor] = []
-        for one in sets:
-            found = clipped_vector(task, self._gradient(task, gradient, one))
-            total = {n: total[n] + s if n in total else s for n, s in found.sums.items()}
-            counts = [*map(torch.add, counts, found.counts)] if counts else list(found.counts)
-        return Clipped(total, tuple(counts))
+        return added_up(clipped_vector(task, self._gradient(task, gradient, one)) for one in sets)
 
     def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
         each = [norms_of_vector(task, self._gradient(task, gradient, one)) for one in sets]
@@ -64,13 +58,10 @@ class SetsAtOnce:
         self.at_once = at_once
 
     def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
-        total: dict[str, Tensor] = {}
-        counts: list[Tensor] = []
-        for alike in _by_size(sets, self.at_once):
-            found = clipped_rows(task, self._gradients(task, gradient, alike))
-            total = {n: total[n] + s if n in total else s for n, s in found.sums.items()}
-            counts = [*map(torch.add, counts, found.counts)] if counts else list(found.counts)
-        return Clipped(total, tuple(counts))
+        return added_up(
+            clipped_rows(task, self._gradients(task, gradient, alike))
+            for alike in _by_size(sets, self.at_once)
+        )
 
     def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
         found = [
@@ -103,31 +94,20 @@ class SetsAsRecords:
     """Per-sample clipping's engine on sets whose records do not meet inside the model.
 
     The mean gradient of a set of s records is that of one record with s views, so book-keeping
-    gives all sets in one forward and one backward pass. At s = 1 it *is* per-sample clipping. A
-    single set goes through plain autograd.
+    gives all sets in one forward and one backward pass. At s = 1 it *is* per-sample clipping. All
+    sets go this way, also one that is alone in its size: book-keeping clips by upper bounds of
+    norms, so a set that changed its way because of another's record would move as well.
     """
 
     def __init__(self, engine: Engine | None = None) -> None:
         self.engine = engine or BookKeeping()
-        self._alone = SetBySet()
 
     def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
         _mean_only("SetsAsRecords", gradient)
-        total: dict[str, Tensor] = {}
-        counts: list[Tensor] = []
-        for alike in _by_size(sets, None):
-            if len(alike) == 1 and len(alike[0]) > 1:
-                found = self._alone.clipped_sums(task, gradient, alike)
-            else:
-                of_views = replace(task, views=len(alike[0]))
-                found = self.engine.clipped_sums(of_views, _joined(alike))
-            # A recording's next replay writes over its sums: keep a copy where several follow.
-            total = {
-                **total,
-                **{n: total[n] + s if n in total else s.clone() for n, s in found.sums.items()},
-            }
-            counts = [*map(torch.add, counts, found.counts)] if counts else list(found.counts)
-        return Clipped(total, tuple(counts))
+        return added_up(
+            self.engine.clipped_sums(replace(task, views=len(alike[0])), _joined(alike))
+            for alike in _by_size(sets, None)
+        )
 
     def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
         _mean_only("SetsAsRecords", gradient)
@@ -141,6 +121,18 @@ class SetsAsRecords:
         forget = getattr(self.engine, "forget", None)
         if forget is not None:
             forget()
+
+
+def added_up(found: Iterable[Clipped]) -> Clipped:
+    """Sums and counts of all parts, as new tensors: a next replay writes over a recording's."""
+    sums: dict[str, Tensor] = {}
+    counts: list[Tensor] = []
+    for part in found:
+        for name, value in part.sums.items():
+            sums[name] = sums[name] + value if name in sums else value.clone()
+        held = counts or [torch.zeros_like(count) for count in part.counts]
+        counts = [c + d for c, d in zip(held, part.counts, strict=True)]
+    return Clipped(sums, tuple(counts))
 
 
 def _by_size(sets: Sequence[Batch], at_once: int | None) -> list[Sequence[Batch]]:

@@ -6,14 +6,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tacit.batch import Batch
 from tacit.cuda_graph import capture, state_of
 from tacit.queries.engines.held_constants import HeldConstants
 from tacit.queries.engines.task import Clipped, Task
-from tacit.queries.mini_sets.engines import SetBySet, _mean_only
+from tacit.queries.mini_sets.engines import SetBySet, _mean_only, added_up
 from tacit.queries.mini_sets.one_set import clipped_vector
 from tacit.queries.mini_sets.set_gradients import SetGradient
 
@@ -46,18 +45,9 @@ class ReplayedSets:
         if not sets or not sets[0].indices.is_cuda:
             return self.engine.clipped_sums(task, gradient, sets)
         _mean_only("ReplayedSets", gradient)
-        total: dict[str, Tensor] = {}
-        counts: list[Tensor] = []
-        for one in sets:
-            found = self._one(task, gradient, one)
-            alone = len(sets) == 1  # else the next replay writes over what this one found
-            total = {
-                n: total[n] + s if n in total else (s if alone else s.clone())
-                for n, s in found.sums.items()
-            }
-            copies = [c if alone else c.clone() for c in found.counts]
-            counts = [*map(torch.add, counts, copies)] if counts else copies
-        return Clipped(total, tuple(counts))
+        if len(sets) == 1:
+            return self._one(task, gradient, sets[0])  # nothing replays before it is added up
+        return added_up(self._one(task, gradient, one) for one in sets)
 
     def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
         return self.engine.block_norms(task, gradient, sets)
