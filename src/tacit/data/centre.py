@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tacit.budget import Relation
+from tacit.data.noisy_sum import check_release, gaussian_event, noisy_sum
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -72,31 +73,16 @@ def release_centre(
     is given; then it is not private against whoever knows the seed.
     """
     relation = Relation(relation)
-    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
-        raise ValueError(f"noise_multiplier is {noise_multiplier!r}; give a finite number above 0")
-    if public_size < 1:
-        raise ValueError(f"public_size is {public_size}; declare a positive number of records")
-    if generator is not None and seed is not None:
-        raise ValueError("both generator and seed were given; give one of them")
-
-    import dp_accounting
-
-    from tacit.noise import generator_for
-
+    check_release(noise_multiplier, public_size, generator, seed)
     total = sum_on_sphere(inputs)
-    if generator is None:
-        generator = generator_for(torch.device("cpu"), seed)
-    noise = torch.randn(
-        total.shape, dtype=total.dtype, generator=generator, device=generator.device
-    )
     std = noise_multiplier * sensitivity(relation)
-    centre = (total + std * noise.cpu()).div_(public_size)
+    centre = noisy_sum(total, std, generator, seed).div_(public_size)
     origin = f"released with Gaussian noise of multiplier {noise_multiplier:g} ({relation})"
     if seed is not None:
         origin += "; seeded: not private against whoever knows the seed"
     return (
         Centre(centre.reshape(inputs.shape[1:]).float(), origin),
-        dp_accounting.GaussianDpEvent(noise_multiplier),
+        gaussian_event(noise_multiplier),
     )
 
 

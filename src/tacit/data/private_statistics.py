@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.budget import Relation
+from tacit.data.noisy_sum import check_release, gaussian_event, noisy_sum
 from tacit.data.scaling import Constants, PublicScaler, align, as_constants
 
 if TYPE_CHECKING:
@@ -53,26 +54,11 @@ def release_statistics(
     `generator` or `seed` is given; then it is not private against whoever knows the seed.
     """
     relation = Relation(relation)
-    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
-        raise ValueError(f"noise_multiplier is {noise_multiplier!r}; give a finite number above 0")
-    if public_size < 1:
-        raise ValueError(f"public_size is {public_size}; declare a positive number of records")
-    if generator is not None and seed is not None:
-        raise ValueError("both generator and seed were given; give one of them")
-
-    import dp_accounting
-
-    from tacit.noise import generator_for
-
+    check_release(noise_multiplier, public_size, generator, seed)
     middle, half = _range(inputs, lower, upper)
     total = sum_of_moments(inputs, middle, half)
     std = noise_multiplier * sensitivity(middle.numel(), relation)
-    if generator is None:
-        generator = generator_for(torch.device("cpu"), seed)
-    noise = torch.randn(
-        total.shape, dtype=total.dtype, generator=generator, device=generator.device
-    )
-    first, second = (total + std * noise.cpu()).div_(public_size)
+    first, second = noisy_sum(total, std, generator, seed).div_(public_size)
 
     mean = first.clamp(-1, 1)
     variance = (1 + second - mean**2).clamp(max=1.0).clamp(min=min(1.0, std / public_size))
@@ -86,7 +72,7 @@ def release_statistics(
             + ("; seeded: not private against whoever knows the seed" if seed is not None else "")
         ),
     )
-    return scaler, dp_accounting.GaussianDpEvent(noise_multiplier)
+    return scaler, gaussian_event(noise_multiplier)
 
 
 def sensitivity(num_features: int, relation: Relation) -> float:
