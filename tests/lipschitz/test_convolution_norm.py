@@ -93,8 +93,10 @@ def test_reads_are_the_norm_of_unfolding(case):
         unfold.weight.copy_(torch.eye(taps).reshape(unfold.weight.shape))
     reads = math.prod(axis.usage().reads for axis in unfold.axes)
     squares = dense(unfold, 1, sizes).square().sum(dim=0)
-    # A pixel that no window reads is counted as read once.
-    assert reads == max(1, round(float(squares.max())))
+    most = round(float(squares.max()))
+    # An axis along which no window reads a pixel counts as read once, whatever the others do: that
+    # is from above, and where nothing is read at all there is nothing to be tight about.
+    assert reads == most or (most == 0 and reads >= 1)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3, 4])
