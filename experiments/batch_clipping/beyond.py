@@ -5,19 +5,22 @@ with GroupNorm under per-sample clipping. δ = 1e-5, replace-one, exact PLD, bat
 replacement, noise calibrated for the steps. Learning rates were chosen on public records
 (`--search`), which are a tenth of the training data and not the test records.
 
-    python experiments/batch_clipping/beyond.py --search --workers 6 --out search.json
-    python experiments/batch_clipping/beyond.py --seeds 0 1 2 --workers 6 --out beyond.json
+    python experiments/batch_clipping/beyond.py --search --epsilons 3 --out results/
+    python experiments/batch_clipping/beyond.py --chosen results/search.json --out results/
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+import json
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
-import figure
+import everything
 import runs
+from everything import Job
 from runs import DELTA, Setting
 
 import tacit
@@ -47,29 +50,15 @@ METHODS: dict[str, tuple[dict, int, tuple[float, ...]]] = {
         {"clipping": "general", "constants": "grouped:3", "batch_size": 1024, "sets": 128,
          "master": 0.5}, 250, (0.03, 0.1, 0.3),
     ),
-    "sets of 64, BatchNorm, factors": (
-        {"clipping": "general", "constants": "factors", "batch_size": 2048, "sets": 32,
-         "master": 1.0}, 400, (0.01, 0.03, 0.1),
+    "sets of 4, BatchNorm, factors": (
+        {"clipping": "general", "constants": "factors", "batch_size": 1024, "sets": 256,
+         "master": 1.0}, 250, (0.1, 0.3, 1.0),
     ),
     "one set of 1024, BatchNorm, factors": (
         {"clipping": "batch", "constants": "factors", "batch_size": 1024, "master": 1.0},
         2000, (0.0003, 0.001, 0.003),
     ),
 }  # fmt: skip
-# The learning rates that a search at ε = 3 chose (two or one of those above, one seed); the others
-# were not searched and take the one in the middle.
-CHOSEN: dict[str, dict[str, float]] = {
-    "lenet5": {
-        "per-sample, GroupNorm, factors": 1.0,
-        "sets of 8, BatchNorm, factors": 0.1,
-        "one set of 1024, BatchNorm, factors": 0.001,
-    },
-    "convnet": {
-        "per-sample, GroupNorm, factors": 1.0,
-        "sets of 8, BatchNorm, factors": 0.3,
-        "one set of 1024, BatchNorm, factors": 0.001,
-    },
-}
 
 
 @cache
@@ -96,26 +85,45 @@ def setting_of(network: str, method: str, epsilon: float, rate: float) -> Settin
     return replace(bare, epochs=steps / per_epoch, noise_multiplier=z)
 
 
-def settings(search: bool, networks: Sequence[str], epsilons: Sequence[float]) -> dict:
+def settings(
+    networks: Sequence[str], epsilons: Sequence[float], chosen: Mapping[str, float] | None
+) -> dict[str, Setting]:
+    """By name; without chosen rates, one a rate that is searched."""
     wanted = {}
     for network in networks:
         for method, (_, _, rates) in METHODS.items():
             for epsilon in epsilons:
-                for rate in rates if search else [CHOSEN[network].get(method, rates[1])]:
-                    name = f"{runs.DATA[network]}, epsilon {epsilon:g}, {method}"
-                    name += f", rate {rate:g}" if search else ""
+                task = f"{runs.DATA[network]}, {method}"
+                for rate in rates if chosen is None else [chosen.get(task, rates[1])]:
+                    name = f"{task}, epsilon {epsilon:g}, rate {rate:g}"
                     wanted[name] = setting_of(network, method, epsilon, rate)
     return wanted
 
 
+def best_rates(path: Path) -> dict[str, float]:
+    """The rate with the best accuracy on public records, for each dataset and method."""
+    best: dict[str, tuple[float, float]] = {}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for name, row in found["settings"].items():
+        task = name.partition(", epsilon")[0]
+        score = statistics.mean(r["public_accuracy"] for r in row["runs"])
+        best[task] = max(best.get(task, (-1.0, 0.0)), (score, row["setting"]["learning_rate"]))
+    return {task: rate for task, (_, rate) in best.items()}
+
+
 def main(arguments: Sequence[str] | None = None) -> dict:
-    parser = argparse.ArgumentParser(description=__doc__, add_help=False)
-    parser.add_argument("--search", action="store_true")
+    parser = everything.options()
+    parser.add_argument("--search", action="store_true", help="one seed of every rate")
+    parser.add_argument("--chosen", type=Path, help="a search's table; else the rate in the middle")
     parser.add_argument("--networks", nargs="+", default=list(RECORDS), choices=list(RECORDS))
     parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, 8.0])
-    asked, rest = parser.parse_known_args(arguments)
-    wanted = settings(asked.search, asked.networks, asked.epsilons)
-    return figure.main("Batch and individual clipping at one epsilon", wanted, rest)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    asked = parser.parse_args(arguments)
+    chosen = None if asked.search else best_rates(asked.chosen) if asked.chosen else {}
+    wanted = settings(asked.networks, asked.epsilons, chosen)
+    group, seeds = ("search", [0]) if asked.search else ("beyond", asked.seeds)
+    jobs = [Job(group, name, setting, s) for s in seeds for name, setting in wanted.items()]
+    return everything.run_all(jobs, asked)
 
 
 if __name__ == "__main__":

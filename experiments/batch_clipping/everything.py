@@ -27,9 +27,9 @@ from tacit.report.run_folder import environment, to_json
 
 @dataclass(frozen=True)
 class Job:
-    """One run of one figure. `epochs` below the setting's own is a reduced scale."""
+    """One run of one figure, or of another group."""
 
-    number: int
+    group: str
     name: str
     setting: Setting
     seed: int
@@ -37,7 +37,7 @@ class Job:
     @property
     def file(self) -> str:
         plain = re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-")
-        return f"figure_{self.number}__{plain}__{self.seed}.json"
+        return f"{self.group}__{plain}__{self.seed}.json"
 
 
 def jobs_of(
@@ -46,11 +46,9 @@ def jobs_of(
     settings = importlib.import_module(f"figure_{number}").SETTINGS
     wanted = {n: s for n, s in settings.items() if not only or n in only}
     assert not set(only) - set(wanted), f"figure {number} has no {set(only) - set(wanted)}"
-    return [
-        Job(number, name, setting if epochs is None else replace(setting, epochs=epochs), seed)
-        for seed in seeds
-        for name, setting in wanted.items()
-    ]
+    if epochs is not None:
+        wanted = {n: replace(s, epochs=epochs) for n, s in wanted.items()}
+    return [Job(f"figure_{number}", n, s, seed) for seed in seeds for n, s in wanted.items()]
 
 
 def in_order() -> list[Job]:
@@ -87,7 +85,7 @@ def in_order() -> list[Job]:
 def done_by(job: Job, folder: Path, device: str, limit: int | None) -> str:
     target = folder / job.file
     found = run(job.setting, job.seed, device, 5, limit)
-    whole = {"figure": job.number, "name": job.name, "setting": asdict(job.setting), **found}
+    whole = {"group": job.group, "name": job.name, "setting": asdict(job.setting), **found}
     temporary = target.with_suffix(".tmp")
     temporary.write_text(to_json(whole) + "\n", encoding="utf-8")
     temporary.replace(target)
@@ -96,34 +94,36 @@ def done_by(job: Job, folder: Path, device: str, limit: int | None) -> str:
     return f"{job.file}: {100 * found['accuracy']:.2f}% in {found['seconds']:.0f} s"
 
 
-def collected(folder: Path) -> dict[int, dict]:
+def collected(folder: Path) -> dict[str, dict]:
     """One table a figure, of all runs in the folder."""
-    tables: dict[int, dict] = {}
-    for file in sorted(folder.glob("figure_*__*.json")):
+    tables: dict[str, dict] = {}
+    for file in sorted(folder.glob("*__*.json")):
         one = json.loads(file.read_text(encoding="utf-8"))
-        title = f"Figure {one['figure']}"
-        table = tables.setdefault(one["figure"], {"title": title, "settings": {}})
+        title = one["group"].replace("_", " ").capitalize()
+        table = tables.setdefault(one["group"], {"title": title, "settings": {}})
         # A setting at a reduced scale is not averaged with the whole.
         name = f"{one['name']}, {one['setting']['epochs']:g} epochs"
         row = table["settings"].setdefault(name, {"setting": one["setting"], "runs": []})
-        row["runs"].append({k: v for k, v in one.items() if k not in ("figure", "name", "setting")})
+        row["runs"].append({k: v for k, v in one.items() if k not in ("group", "name", "setting")})
     for table in tables.values():
         for row in table["settings"].values():
             row |= figure.summary(row["runs"])
     return tables
 
 
-def main(arguments: Sequence[str] | None = None) -> dict[int, dict]:
-    parser = argparse.ArgumentParser(description=__doc__)
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start none after")
-    parser.add_argument("--figures", type=int, nargs="+", default=None)
     parser.add_argument("--small", action="store_true", help="640 records, two epochs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    asked = parser.parse_args(arguments)
+    return parser
+
+
+def run_all(jobs: Sequence[Job], asked: argparse.Namespace) -> dict[str, dict]:
+    """Those whose results are not in the folder yet; then tables of all that are."""
     asked.out.mkdir(parents=True, exist_ok=True)
-    jobs = [j for j in in_order() if asked.figures is None or j.number in asked.figures]
     limit = None
     if asked.small:
         limit = figure.SMALL["limit"]
@@ -139,11 +139,19 @@ def main(arguments: Sequence[str] | None = None) -> dict[int, dict]:
         for one in work:
             print(_work(one), flush=True)
     tables = collected(asked.out)
-    for number, table in sorted(tables.items()):
+    for group, table in sorted(tables.items()):
         whole = {**table, "environment": environment()}
-        (asked.out / f"figure_{number}.json").write_text(to_json(whole) + "\n", encoding="utf-8")
+        (asked.out / f"{group}.json").write_text(to_json(whole) + "\n", encoding="utf-8")
         print(figure.table(table))
     return tables
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, dict]:
+    parser = options()
+    parser.add_argument("--figures", type=int, nargs="+", default=None)
+    asked = parser.parse_args(arguments)
+    wanted = None if asked.figures is None else {f"figure_{n}" for n in asked.figures}
+    return run_all([j for j in in_order() if wanted is None or j.group in wanted], asked)
 
 
 def _work(work: tuple) -> str:

@@ -35,9 +35,9 @@ LINEAR = Setting(
 )  # fmt: skip
 ON_FEATURES = Setting(
     "mnist", "scattering", loss="tailored", threshold_epoch=2, beta=11, gamma=2, batch_size=8192,
-    steps=300, learning_rate=4.0, ema=0.95,
+    steps=300, learning_rate=4.0, ema=0.95, views=4, copies=4,
 )  # fmt: skip
-ON_PIXELS = replace(ON_FEATURES, features="pixels", views=4)
+ON_PIXELS = replace(ON_FEATURES, features="pixels", copies=1)
 METHODS: dict[str, Setting] = {
     "mnist/linear": replace(LINEAR, features="log", batch_size=30_000),
     "mnist/features": ON_FEATURES,
@@ -53,29 +53,32 @@ METHODS: dict[str, Setting] = {
         ON_PIXELS, dataset="cifar10", threshold_epoch=7, gamma=5, learning_rate=2.0
     ),
 }
-# What a search may change, by kind of network; (low, high) is drawn on a logarithmic scale.
+# What a search may change, by kind of network; (low, high) is drawn on a logarithmic scale. Of a
+# linear layer, `share` is the clip over the loss's own constant √2/τ, and `step` the learning rate
+# times the clip: how far one step can go.
 SPACES: dict[str, Mapping[str, tuple]] = {
     "linear": {
-        "learning_rate": (0.001, 0.1),
+        "step": (0.1, 4.0),
+        "share": (0.02, 1.0),
         "temperature": (0.003, 0.03),
-        "max_norm": (10.0, 200.0),
         "features": ["log", "scattering"],
-        "centre": [None, 10.0],
+        "centre": [10.0],
         "steps": [100, 200, 400],
-        "batch_size": [12_500, 25_000, 40_000],
+        "batch_size": [16_384, 25_000, 40_000],
         "ema": [0.9, 0.97],
         "cosine": [False, True],
     },
     "features": {
-        "learning_rate": (1.0, 12.0),
-        "loss": ["tailored", "cross-entropy", "sse+focal"],
+        "learning_rate": (2.0, 12.0),
+        "loss": ["tailored", "tailored", "cross-entropy"],
         "threshold_epoch": [2, 7, 15],
         "gamma": [0.0, 2.0, 5.0],
         "beta": [1, 11, 51],
-        "steps": [200, 400, 800],
+        "steps": [200, 400, 600],
         "batch_size": [8192, 16_384],
         "ema": [0.9, 0.97],
         "cosine": [False, True],
+        "views": [4, 8],
     },
     "pixels": {
         "learning_rate": (0.7, 8.0),
@@ -98,15 +101,23 @@ def drawn(method: str, rng: random.Random) -> Setting:
             found[name] = math.exp(rng.uniform(math.log(low), math.log(high)))
         else:
             found[name] = rng.choice(values)
+    if "share" in found:
+        found["max_norm"] = found.pop("share") * math.sqrt(2) / found["temperature"]
+        found["learning_rate"] = found.pop("step") / found["max_norm"]
     return replace(METHODS[method], **found)
 
 
 def near(setting: Setting, rng: random.Random) -> Setting:
     """Close to a good one: only what has a logarithmic scale moves."""
+    step = setting.learning_rate * setting.max_norm * math.exp(rng.gauss(0, 0.3))
+    max_norm = setting.max_norm * math.exp(rng.gauss(0, 0.3))
+    if setting.network == "cnn":
+        max_norm = setting.max_norm  # gradients are above it: it is another learning rate
+    temperature = setting.temperature
+    if setting.network != "cnn":
+        temperature *= math.exp(rng.gauss(0, 0.2))
     return replace(
-        setting,
-        learning_rate=setting.learning_rate * math.exp(rng.gauss(0, 0.3)),
-        max_norm=setting.max_norm * math.exp(rng.gauss(0, 0.3)),
+        setting, learning_rate=step / max_norm, max_norm=max_norm, temperature=temperature
     )
 
 
@@ -160,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict]:
     parser.add_argument("--trials", type=int, default=12, help="a method, when searching")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--seconds", type=float, default=math.inf, help="no run begins after")
-    parser.add_argument("--workers", type=int, default=1, choices=[1, 2, 3])
+    parser.add_argument("--workers", type=int, default=1, help="few, unless they share the GPU")
     parser.add_argument("--small", action="store_true", help="96 records, three steps")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, appended to")

@@ -45,7 +45,7 @@ def main(
             results = list(pool.imap_unordered(_job, jobs))
     else:
         results = [_job(job) for job in jobs]
-    found = _collected(title, chosen, results)
+    found = collected(title, chosen, results)
     found["looked at"] = "held-out training records" if held_out else "test records"
     found["environment"] = environment()
     print(table(found))
@@ -111,7 +111,7 @@ def _job(job: tuple) -> tuple[str, dict]:
     return name, run(setting, seed, device, evaluations, limit, held_out=held_out)
 
 
-def _collected(title: str, settings: Mapping[str, Setting], results: Sequence) -> dict:
+def collected(title: str, settings: Mapping[str, Setting], results: Sequence) -> dict:
     rows = {}
     for name, setting in settings.items():
         own = sorted((r for n, r in results if n == name), key=lambda r: r["seed"])

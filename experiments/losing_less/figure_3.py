@@ -11,14 +11,22 @@ from __future__ import annotations
 
 from figure import main
 from recipes import NAMES, SIZES
-from runs import paper_setting
+from runs import Setting, paper_setting
 
+# The same networks by SGD without privacy.
+PLAIN = {
+    f"{NAMES[dataset]}, without privacy": Setting(
+        dataset, batch_size=256, steps=20 * SIZES[dataset] // 256, learning_rate=0.05, cosine=True,
+        private=False,
+    )
+    for dataset in SIZES
+}  # fmt: skip
 SETTINGS = {
     f"{NAMES[dataset]}, {loss}, {noise} noise": paper_setting(dataset, "pixels", loss, noise)
     for dataset in SIZES
     for loss in ("cross-entropy", "tailored")
     for noise in ("paper", "pld")
-}
+} | PLAIN
 
 if __name__ == "__main__":
     main("Figure 3: accuracy against epsilon, end to end", SETTINGS)

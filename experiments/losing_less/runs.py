@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 
 import dp_accounting as dpa
 import torch
+from feature_copies import DrawnCopy, numbered, table_of
 from recipes import DELTA, RECIPES, least_noise, prelude_of
 from torch import Tensor, nn
 
 import tacit
 from tacit import Records
 from tacit.accounting.pld import COARSE
-from tacit.data.centre import on_sphere, release_centre
+from tacit.data.centre import Centre, on_sphere, release_centre
 from tacit.data.scattering import scattering_features
 from tacit.data.sources import cache_folder
 from tacit.lipschitz import SpectralBall, SpectralLinear
@@ -44,8 +45,10 @@ class Setting:
     first order alone). `centre` is the noise multiplier of a released mean, about which records are
     put on the unit sphere. `network`: cnn (the paper's for these records), linear, or ball: linear
     with its weights kept at a spectral norm of at most 1, which holds noise down; neither has a
-    bias. `loss`: cross-entropy, tailored, sse+focal, sse+ce, sse, sae, focal, or huber:β. Without
-    `noise_multiplier` the noise is the least that keeps all releases within `epsilon`.
+    bias. With `copies` V above 1, views are features of V shifted and mirrored copies of each image
+    (`feature_copies.py`). `loss`: cross-entropy, tailored, sse+focal, sse+ce, sse, sae, focal, or
+    huber:β. Without `noise_multiplier` the noise is the least that keeps all releases within
+    `epsilon`.
     """
 
     dataset: str = "cifar10"
@@ -66,6 +69,7 @@ class Setting:
     epsilon: float = 3.0
     ema: float | None = None
     views: int = 1
+    copies: int = 1
     cosine: bool = False
     private: bool = True
 
@@ -123,9 +127,29 @@ def parts(
     train, test = data(dataset, features, device, limit)
     if not held_out:
         return train, test
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(7)).to(train.device)
-    held = min(HELD_OUT, len(train) // 5)
+    order, held = _held(len(train))
+    order = order.to(train.device)
     return rows_of(train, order[held:]), rows_of(train, order[:held])
+
+
+@functools.lru_cache(maxsize=1)
+def copies_of(
+    dataset: str, features: str, device: str, limit: int | None, held_out: bool, copies: int
+) -> Tensor:
+    """(N, V, …): features of V copies of each record to train on, in the order of `parts`."""
+    train, _ = tacit.load(dataset)
+    side = train if limit is None else rows_of(train, slice(0, limit))
+    kept = side
+    if held_out:
+        order, held = _held(len(side))
+        kept = rows_of(side, order[held:])
+    return table_of(kept.to(device), dataset, copies, lambda r: featured(r, features, device))
+
+
+def _held(count: int) -> tuple[Tensor, int]:
+    """An order of the training records, and how many of its first are held out."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(7))
+    return order, min(HELD_OUT, count // 5)
 
 
 def rows_of(records: Records, rows: Tensor | slice) -> Records:
@@ -227,12 +251,20 @@ def run(
     train, looked_at = parts(setting.dataset, setting.features, device, limit, held_out)
     watch = Watch(looked_at, max(1, setting.steps // evaluations))
     prelude: tuple[dpa.DpEvent, ...] = ()
+    centre: Centre | None = None
     if setting.centre is not None:
-        train, looked_at, event = _centred(train, looked_at, setting.centre, seed)
+        train, looked_at, centre, event = _centred(train, looked_at, setting.centre, seed)
         watch.records, prelude = looked_at, (event,)
     torch.manual_seed(seed)
     assert train.num_classes is not None
     model = network(setting, train.shape, train.num_classes).to(device)
+    views = _views(setting)
+    if setting.copies > 1:
+        place = (setting.dataset, setting.features, device, limit, held_out)
+        table = copies_of(*place, setting.copies)
+        if centre is not None:
+            table = torch.stack([centre(copy.float()).half() for copy in table.unbind(1)], dim=1)
+        train, views = numbered(train), tacit.Augmentation(setting.views, DrawnCopy(table))
     optimizer = torch.optim.SGD(
         model.parameters(), lr=setting.learning_rate, momentum=setting.momentum
     )
@@ -246,7 +278,7 @@ def run(
     trainer = tacit.Trainer(
         model,
         loss_of(setting),
-        tacit.PerSampleClip(setting.max_norm, augmentation=_views(setting), engine=Replay()),
+        tacit.PerSampleClip(setting.max_norm, augmentation=views, engine=Replay()),
         tacit.PoissonSampler(
             train,
             expected_batch_size=setting.batch_size,
@@ -310,19 +342,19 @@ def _epsilon_at(rate: float, noise_multiplier: float, steps: int, centre: float 
 
 def _centred(
     train: Records, looked_at: Records, noise_multiplier: float, seed: int
-) -> tuple[Records, Records, dpa.DpEvent]:
+) -> tuple[Records, Records, Centre, dpa.DpEvent]:
     """Both on the sphere about the noisy mean of the training records."""
     assert train.public_size is not None
     centre, event = release_centre(
         train.inputs, noise_multiplier=noise_multiplier, public_size=train.public_size, seed=seed
     )
     moved = [replace(part, inputs=centre(part.inputs)) for part in (train, looked_at)]
-    return moved[0], moved[1], event
+    return moved[0], moved[1], centre, event
 
 
 def _views(setting: Setting) -> tacit.Augmentation | None:
     """Shifts, and mirror images where those are natural; of features, in cells of 4×4 pixels."""
-    if setting.views == 1:
+    if setting.views == 1 or setting.copies > 1:
         return None
     reach = 4 if setting.features == "pixels" else 1
     flip = setting.dataset != "mnist" and setting.features == "pixels"

@@ -29,6 +29,7 @@ from tacit.noise import GlobalNoise, OptimisedNoise, PerLayerNoise, SharedNoise
 from tacit.private_gradient import PrivateGradient
 from tacit.queries import (
     AdaptiveNorm,
+    Automatic,
     BatchClip,
     Block,
     BookKeeping,
@@ -72,6 +73,7 @@ from tacit.training import Callback, MovingAverage, Run, Sparsification, Trainer
 __all__ = [
     "AdaptiveNorm",
     "Augmentation",
+    "Automatic",
     "Batch",
     "BatchClip",
     "Block",

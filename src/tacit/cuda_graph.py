@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 Result = TypeVar("Result")
+_FAR_AHEAD = 2**40
 
 # Every module's own tables of parameters, children and hooks: most of its attributes, none plain.
 _TABLES = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
@@ -27,9 +28,38 @@ def capture(work: Callable[[], Result], warm_ups: int = 2, pool: Any = None) -> 
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        found = work()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            found = work()
+    except BaseException:
+        _usable_generator()
+        raise
     return graph, found
+
+
+def _usable_generator() -> None:
+    """A recording that failed leaves the generator waiting for its end: give it a new state.
+
+    Far ahead of the old one, which graphs that were recorded before go on to draw from.
+    """
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
+    generator.set_offset(generator.get_offset() + _FAR_AHEAD)
+
+
+def side_by_side(works: Sequence[Callable[[], None]], streams: Sequence[Any]) -> None:
+    """Work that does not meet, each on a stream of its own; what follows waits for all of it.
+
+    In a recording these are branches of the graph, so small kernels of one run beside those of
+    another. What each allocates is its stream's, and is not handed to another's.
+    """
+    here = torch.cuda.current_stream()
+    for work, stream in zip(works, streams, strict=True):
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            work()
+    for stream in streams:
+        here.wait_stream(stream)
 
 
 def state_of(model: nn.Module) -> Hashable:

@@ -187,10 +187,10 @@ def test_batch_norm_on_one_image_is_instance_norm() -> None:
 
 def test_everything_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatch, capsys) -> None:
     everything = folder("everything")
-    jobs = [job for job in everything.in_order() if job.number == 12][:2]
+    jobs = [job for job in everything.in_order() if job.group == "figure_12"][:2]
     monkeypatch.setattr(everything, "in_order", lambda: jobs)
     first = everything.main(["--out", str(tmp_path), "--small", "--workers", "1"])
-    assert len(first[12]["settings"]) == len({job.name for job in jobs})
+    assert len(first["figure_12"]["settings"]) == len({job.name for job in jobs})
     assert (tmp_path / "figure_12.json").exists()
     capsys.readouterr()
     monkeypatch.setattr(everything, "run", None)  # nothing is left to run
@@ -210,5 +210,26 @@ def test_everything_starts_nothing_when_the_time_is_up(folder, tmp_path, capsys)
 
 def test_everything_names_settings_that_there_are_and_covers_all_figures(folder) -> None:
     jobs = folder("everything").in_order()
-    assert {job.number for job in jobs} == set(range(1, 19))
+    assert {job.group for job in jobs} == {f"figure_{number}" for number in range(1, 19)}
     assert len({(job.file, job.setting.epochs) for job in jobs}) == len(jobs)
+
+
+def test_beyond_runs_the_rates_that_its_search_found_best(folder, tmp_path, monkeypatch) -> None:
+    beyond = folder("beyond")
+    method = "sets of 8, BatchNorm, factors"
+    monkeypatch.setattr(beyond, "METHODS", {method: beyond.METHODS[method]})
+    monkeypatch.setattr(beyond, "noise_for", lambda *_: 1.0)
+    shared = ["--small", "--workers", "1", "--device", "cpu", "--out", str(tmp_path)]
+    shared += ["--networks", "lenet5", "--epsilons", "3"]
+    found = beyond.main([*shared, "--search"])["search"]["settings"]
+    assert len(found) == 3
+    scores = {
+        row["setting"]["learning_rate"]: row["runs"][0]["public_accuracy"] for row in found.values()
+    }
+    chosen = beyond.best_rates(tmp_path / "search.json")
+    (rate,) = chosen.values()
+    assert scores[rate] == max(scores.values())
+    final = beyond.main([*shared, "--seeds", "1", "2", "--chosen", str(tmp_path / "search.json")])
+    (row,) = final["beyond"]["settings"].values()
+    assert row["setting"]["learning_rate"] == rate
+    assert [one["seed"] for one in row["runs"]] == [1, 2]

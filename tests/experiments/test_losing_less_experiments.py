@@ -318,3 +318,45 @@ def test_a_wrong_name_is_refused(folder: Folder, capsys: pytest.CaptureFixture) 
     assert "no settings ['b']; there are ['a']" in capsys.readouterr().err
     with pytest.raises(ValueError, match="give one of cross-entropy"):
         runs.loss_of(runs.Setting(loss="hinge"))
+
+
+def test_everything_goes_on_where_it_was_stopped(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    everything, out = folder("everything"), tmp_path / "runs.jsonl"
+    every = everything.in_order()
+    assert {job.method.partition(":")[0] for job in every} == {"3", "4", "9", "10", "15"}
+    names = ("3: MNIST, without privacy", "3: MNIST, tailored, pld noise")
+    jobs = [job for job in every if job.method in names][:3]
+    monkeypatch.setattr(everything, "in_order", lambda: jobs)
+    arguments = ["--small", "--device", "cpu", "--out", str(out)]
+    everything.main(arguments)
+    lines = out.read_text().splitlines()
+    assert len(lines) == 3
+    everything.main(arguments)
+    assert out.read_text().splitlines() == lines
+    everything.main(["--out", str(out), "--tables", str(tmp_path / "tables")])
+    table = json.loads((tmp_path / "tables" / "figure_3.json").read_text())
+    assert len(table["settings"]) == 2
+
+
+def test_copies_of_a_record_are_its_own(folder: Folder) -> None:
+    """A row of the table depends on that record alone, and views are drawn from its row."""
+    runs, copies = folder("runs"), folder("feature_copies")
+    place = ("fashion-mnist", "scattering", "cpu", 40, False)
+    table = runs.copies_of(*place, 3)
+    assert table.shape[:2] == (40, 3)
+    train, _ = runs.data(*place[:4])
+    assert torch.allclose(table[:, 0].float(), train.inputs, atol=1e-2)
+    assert not torch.allclose(table[:, 1], table[:, 0])
+    numbers = copies.numbered(train).inputs[[5, 5, 7]]
+    drawn = copies.DrawnCopy(table)(numbers)
+    for row, number in zip(drawn, (5, 5, 7), strict=True):
+        assert any(torch.equal(row, copy.float()) for copy in table[number])
+    setting = runs.Setting(
+        "fashion-mnist", "scattering", loss="tailored", batch_size=16, steps=3, views=2, copies=3
+    )
+    found = runs.run(setting, 0, "cpu", 1, 96)
+    assert found["epsilon"] <= 3
+    centred = replace(setting, network="ball", loss="cross-entropy", centre=10.0)
+    assert runs.run(centred, 0, "cpu", 1, 96)["epsilon"] <= 3

@@ -15,6 +15,7 @@ from tacit.cli.networks import QueryName
 from tacit.cli.statistics_options import require_rows_enough
 from tacit.data import Records
 from tacit.queries import (
+    Automatic,
     BatchClip,
     BookKeeping,
     Clipless,
@@ -34,6 +35,7 @@ __all__ = ["BlocksName", "EngineName", "QueryOptions"]
 
 
 class EngineName(enum.StrEnum):
+    AUTOMATIC = "automatic"
     BOOK_KEEPING = "book-keeping"
     REPLAY = "replay"
     PER_RECORD = "per-record"
@@ -99,7 +101,7 @@ class QueryOptions:
         """None chooses by the network: book-keeping where records do not meet, else set by set."""
         if self.engine is EngineName.PER_RECORD:
             raise ValueError("--engine per-record is for --query clip; leave it out")
-        if self.engine is EngineName.BOOK_KEEPING:
+        if self.engine in (EngineName.AUTOMATIC, EngineName.BOOK_KEEPING):
             return None
         if self.local.name is not None:
             raise ValueError(
@@ -122,6 +124,7 @@ class QueryOptions:
 
 
 _ENGINES: dict[EngineName, Any] = {
+    EngineName.AUTOMATIC: Automatic,
     EngineName.BOOK_KEEPING: BookKeeping,
     EngineName.REPLAY: Replay,
     EngineName.PER_RECORD: PerRecord,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from tacit.cuda_graph import side_by_side
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.recorded import Recorded
 from tacit.lipschitz.sets import WeightSet, shrinking, shrunk
@@ -113,6 +115,7 @@ class _Keeper:
         self.groups = groups
         self._projecting, self._certifying, self._checking = Recorded(), Recorded(), Recorded()
         self._versions: list[int] | None = None
+        self._branches: list[torch.cuda.Stream] = []
 
     def project(self) -> None:
         self._run(self._projecting, lambda alike: alike.keep(alike.within.project(alike.now())))
@@ -132,10 +135,19 @@ class _Keeper:
     def _versions_now(self) -> list[int]:
         return [w._version for alike in self.groups for w in alike.weights]
 
+    def _streams(self, device: torch.device) -> list[torch.cuda.Stream]:
+        """One a group: their matrices are too small to fill a GPU, and do not wait for others."""
+        if not self._branches:
+            self._branches = [torch.cuda.Stream(device) for _ in self.groups]
+        return self._branches
+
     def _run(self, recorded: Recorded, work: Callable[[_Alike], None]) -> None:
         device = self.groups[0].certified.device
 
         def all_groups() -> None:
+            if device.type == "cuda":
+                side_by_side([partial(work, alike) for alike in self.groups], self._streams(device))
+                return
             for alike in self.groups:
                 work(alike)
 

@@ -13,7 +13,7 @@ from tacit.queries.blocks import Blocks
 from tacit.queries.bounded_gradient import BoundedGradient, Loss
 from tacit.queries.clip_rules import CLIP, ClipRule
 from tacit.queries.clipped_query import ClippedQuery, Frozen, MaxNorm, mean_norms
-from tacit.queries.engines import BookKeeping, Engine
+from tacit.queries.engines import Automatic, Engine
 from tacit.queries.looking_inside import looks_inside
 from tacit.queries.record_mixing import refuse_mixing
 from tacit.queries.view_batches import ViewBatches
@@ -32,8 +32,9 @@ class PerSampleClip(ClippedQuery):
     `LayerwiseNorms` and `LayerFactors` take the blocks' constants from a public set. `rule` is how
     records are scaled (`Clip`, `Normalise`), `augmentation` what views of a record its gradient is
     the mean of, `frozen` which entries no longer move. The engines compute the same sums:
-    `BookKeeping` (default) in one forward and one backward pass, `PerRecord` by running every
-    record alone through the model.
+    `BookKeeping` in one forward and one backward pass, `Replay` the same as one CUDA graph,
+    `PerRecord` by running every record alone through the model; `Automatic` (default) is `Replay`
+    where a step can surely be recorded and `BookKeeping` elsewhere.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class PerSampleClip(ClippedQuery):
         frozen: Frozen | None = None,
     ) -> None:
         super().__init__(max_norm, blocks, rule, frozen)
-        self.engine: Engine = engine or BookKeeping()
+        self.engine: Engine = engine or Automatic()
         self._views = ViewBatches(augmentation)
 
     @looks_inside

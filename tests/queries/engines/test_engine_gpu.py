@@ -11,7 +11,8 @@ from torch import nn
 
 import tacit
 from tacit import AdaptiveNorm, Augmentation, Clip, Normalise, PerSampleClip, RandomCropFlip
-from tacit.queries import BookKeeping, PerRecord, Replay
+from tacit.cuda_graph import capture
+from tacit.queries import Automatic, BookKeeping, PerRecord, Replay
 from tacit.queries.bounded_gradient import trainable
 from tacit.queries.engines import Task
 from tacit.queries.engines.linear import outer_products
@@ -178,3 +179,38 @@ def test_an_adaptive_run_with_replay_follows_its_norms():
     middle = float(torch.stack(norms).median())
     assert len(path) == 61
     assert middle / 2 < path[-1] < 2 * middle
+
+
+@pytest.mark.usefixtures("fine")
+def test_the_default_records_and_gives_the_same_sums_for_many_sizes():
+    model, inputs, targets = image_setting(96)
+    query, plain = PerSampleClip(0.3), PerSampleClip(0.3, engine=BookKeeping())
+    for count in (64, 64, 64, 61, 62, 63, 90, 91, 92, 64, 1, 1, 1, 0, 63):
+        batch = tacit.batch_of(
+            inputs[:count], targets[:count], divisor=1.0, scheme=tacit.Poisson(0.5)
+        )
+        found, expected = (sums_of(q, model, batch, LOSS) for q in (query, plain))
+        assert_same(found, expected, tolerance=1e-4)
+    assert isinstance(query.engine, Automatic)
+    assert len(query.engine._replay._recordings) == 4  # of 62, 64, 92 records, and of one
+
+
+def test_a_recording_that_fails_leaves_the_generator_usable():
+    inputs = torch.randn(8, device="cuda")
+
+    def asks_for_a_number() -> torch.Tensor:
+        noisy = inputs + torch.randn_like(inputs)
+        return noisy * float(noisy.sum())
+
+    before = torch.randn(4, device="cuda")
+    with pytest.raises(RuntimeError):
+        capture(asks_for_a_number)
+    torch.cuda.synchronize()
+    after = torch.randn(4, device="cuda")
+    assert not torch.equal(before, after)
+    graph, found = capture(lambda: torch.randn_like(inputs))
+    graph.replay()
+    one = found.clone()
+    graph.replay()
+    assert not torch.equal(one, found)
+    assert torch.randn(4, device="cuda").isfinite().all()

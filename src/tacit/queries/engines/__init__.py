@@ -1,8 +1,9 @@
 """How per-sample clipping gets its sums: record by record, or by book-keeping."""
 
+from tacit.queries.engines.automatic import Automatic
 from tacit.queries.engines.book_keeping import BookKeeping
 from tacit.queries.engines.per_record import PerRecord
 from tacit.queries.engines.replay import Replay
 from tacit.queries.engines.task import Clipped, Engine, Task
 
-__all__ = ["BookKeeping", "Clipped", "Engine", "PerRecord", "Replay", "Task"]
+__all__ = ["Automatic", "BookKeeping", "Clipped", "Engine", "PerRecord", "Replay", "Task"]

@@ -1,0 +1,53 @@
+"""Features of several shifted and mirrored copies of each image, as views of one record.
+
+Scattering features cannot be shifted by single pixels once they are made, and making them in every
+step is slow. So each training image has V copies, whose features are made once and kept as a table;
+a record is its row's number, and a view of it one of its copies, drawn in each step. A row of the
+table holds one record alone, and its gradient is the mean over its views before it is clipped, so
+copies cost no privacy.  [De 2022 for pixels]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tacit import RandomCropFlip, Records
+
+SHIFT = {"mnist": 2, "fashion-mnist": 2, "cifar10": 4}
+MIRRORED = {"mnist": False, "fashion-mnist": True, "cifar10": True}
+
+
+@dataclass(frozen=True)
+class DrawnCopy:
+    """Numbers of records, (B, 1), to features of one of the copies of each, (B, …)."""
+
+    table_NV: Tensor
+
+    def __call__(self, numbers: Tensor) -> Tensor:
+        rows = numbers[:, 0]
+        copies = torch.randint(self.table_NV.shape[1], rows.shape, device=rows.device)
+        return self.table_NV[rows, copies].float()
+
+
+def table_of(
+    records: Records, name: str, copies: int, featured: Callable[[Records], Records]
+) -> Tensor:
+    """(N, V, …) in half precision. The first copy is the image as it is; the others are drawn."""
+    crop = RandomCropFlip(SHIFT[name], flip=MIRRORED[name])
+    found = [featured(records).inputs.half()]
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        for _ in range(copies - 1):
+            moved = torch.cat([crop(part) for part in records.inputs.split(4096)])
+            found.append(featured(replace(records, inputs=moved)).inputs.half())
+    return torch.stack(found, dim=1)
+
+
+def numbered(records: Records) -> Records:
+    """The same records, each given by its number."""
+    numbers = torch.arange(len(records), device=records.device)[:, None]
+    return replace(records, inputs=numbers)

@@ -1,0 +1,85 @@
+"""Can a step of this model be recorded and replayed, without asking the GPU to find out?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from tacit.queries.engines.rules import RULES
+from tacit.queries.engines.task import Task
+
+_ACTIVATIONS = (
+    nn.CELU,
+    nn.ELU,
+    nn.GELU,
+    nn.GLU,
+    nn.Hardsigmoid,
+    nn.Hardswish,
+    nn.Hardtanh,
+    nn.LeakyReLU,
+    nn.LogSigmoid,
+    nn.LogSoftmax,
+    nn.Mish,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.SELU,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Softmax,
+    nn.Softplus,
+    nn.Softsign,
+    nn.Tanh,
+)
+_POOLS = (
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d,
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AvgPool3d,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+)
+_SHAPES = (nn.Flatten, nn.Identity, nn.PixelShuffle, nn.PixelUnshuffle, nn.Unflatten, nn.ZeroPad2d)
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
+# By exact type, as for the rules: a subclass may do anything in its forward pass.
+_KNOWN = frozenset([*RULES, *_ACTIVATIONS, *_POOLS, *_SHAPES, *_DROPOUTS, *_CONTAINERS])
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def recordable(task: Task) -> bool:
+    """Whether every step of the task does the same work, whatever the records hold.
+
+    A recording repeats kernels, not Python: a branch on a number of the batch would stop it, and a
+    counter, a draw of Python's own or a hook that looks on would stay as they were. So all parts
+    of the model, and the loss, must be ones that are known to have none of these: PyTorch's own
+    layers and this library's. A forward pass that a user wrote may have; `Replay()` takes it.
+    """
+    parts_known = all(_known(module) for module in task.model.modules())
+    return parts_known and _known_loss(task.loss) and not any(_foreign_hooks(task.model))
+
+
+def _known(module: nn.Module) -> bool:
+    return type(module) in _KNOWN or _ours(type(module))
+
+
+def _known_loss(loss: object) -> bool:
+    return _ours(type(loss)) or type(loss).__module__ == "torch.nn.modules.loss"
+
+
+def _ours(kind: type) -> bool:
+    return kind.__module__.split(".")[0] == "tacit"
+
+
+def _foreign_hooks(model: nn.Module) -> Iterator[object]:
+    """Hooks that are not the library's, which are part of the work or gone before it."""
+    for module in model.modules():
+        for table in _HOOKS:
+            for hook in getattr(module, table).values():
+                if (getattr(hook, "__module__", None) or "").split(".")[0] != "tacit":
+                    yield hook

@@ -1,0 +1,193 @@
+"""The engine that is used where none is named: what it records, what it pads, the same sums."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from engine_checks import assert_same
+from hypothesis import given
+from hypothesis import strategies as st
+from test_replay_without_gpu import AsIfOnGpu, stand_in
+from torch import nn
+
+import tacit
+from tacit import Augmentation, PerSampleClip
+from tacit.queries.bounded_gradient import trainable
+from tacit.queries.engines import Automatic, BookKeeping, Task, replay
+from tacit.queries.engines.automatic import padded, rows_for
+from tacit.queries.engines.recordable import recordable
+
+LOSS = tacit.losses.CrossEntropy()
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(replay, "capture", stand_in)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+
+
+class Own(nn.Module):
+    """A forward pass that a user wrote; this one counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.turn = nn.Linear(4, 2), 0
+
+    def forward(self, x):
+        self.turn += 1
+        return self.one(x)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    layers = [nn.Linear(4, 5), nn.Tanh(), nn.LayerNorm(5), nn.Dropout(0.0), nn.Linear(5, 2)]
+    return nn.Sequential(*layers).double()
+
+
+def task(model: nn.Module, loss: object = LOSS, **options) -> Task:
+    names = tuple(trainable(model))
+    return Task(model, loss, trainable(model), (names,), (0.5,), **options)
+
+
+def piece_of(count: int, *, as_if_on_gpu: bool = True, max_physical: int | None = None):
+    torch.manual_seed(count)
+    inputs, targets = torch.randn(count, 4).double(), torch.randint(0, 2, (count,))
+    batch = tacit.batch_of(
+        inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5), max_physical=max_physical
+    )
+    if not as_if_on_gpu:
+        return batch
+    return dataclasses.replace(batch, indices=batch.indices.as_subclass(AsIfOnGpu))
+
+
+def plain(tensors):
+    return {name: tensor.as_subclass(torch.Tensor) for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.usefixtures("no_gpu")
+def test_the_sums_are_those_of_book_keeping_whatever_the_size(views):
+    model, engine = network(), Automatic()
+    for count in (32, 33, 34, 32, 35, 33, 46, 2, 2, 2, 32, 36, 48):
+        count -= count % views
+        asked = task(model, views=views, counted=True)
+        found = engine.clipped_sums(asked, piece_of(count))
+        expected = BookKeeping().clipped_sums(asked, piece_of(count, as_if_on_gpu=False))
+        assert_same(plain(found.sums), expected.sums)
+        assert float(found.counts[0]) == pytest.approx(float(expected.counts[0]))
+    sizes = {key[2][0] for key in engine._replay._recordings}
+    # 46 and 48 came once; 33 and 34 share a size.
+    assert sizes == ({2, 32, 34, 36} if views == 1 else {2, 32, 34})
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_size_is_recorded_when_it_comes_again():
+    model, engine = network(), Automatic()
+    engine.clipped_sums(task(model), piece_of(32))
+    assert not engine._replay._recordings
+    engine.clipped_sums(task(model), piece_of(32))
+    assert len(engine._replay._recordings) == 1
+    engine.forget()
+    assert not engine._replay._recordings
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_forward_pass_of_the_users_own_runs_every_time():
+    model, engine = Own().double(), Automatic()
+    asked = Task(model, LOSS, trainable(model), (tuple(trainable(model)),), (0.5,))
+    turns = []
+    for _ in range(6):
+        engine.clipped_sums(asked, piece_of(32))
+        turns.append(model.turn)
+    assert not engine._replay._recordings
+    assert len(set(turns)) == 6
+
+
+def hooked() -> nn.Module:
+    model = network()
+    model[0].register_forward_hook(lambda *_: None)
+    return model
+
+
+def parametrized() -> nn.Module:
+    model = network()
+    nn.utils.parametrizations.weight_norm(model[0])
+    return model
+
+
+class Derived(nn.Linear):
+    pass
+
+
+CASES = {
+    "layers": (network, LOSS, True),
+    "pytorch's loss": (network, nn.CrossEntropyLoss(reduction="none"), True),
+    "ours": (tacit.models.cifar_cnn, LOSS, True),
+    "a residual network": (tacit.models.wide_resnet, LOSS, True),
+    "own forward": (Own, LOSS, False),
+    "derived": (lambda: nn.Sequential(Derived(4, 2)), LOSS, False),
+    "own loss": (network, lambda outputs, targets: outputs.sum(1), False),
+    "hooked": (hooked, LOSS, False),
+    "parametrized": (parametrized, LOSS, False),
+    "recurrent": (lambda: nn.GRU(4, 2), LOSS, False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_recorded_by_itself(case):
+    build, loss, expected = CASES[case]
+    model = build()
+    assert recordable(Task(model, loss, trainable(model), ((),), ())) is expected
+
+
+def test_a_loss_that_looks_inside_is_recorded_while_the_model_is_watched():
+    model, loss = network(), tacit.losses.TailoredLoss(0, 1.0, 2.0)
+    with tacit.losses.watched(model, loss):
+        assert recordable(task(model, loss))
+
+
+@given(
+    count=st.integers(1, 5000),
+    views=st.sampled_from([1, 2, 3, 8]),
+    limit=st.none() | st.integers(1, 5000),
+)
+def test_padding_is_little_and_of_whole_records(count, views, limit):
+    count *= views
+    if limit is not None:
+        count = min(count, limit * views)
+    piece = tacit.Batch(
+        tacit.Records(torch.zeros(1, 1), torch.zeros(1)),
+        torch.zeros(count, dtype=torch.long),
+        1.0,
+        tacit.Poisson(0.5),
+        max_physical=None if limit is None else limit * views,
+    )
+    rows = rows_for(piece, views)
+    assert rows % views == 0
+    least = 0 if limit is None else limit * views / 8 + views
+    assert count <= rows <= count + max(count / 16, least) + views
+    if limit is not None:
+        assert rows <= limit * views
+
+
+@given(count=st.integers(1, 40), more=st.integers(0, 9))
+def test_padded_rows_count_for_nobody(count, more):
+    piece = piece_of(count, as_if_on_gpu=False)
+    longer = padded(piece, count + more)
+    assert len(longer) == count + more
+    assert int(longer.mask.sum()) == count
+    assert torch.equal(longer.inputs[:count], piece.inputs)
+
+
+def test_it_is_the_default_and_takes_views_on_a_cpu():
+    query = PerSampleClip(0.5, augmentation=Augmentation(2, torch.clone))
+    assert isinstance(query.engine, Automatic)
+    batch = piece_of(7, as_if_on_gpu=False)
+    named = PerSampleClip(0.5, augmentation=Augmentation(2, torch.clone), engine=BookKeeping())
+    model = network()
+    found, expected = query(model, LOSS, batch), named(model, LOSS, batch)
+    for one, other in zip(found.blocks, expected.blocks, strict=True):
+        for a, b in zip(one.sums, other.sums, strict=True):
+            assert torch.equal(a, b)
