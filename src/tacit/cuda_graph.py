@@ -15,6 +15,10 @@ _FAR_AHEAD = 2**40
 _TABLES = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
 
 
+class CaptureFailed(RuntimeError):
+    """The work waits for the GPU or does something else that a graph cannot hold."""
+
+
 def capture(work: Callable[[], Result], warm_ups: int = 2, pool: Any = None) -> tuple[Any, Result]:
     """The graph of `work`, and what it returned: tensors that each replay writes anew.
 
@@ -31,9 +35,11 @@ def capture(work: Callable[[], Result], warm_ups: int = 2, pool: Any = None) -> 
     try:
         with torch.cuda.graph(graph, pool=pool):
             found = work()
-    except BaseException:
+    except Exception as error:
         _usable_generator()
-        raise
+        if isinstance(error, torch.cuda.OutOfMemoryError) or not isinstance(error, RuntimeError):
+            raise
+        raise CaptureFailed(f"this work cannot be recorded: {error}") from error
     return graph, found
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from engine_checks import assert_same
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +107,107 @@ def test_a_forward_pass_of_the_users_own_runs_every_time():
     assert len(set(turns)) == 6
 
 
+class Net(nn.Module):
+    """As users write them: functions of PyTorch, a method of its own, a setting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.slope = nn.Linear(4, 8), nn.Linear(8, 2), 0.1
+
+    def features(self, x):
+        return F.leaky_relu(self.first(x), self.slope) if self.training else self.first(x)
+
+    def forward(self, x):
+        x = x.view(x.size(0), -1)
+        return self.second(torch.cat([part for part in self.features(x).chunk(2, 1)], dim=1))
+
+
+class Inherits(Net):
+    pass
+
+
+class PythonDraws(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.body(x) if random.random() < 0.5 else self.body(-x)
+
+
+class DrawsOnTheCpu(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.body(x) if torch.rand(1) < 0.5 else self.body(-x)
+
+
+SCALE = 2.0
+
+
+class ReadsAGlobal(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return SCALE * self.body(x)
+
+
+class ReadsAList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.scales = nn.Linear(4, 2), [1.0, 2.0]
+
+    def forward(self, x):
+        return self.scales[0] * self.body(x)
+
+
+class ReadsATensor(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.scale = nn.Linear(4, 2), torch.ones(())
+
+    def forward(self, x):
+        return self.scale * self.body(x)
+
+
+class CallsAHelper(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return spectral(self.body(x))
+
+
+def spectral(x):
+    return x * random.random()
+
+
+def closed_over() -> nn.Module:
+    counts = [0]
+
+    class Closes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(4, 2)
+
+        def forward(self, x):
+            counts[0] += 1
+            return self.body(x)
+
+    return Closes()
+
+
+def patched() -> nn.Module:
+    model = Net()
+    model.forward = lambda x: model.second(model.first(x))
+    return model
+
+
 def hooked() -> nn.Module:
     model = network()
     model[0].register_forward_hook(lambda *_: None)
@@ -126,7 +229,18 @@ CASES = {
     "pytorch's loss": (network, nn.CrossEntropyLoss(reduction="none"), True),
     "ours": (tacit.models.cifar_cnn, LOSS, True),
     "a residual network": (tacit.models.wide_resnet, LOSS, True),
-    "own forward": (Own, LOSS, False),
+    "own forward that counts": (Own, LOSS, False),
+    "own forward": (Net, LOSS, True),
+    "inside ours": (lambda: nn.Sequential(Net(), nn.ReLU()), LOSS, True),
+    "inherits a forward": (Inherits, LOSS, False),
+    "draws in Python": (PythonDraws, LOSS, False),
+    "draws on the CPU": (DrawsOnTheCpu, LOSS, False),
+    "reads a global": (ReadsAGlobal, LOSS, False),
+    "reads a list": (ReadsAList, LOSS, False),
+    "reads a tensor that is no buffer": (ReadsATensor, LOSS, False),
+    "calls a helper": (CallsAHelper, LOSS, False),
+    "closes over a list": (closed_over, LOSS, False),
+    "a patched forward": (patched, LOSS, False),
     "derived": (lambda: nn.Sequential(Derived(4, 2)), LOSS, False),
     "own loss": (network, lambda outputs, targets: outputs.sum(1), False),
     "hooked": (hooked, LOSS, False),

@@ -11,7 +11,7 @@ from torch import nn
 
 import tacit
 from tacit import AdaptiveNorm, Augmentation, Clip, Normalise, PerSampleClip, RandomCropFlip
-from tacit.cuda_graph import capture
+from tacit.cuda_graph import CaptureFailed, capture
 from tacit.queries import Automatic, BookKeeping, PerRecord, Replay
 from tacit.queries.bounded_gradient import trainable
 from tacit.queries.engines import Task
@@ -203,7 +203,7 @@ def test_a_recording_that_fails_leaves_the_generator_usable():
         return noisy * float(noisy.sum())
 
     before = torch.randn(4, device="cuda")
-    with pytest.raises(RuntimeError):
+    with pytest.raises(CaptureFailed):
         capture(asks_for_a_number)
     torch.cuda.synchronize()
     after = torch.randn(4, device="cuda")
@@ -214,3 +214,42 @@ def test_a_recording_that_fails_leaves_the_generator_usable():
     graph.replay()
     assert not torch.equal(one, found)
     assert torch.randn(4, device="cuda").isfinite().all()
+
+
+class Branches(nn.Module):
+    """Waits for a number, which its code does not show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 3)
+
+    def forward(self, x):
+        if x.abs().sum() > 1e9:
+            return self.body(-x)
+        return self.body(x)
+
+
+class Residual(nn.Module):
+    """A forward pass as users write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)) + x)
+
+
+@pytest.mark.filterwarnings("ignore:a step of Branches")
+@pytest.mark.parametrize("kind", [Branches, Residual])
+def test_a_forward_pass_of_the_users_own_is_recorded_where_it_can_be(kind):
+    torch.manual_seed(0)
+    model = kind().cuda()
+    inputs, targets = torch.randn(32, 4).cuda(), torch.randint(3, (32,)).cuda()
+    query, plain = PerSampleClip(0.3), PerSampleClip(0.3, engine=BookKeeping())
+    for _ in range(5):
+        batch = tacit.batch_of(inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5))
+        found, expected = (sums_of(q, model, batch, LOSS) for q in (query, plain))
+        assert_same(found, expected, tolerance=1e-4)
+        inputs = inputs + 0.1 * torch.randn_like(inputs)
+    assert len(query.engine._replay._recordings) == (kind is Residual)

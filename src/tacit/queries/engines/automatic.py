@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Hashable
 from dataclasses import replace
+from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tacit.batch import Batch
+from tacit.cuda_graph import CaptureFailed
 from tacit.queries.engines.book_keeping import BookKeeping
 from tacit.queries.engines.recordable import recordable
 from tacit.queries.engines.replay import Replay
@@ -26,16 +29,18 @@ class Automatic:
     The sums are the same. Batches of a Poisson sampler have many sizes, and a recording has one, so
     rows that count for nobody are added up to the next of a few sizes (see `rows_for`); a size is
     recorded when it comes a second time. Which of the two is used depends on the model, the device
-    and on sizes, and on nothing else about the records.
+    and on sizes, and on nothing else about the records. A model whose forward pass waits for a
+    number cannot be recorded: that is found out once, said, and it runs as it is.
     """
 
     def __init__(self) -> None:
         self._eager = BookKeeping()
         self._replay = Replay(self._eager)
         self._seen: set[Hashable] = set()
+        self._failed: WeakSet[nn.Module] = WeakSet()
 
     def clipped_sums(self, task: Task, piece: Batch) -> Clipped:
-        if not piece.indices.is_cuda or len(piece) == 0 or not recordable(task):
+        if not piece.indices.is_cuda or len(piece) == 0 or not self._may_record(task):
             return self._eager.clipped_sums(task, piece)
         # A batch that comes with a mask was given its shape by whoever made it.
         shaped = piece if piece.mask is not None else padded(piece, rows_for(piece, task.views))
@@ -43,7 +48,19 @@ class Automatic:
         if size not in self._seen:
             self._seen.add(size)
             return self._eager.clipped_sums(task, piece)
-        return self._replay.clipped_sums(task, shaped)
+        try:
+            return self._replay.clipped_sums(task, shaped)
+        except CaptureFailed as error:
+            self._failed.add(task.model)
+            warnings.warn(
+                f"a step of {type(task.model).__name__} cannot be recorded and runs as it is: "
+                f"{error.__cause__}",
+                stacklevel=2,
+            )
+            return self._eager.clipped_sums(task, piece)
+
+    def _may_record(self, task: Task) -> bool:
+        return task.model not in self._failed and recordable(task)
 
     def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
         return self._eager.block_norms(task, piece)
@@ -52,6 +69,7 @@ class Automatic:
         """Give the recordings' memory back; later steps record anew."""
         self._replay.forget()
         self._seen.clear()
+        self._failed.clear()
 
 
 def rows_for(piece: Batch, views: int = 1) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from torch import nn
 
+from tacit.queries.engines.plain_forward import plain_forward
 from tacit.queries.engines.rules import RULES
 from tacit.queries.engines.task import Task
 
@@ -58,28 +60,34 @@ def recordable(task: Task) -> bool:
     A recording repeats kernels, not Python: a branch on a number of the batch would stop it, and a
     counter, a draw of Python's own or a hook that looks on would stay as they were. So all parts
     of the model, and the loss, must be ones that are known to have none of these: PyTorch's own
-    layers and this library's. A forward pass that a user wrote may have; `Replay()` takes it.
+    layers, this library's, and forward passes whose code shows it (`plain_forward`).
     """
-    parts_known = all(_known(module) for module in task.model.modules())
-    return parts_known and _known_loss(task.loss) and not any(_foreign_hooks(task.model))
+    return _known_loss(type(task.loss)) and all(map(_known, task.model.modules()))
 
 
 def _known(module: nn.Module) -> bool:
-    return type(module) in _KNOWN or _ours(type(module))
+    if "forward" in vars(module) or any(_foreign_hooks(module)):
+        return False
+    return _known_kind(type(module)) or plain_forward(module)
 
 
-def _known_loss(loss: object) -> bool:
-    return _ours(type(loss)) or type(loss).__module__ == "torch.nn.modules.loss"
+@functools.cache
+def _known_kind(kind: type) -> bool:
+    return kind in _KNOWN or _ours(kind)
+
+
+@functools.cache
+def _known_loss(kind: type) -> bool:
+    return _ours(kind) or kind.__module__ == "torch.nn.modules.loss"
 
 
 def _ours(kind: type) -> bool:
     return kind.__module__.split(".")[0] == "tacit"
 
 
-def _foreign_hooks(model: nn.Module) -> Iterator[object]:
+def _foreign_hooks(module: nn.Module) -> Iterator[object]:
     """Hooks that are not the library's, which are part of the work or gone before it."""
-    for module in model.modules():
-        for table in _HOOKS:
-            for hook in getattr(module, table).values():
-                if (getattr(hook, "__module__", None) or "").split(".")[0] != "tacit":
-                    yield hook
+    for table in _HOOKS:
+        for hook in getattr(module, table).values():
+            if (getattr(hook, "__module__", None) or "").split(".")[0] != "tacit":
+                yield hook
