@@ -16,6 +16,7 @@ import functools
 import math
 from collections.abc import Iterator
 from types import CodeType, FunctionType
+from typing import Any
 
 import torch
 import torch.nn.functional
@@ -51,7 +52,8 @@ def plain_forward(module: nn.Module) -> bool:
 
     Only for classes that derive from `nn.Module` itself: others inherit code that is not read.
     """
-    attributes = _attributes_of(type(module))
+    kind: Any = type(module)
+    attributes = _attributes_of(kind)
     return attributes is not None and all(_held(module, name) for name in attributes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -68,7 +69,8 @@ def recordable(task: Task) -> bool:
 def _known(module: nn.Module) -> bool:
     if "forward" in vars(module) or any(_foreign_hooks(module)):
         return False
-    return _known_kind(type(module)) or plain_forward(module)
+    kind: Any = type(module)
+    return _known_kind(kind) or plain_forward(module)
 
 
 @functools.cache
