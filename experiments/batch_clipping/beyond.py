@@ -51,7 +51,7 @@ METHODS: dict[str, tuple[dict, int, tuple[float, ...]]] = {
          "master": 0.5}, 250, (0.03, 0.1, 0.3),
     ),
     "sets of 4, BatchNorm, factors": (
-        {"clipping": "general", "constants": "factors", "batch_size": 1024, "sets": 256,
+        {"clipping": "general", "constants": "factors", "batch_size": 512, "sets": 128,
          "master": 1.0}, 250, (0.1, 0.3, 1.0),
     ),
     "one set of 1024, BatchNorm, factors": (

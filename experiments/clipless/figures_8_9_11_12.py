@@ -1,52 +1,134 @@
 """Figures 8, 9, 11 and 12: norms of inputs, and of gradients beside their bounds.
 
-Not private: it reads raw records and raw gradients, of CIFAR-10.
+Not private: it reads raw records and raw gradients.
 
-    python experiments/clipless/figures_8_9_11_12.py --out figures/
+    python experiments/clipless/figures_8_9_11_12.py --dataset cifar10 --out figures/
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
-from image_runs import Setting, first, loaded, run_once
+from image_data import first
+from image_networks import build
+from image_runs import run_once
+from image_settings import Setting, loss_of
+from torch import nn
 
 import tacit
-from tacit.diagnostics import gradient_histogram, input_norms
+from tacit.data import PublicScaler
+from tacit.data.catalogue import lookup
+from tacit.diagnostics import GradientNorms, InputNorms, gradient_histogram, input_norms
+from tacit.report.canvas import blank, save
 
-SETTING = Setting("mixer:4:64", 512, 30, scale=40.0, clip=0.2, learning_rate=1.5)
+SETTING = Setting("mlp:256", 1024, 60, scale=40.0, clip=0.2, learning_rate=1.5)
+MODELS = ["mlp:256", "mixer:4:64", "pooled:6:3:64:2"]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--dataset", default="cifar10", choices=["mnist", "fashion-mnist", "cifar10"]
     )
-    parser.add_argument("--records", type=int, default=4_000, help="to train on")
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--records", type=int, default=10_000, help="to train on")
+    parser.add_argument("--steps", type=int, default=SETTING.steps)
+    parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--looked-at", type=int, default=256, help="records whose norms are shown")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    train, _ = loaded(options.dataset, False, options.device, options.records)
-    shown = first(train, options.looked_at)
-    pixels, _ = tacit.load(options.dataset, scale=None)
-    input_norms(pixels).plot(options.out / "figure_8_input_norms.png")
-    loss = tacit.losses.CrossEntropy(1 / SETTING.scale)
-    torch.manual_seed(0)
-    fresh = tacit.models.lipschitz_mixer(train.shape, 10, patch=4, width=64).to(train.device)
-    trained, facts = run_once(SETTING, train, epsilon=8.0, seed=0)
-    tightness = {}
-    for name, model in (("first", fresh), ("last", trained)):
-        found = gradient_histogram(model, loss, shown)
-        print(f"{name} step\n{found.text()}")
-        found.plot(options.out / f"figures_9_11_12_{name}.png")
-        tightness[name] = found.tightness()
-    report = {"tightness": tightness, "epsilon": facts["epsilon"]}
-    (options.out / "tightness.json").write_text(json.dumps(report, indent=2) + "\n")
+    asked = parser.parse_args(arguments)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    inputs = norms_of_inputs(asked.dataset)
+    print(inputs.text())
+    inputs.plot(asked.out / f"figure_8_{asked.dataset}.png")
+    report: dict = {"dataset": asked.dataset, "input_spread": inputs.spread(), "models": {}}
+    train = first(tacit.load(asked.dataset)[0], asked.records).to(asked.device)
+    shown = first(train, asked.looked_at)
+    for model in asked.models:
+        batch = min(SETTING.batch_size, asked.records // 4)
+        setting = replace(SETTING, model=model, batch_size=batch, steps=asked.steps)
+        torch.manual_seed(0)
+        fresh = build(setting, train.shape, 10).to(train.device)
+        trained, facts = run_once(setting, train, asked.epsilon, seed=0)
+        loss = loss_of(setting)
+        found = {
+            "before the first step": gradient_histogram(fresh, loss, shown),
+            f"after {asked.steps} steps": gradient_histogram(trained, loss, shown),
+        }
+        name = model.replace(":", "-")
+        plot(found, trained, asked.out / f"figures_9_11_12_{asked.dataset}_{name}.png")
+        report["models"][model] = {"epsilon": facts["epsilon"], "norms": shares(found, trained)}
+    path = asked.out / f"norms_{asked.dataset}.json"
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def norms_of_inputs(dataset: str) -> InputNorms:
+    """In several colour spaces; grey images as they are trained on."""
+    pixels, _ = tacit.load(dataset, scale=None)
+    if pixels.shape[0] == 3:
+        return input_norms(pixels)
+    known = lookup(dataset)
+    assert known.mean is not None
+    assert known.std is not None
+    return input_norms(pixels, [PublicScaler(known.mean, known.std)])
+
+
+def shares(found: Mapping[str, GradientNorms], model: nn.Module) -> dict:
+    """The median and the largest norm over the bound, by moment and layer."""
+    return {
+        moment: {
+            layer: {
+                "median": float(norms.norms[name].median()) / norms.bounds[name],
+                "largest": norms.tightness()[name],
+            }
+            for name, layer in layers_of(model).items()
+        }
+        for moment, norms in found.items()
+    }
+
+
+def plot(found: Mapping[str, GradientNorms], model: nn.Module, path: Path) -> None:
+    """A panel a layer: histograms of norm over bound, which is 1 at the red bar."""
+    layers = layers_of(model)
+    relative = {
+        (moment, name): norms.norms[name].numpy() / norms.bounds[name]
+        for moment, norms in found.items()
+        for name in layers
+    }
+    least = min(float(values[values > 0].min(initial=1.0)) for values in relative.values())
+    bins = np.geomspace(10 ** math.floor(math.log10(least)), 1.1, 61)
+    figure, axes = blank(1, len(layers), (3.0 * len(layers) + 0.4, 3.2))
+    for panel, (name, layer) in zip(axes.flat, layers.items(), strict=True):
+        for moment in found:
+            values = relative[moment, name].clip(min=bins[0])
+            panel.hist(values, bins=bins, histtype="stepfilled", alpha=0.5, label=moment)
+        panel.axvline(1.0, color="tab:red", linewidth=1.5)
+        panel.set_xscale("log")
+        panel.set_title(layer, fontsize=9)
+        panel.set_xlabel("gradient norm over its bound")
+        panel.grid(alpha=0.3)
+    axes.flat[0].set_ylabel("records")
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
+    save(figure, path, next(iter(found.values())).notice)
+
+
+def layers_of(model: nn.Module) -> dict[str, str]:
+    """A name to read for each weight: which layer, of what kind and shape."""
+    said = {}
+    for number, (name, weight) in enumerate(model.named_parameters(), start=1):
+        layer = type(model.get_submodule(name.rpartition(".")[0])).__name__
+        said[name] = f"{number}. {layer} {'×'.join(map(str, weight.shape))}"
+    return said
 
 
 if __name__ == "__main__":

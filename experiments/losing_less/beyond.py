@@ -35,9 +35,9 @@ LINEAR = Setting(
 )  # fmt: skip
 ON_FEATURES = Setting(
     "mnist", "scattering", loss="tailored", threshold_epoch=2, beta=11, gamma=2, batch_size=8192,
-    steps=300, learning_rate=4.0, ema=0.95, views=4, copies=4,
+    steps=300, learning_rate=4.0, ema=0.95, views=2, copies=4,
 )  # fmt: skip
-ON_PIXELS = replace(ON_FEATURES, features="pixels", copies=1)
+ON_PIXELS = replace(ON_FEATURES, features="pixels", views=4, copies=1)
 METHODS: dict[str, Setting] = {
     "mnist/linear": replace(LINEAR, features="log", batch_size=30_000),
     "mnist/features": ON_FEATURES,
@@ -78,7 +78,7 @@ SPACES: dict[str, Mapping[str, tuple]] = {
         "batch_size": [8192, 16_384],
         "ema": [0.9, 0.97],
         "cosine": [False, True],
-        "views": [4, 8],
+        "views": [1, 2],
     },
     "pixels": {
         "learning_rate": (0.7, 8.0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -201,3 +202,39 @@ def test_a_recording_depends_on_settings() -> None:
     assert state_of(model) == before
     model[1].max_norm = 0.5
     assert state_of(model) != before
+
+
+def test_without_an_engine_it_records_and_the_sums_are_the_same(monkeypatch) -> None:
+    """With a stand-in for the GPU's graph: sizes that come again are padded and replayed."""
+    from types import SimpleNamespace
+
+    from tacit.queries import clipless_passes
+
+    class AsIfOnGpu(torch.Tensor):
+        is_cuda = True
+
+    def stand_in(work, warm_ups=2, pool=None):
+        found = work()
+
+        def again() -> None:
+            for name, new in work().gradients.items():
+                found.gradients[name].copy_(new)
+
+        return SimpleNamespace(replay=again, pool=lambda: None), found
+
+    monkeypatch.setattr(clipless_passes, "capture", stand_in)
+    torch.manual_seed(0)
+    model = tacit.models.lipschitz_mlp((4,), 3, hidden=[8]).double()
+    loss = tacit.losses.CrossEntropy(0.5)
+    query = tacit.Clipless(gradient_clip=0.5)
+    named = tacit.Clipless(gradient_clip=0.5, engine=clipless_passes.Eager())
+    for count in (40, 39, 40, 37, 38, 40, 33):
+        inputs = torch.randn(count, 4, dtype=torch.float64)
+        targets = torch.randint(3, (count,))
+        batch = tacit.batch_of(inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5))
+        expected = named(model, loss, batch)
+        seen = replace(batch, indices=batch.indices.as_subclass(AsIfOnGpu))
+        for one, other in zip(query(model, loss, seen).blocks, expected.blocks, strict=True):
+            for a, b in zip(one.sums, other.sums, strict=True):
+                assert torch.allclose(a.as_subclass(torch.Tensor), b, rtol=1e-10, atol=1e-12)
+    assert len(query.engine._replayed._recordings) == 2  # of 38 rows and of 40

@@ -16,6 +16,7 @@ from tacit.cli.statistics_options import require_rows_enough
 from tacit.data import Records
 from tacit.queries import (
     Automatic,
+    AutomaticPasses,
     BatchClip,
     BookKeeping,
     Clipless,
@@ -74,7 +75,7 @@ class QueryOptions:
             return Clipless(
                 gradient_clip=self._gradient_clip(),
                 augmentation=augmentation,
-                engine=Replayed() if self.engine is EngineName.REPLAY else Eager(),
+                engine=_PASSES[self.engine](),
             )
         gradient = self.local.gradient()
         constants = self.layerwise.constants(public, self.max_norm, self.per_epoch)
@@ -123,6 +124,11 @@ class QueryOptions:
         return threshold_from(self.gradient_clip, self.adaptive_quantile)
 
 
+_PASSES: dict[EngineName, Any] = {
+    EngineName.AUTOMATIC: AutomaticPasses,
+    EngineName.BOOK_KEEPING: Eager,
+    EngineName.REPLAY: Replayed,
+}
 _ENGINES: dict[EngineName, Any] = {
     EngineName.AUTOMATIC: Automatic,
     EngineName.BOOK_KEEPING: BookKeeping,

@@ -11,7 +11,7 @@ from tacit.queries.bounded_gradient import (
 )
 from tacit.queries.clip_rules import Clip, Normalise
 from tacit.queries.clipless import Clipless
-from tacit.queries.clipless_passes import Eager, Replayed
+from tacit.queries.clipless_passes import AutomaticPasses, Eager, Replayed
 from tacit.queries.engines import Automatic, BookKeeping, PerRecord, Replay
 from tacit.queries.grouping import group_by_norm
 from tacit.queries.layerwise import Decaying, LayerFactors, LayerwiseNorms
@@ -29,6 +29,7 @@ from tacit.queries.per_sample_clip import PerSampleClip
 __all__ = [
     "AdaptiveNorm",
     "Automatic",
+    "AutomaticPasses",
     "BatchClip",
     "Block",
     "BookKeeping",

@@ -19,7 +19,7 @@ from tacit.lipschitz.propagate import Sensitivities, propagate
 from tacit.queries.adaptive_norm import AdaptiveNorm, Following, Thresholds
 from tacit.queries.blocks import Blocks, by_parameter, check_cover
 from tacit.queries.bounded_gradient import BoundedGradient, Loss, blocks_from, trainable
-from tacit.queries.clipless_passes import Eager, PassEngine, Passes
+from tacit.queries.clipless_passes import AutomaticPasses, PassEngine, Passes
 from tacit.queries.clipping import accumulator, flattened
 from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import Unit
@@ -38,7 +38,8 @@ class Clipless(Following):
     case; the constant itself is enforced in the same way. For a linear model on inputs of one norm
     it is per-sample clipping. An `AdaptiveNorm` follows a quantile of those norms, for a count that
     is charged. `augmentation` averages each record's gradient over views, each within the bound. A
-    record that is not finite adds nothing. `engine=Replayed()` makes the passes one CUDA graph.
+    record that is not finite adds nothing. `engine=Replayed()` makes the passes one CUDA graph;
+    without an engine that is done where it is sure to work.
     """
 
     unit = Unit.RECORD
@@ -58,7 +59,7 @@ class Clipless(Following):
             )
         self.gradient_clip = gradient_clip
         self.blocks = blocks
-        self.engine: PassEngine = engine or Eager()
+        self.engine: PassEngine = engine or AutomaticPasses()
         self._views = ViewBatches(augmentation)
         self._known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 

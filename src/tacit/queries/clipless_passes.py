@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from tacit.batch import Batch
-from tacit.cuda_graph import capture, state_of
+from tacit.cuda_graph import CaptureFailed, capture, state_of
 from tacit.lipschitz.layers.clip_gradient import limit_rows
 from tacit.queries.adaptive_norm import centred_count
 from tacit.queries.bounded_gradient import Loss
 from tacit.queries.engines.record_losses import losses_of
+from tacit.queries.engines.when_to_record import WhenToRecord
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,28 @@ class Replayed:
         graph, sums = capture(lambda: sums_of(still, inputs, targets, mask), pool=self._pool)
         self._pool = graph.pool()  # recordings take turns, so they may share their memory
         return _Recording(asked, graph, inputs, targets, mask, limit, below, sums)
+
+
+class AutomaticPasses:
+    """`Replayed` on a GPU where a step can surely be recorded, else `Eager`: the same sums."""
+
+    def __init__(self) -> None:
+        self._replayed = Replayed()
+        self._when = WhenToRecord()
+
+    def run(self, asked: Passes, piece: Batch) -> Sums:
+        shaped = self._when.shaped(asked.model, asked.loss, piece, asked.views)
+        if shaped is not None:
+            try:
+                return self._replayed.run(asked, shaped)
+            except CaptureFailed as error:
+                self._when.failed(asked.model, error)
+        return Eager().run(asked, piece)
+
+    def forget(self) -> None:
+        """Give the recordings' memory back; later steps record anew."""
+        self._replayed.forget()
+        self._when.forget()
 
 
 def _key(asked: Passes, piece: Batch) -> Hashable:

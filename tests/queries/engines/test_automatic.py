@@ -18,8 +18,8 @@ import tacit
 from tacit import Augmentation, PerSampleClip
 from tacit.queries.bounded_gradient import trainable
 from tacit.queries.engines import Automatic, BookKeeping, Task, replay
-from tacit.queries.engines.automatic import padded, rows_for
 from tacit.queries.engines.recordable import recordable
+from tacit.queries.engines.when_to_record import padded, rows_for
 
 LOSS = tacit.losses.CrossEntropy()
 
@@ -253,13 +253,13 @@ CASES = {
 def test_what_is_recorded_by_itself(case):
     build, loss, expected = CASES[case]
     model = build()
-    assert recordable(Task(model, loss, trainable(model), ((),), ())) is expected
+    assert recordable(model, loss) is expected
 
 
 def test_a_loss_that_looks_inside_is_recorded_while_the_model_is_watched():
     model, loss = network(), tacit.losses.TailoredLoss(0, 1.0, 2.0)
     with tacit.losses.watched(model, loss):
-        assert recordable(task(model, loss))
+        assert recordable(model, loss)
 
 
 @given(

@@ -10,7 +10,6 @@ from torch import nn
 
 from tacit.queries.engines.plain_forward import plain_forward
 from tacit.queries.engines.rules import RULES
-from tacit.queries.engines.task import Task
 
 _ACTIVATIONS = (
     nn.CELU,
@@ -55,15 +54,15 @@ _KNOWN = frozenset([*RULES, *_ACTIVATIONS, *_POOLS, *_SHAPES, *_DROPOUTS, *_CONT
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def recordable(task: Task) -> bool:
-    """Whether every step of the task does the same work, whatever the records hold.
+def recordable(model: nn.Module, loss: object) -> bool:
+    """Whether every step does the same work, whatever the records hold.
 
     A recording repeats kernels, not Python: a branch on a number of the batch would stop it, and a
     counter, a draw of Python's own or a hook that looks on would stay as they were. So all parts
     of the model, and the loss, must be ones that are known to have none of these: PyTorch's own
     layers, this library's, and forward passes whose code shows it (`plain_forward`).
     """
-    return _known_loss(type(task.loss)) and all(map(_known, task.model.modules()))
+    return _known_loss(loss) and all(map(_known, model.modules()))
 
 
 def _known(module: nn.Module) -> bool:
@@ -78,9 +77,8 @@ def _known_kind(kind: type) -> bool:
     return kind in _KNOWN or _ours(kind)
 
 
-@functools.cache
-def _known_loss(kind: type) -> bool:
-    return _ours(kind) or kind.__module__ == "torch.nn.modules.loss"
+def _known_loss(loss: object) -> bool:
+    return _ours(type(loss)) or type(loss).__module__ == "torch.nn.modules.loss"
 
 
 def _ours(kind: type) -> bool:

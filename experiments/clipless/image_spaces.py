@@ -1,0 +1,188 @@
+"""What is known to work in each task, and what its search may change.
+
+The first of `KNOWN` is trial 0; a pair (low, high) is drawn on a logarithmic scale, a list evenly.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from image_networks import kind_and_sizes
+from image_settings import Setting, log_between
+
+Space = Mapping[str, tuple[float, float] | list]
+
+ON_SPHERE = Setting(
+    "linear", 16_384, 100, scale=128.0, clip=0.2, learning_rate=1.44, features="scattering",
+    centre=10.0, head="ball", ema=0.9, cosine=False,
+)  # fmt: skip
+# Gradients of one norm, about as far a step as Tramèr & Boneh 2021 take.
+NORMALISED = replace(
+    ON_SPHERE, batch_size=8192, steps=400, scale=300.0, clip=0.002, learning_rate=0.17, ema=0.97
+)
+FILTERS = Setting("convolution:7:3:64:2", 16_384, 200, scale=75.0, clip=0.022, learning_rate=1.73)
+UNITS = Setting("mlp:512", 8192, 200, scale=98.0, clip=0.1, learning_rate=1.18)
+PHOTOGRAPHS = Setting("convolution:6:3:256:3", 8192, 100, scale=74.0, clip=0.27, learning_rate=2.23)
+CERTIFIED = replace(UNITS, batch_size=16_384, scale=50.0)
+
+KNOWN: dict[str, list[Setting]] = {
+    "mnist/pixels": [
+        FILTERS,
+        replace(FILTERS, batch_size=25_000, steps=400, ema=0.95),
+        replace(FILTERS, centre=10.0, head="ball"),
+        replace(FILTERS, middle_centring=True),
+        replace(ON_SPHERE, features="filters:7:3:256:2", batch_size=30_000),
+    ],
+    "fashion-mnist/pixels": [
+        UNITS,
+        replace(UNITS, batch_size=25_000, steps=400),
+        replace(UNITS, centre=10.0),
+        replace(FILTERS, middle_centring=True),
+        replace(ON_SPHERE, features="filters:7:3:256:2"),
+    ],
+    "cifar10/pixels": [
+        PHOTOGRAPHS,
+        replace(PHOTOGRAPHS, batch_size=16_384, steps=200),
+        replace(PHOTOGRAPHS, centre=10.0, middle_centring=True),
+        replace(ON_SPHERE, features="filters:6:2:512:7", clip=0.4, learning_rate=0.5),
+    ],
+    "mnist/certified": [CERTIFIED, replace(CERTIFIED, model="pooled:7:3:64:2")],
+    "fashion-mnist/certified": [CERTIFIED, replace(CERTIFIED, model="pooled:7:3:64:2")],
+    "cifar10/certified": [
+        CERTIFIED,
+        replace(CERTIFIED, model="patches:4:96"),
+        replace(CERTIFIED, model="pooled:6:3:128:3"),
+        replace(CERTIFIED, model="centred", head="ball", scale=100.0),
+        replace(CERTIFIED, model="mixer:4:128"),
+    ],
+    "mnist/scattering": [
+        replace(ON_SPHERE, features="log", batch_size=30_000),
+        replace(ON_SPHERE, features="log", batch_size=30_000, steps=200, clip=0.1, ema=0.95),
+    ],
+    "fashion-mnist/scattering": [
+        ON_SPHERE,
+        replace(ON_SPHERE, cosine=True),
+        replace(ON_SPHERE, batch_size=30_000, steps=200, cosine=True),
+    ],
+    "cifar10/scattering": [
+        replace(ON_SPHERE, scale=111.0, clip=0.64, learning_rate=0.3),
+        NORMALISED,
+        replace(NORMALISED, batch_size=25_000, centre=None),
+        replace(NORMALISED, batch_size=25_000, cosine=True),
+    ],
+}
+SCHEDULE: Space = {
+    "batch_size": [8192, 16_384, 25_000],
+    "steps": [100, 200, 400],
+    "ema": [None, 0.9, 0.95],
+    "cosine": [True, True, False],
+}
+# A linear layer's scores are as large as scale·learning_rate makes them, so that is drawn: `pace`.
+ON_FEATURES: Space = {
+    "features": ["log", "scattering"],
+    "centre": [None, 10.0, 10.0],
+    "batch_size": [8192, 16_384, 25_000, 40_000],
+    "steps": [100, 200, 400],
+    "scale": (60.0, 500.0),
+    "clip": (0.002, 0.7),
+    "pace": (15.0, 400.0),
+    "ema": [None, 0.9, 0.95, 0.97],
+    "cosine": [False, True],
+}
+ON_PIXELS: Space = {
+    **SCHEDULE,
+    "scale": (20.0, 200.0),
+    "clip": (0.01, 0.5),
+    "learning_rate": (0.4, 6.0),
+    "centre": [None, None, 10.0],
+    "loss": ["cross-entropy", "cross-entropy", "hinge"],
+    "head": ["orthogonal", "orthogonal", "ball"],
+    "middle": (0.1, 1.0),
+    "middle_centring": [False, True],
+    "per_layer": [True, True, False],
+    "views": [1, 1, 1, 4],
+}
+WITH_CERTIFICATES: Space = {
+    **ON_PIXELS, "scale": (10.0, 150.0), "centre": [None], "middle_centring": [False],
+}  # fmt: skip
+DIGITS = ["convolution:7:3:64:2", "convolution:7:3:128:2", "convolution:5:2:64:2"]
+DIGITS += ["convolution:6:2:96:3", "convolution:8:4:128:2", "convolution:7:3:64:1"]
+MODELS: dict[str, list[str]] = {
+    "mnist/pixels": [*DIGITS, "filters:7:3:256:2", "filters:5:2:256:3", "mlp:1024"],
+    "fashion-mnist/pixels": [*DIGITS, "filters:7:3:256:2", "mlp:512", "mlp:1024", "mlp:512:256"],
+    "cifar10/pixels": [
+        "convolution:6:3:256:3", "convolution:6:3:512:3", "convolution:8:3:256:3",
+        "convolution:6:2:128:2", "convolution:6:2:128:7", "convolution:8:2:128:4",
+        "convolution:5:3:256:2", "filters:6:2:512:7", "filters:6:2:1024:7",
+    ],
+    "mnist/certified": ["mlp:256", "mlp:512", "mlp:1024", "patches:7:256", "pooled:7:3:64:2"],
+    "fashion-mnist/certified": ["mlp:256", "mlp:512", "mlp:1024", "pooled:7:3:64:2", "mixer:4:64"],
+    "cifar10/certified": [
+        "centred", "mlp:512", "mlp:1024", "mlp:2048", "patches:4:96", "patches:4:192",
+        "patches:8:192", "mixer:4:128", "pooled:6:3:128:3", "pooled:8:4:128:1",
+    ],
+}  # fmt: skip
+
+
+def space_of(task: str) -> Space:
+    if task.endswith("scattering"):
+        return ON_FEATURES
+    space = WITH_CERTIFICATES if task.endswith("certified") else ON_PIXELS
+    return {"model": MODELS[task], **space}
+
+
+def drawn(task: str, rng: random.Random) -> Setting:
+    found = {name: _one(values, rng) for name, values in space_of(task).items()}
+    return _affordable(task, _made(KNOWN[task][0], found))
+
+
+def near(task: str, setting: Setting, rng: random.Random) -> Setting:
+    """Numbers on a logarithmic scale move a little, and often one choice is drawn anew."""
+    found: dict[str, Any] = {
+        name: getattr(setting, name) * 2 ** rng.gauss(0, 0.5)
+        for name, values in space_of(task).items()
+        if isinstance(values, tuple) and name != "pace"
+    }
+    found["learning_rate"] = setting.learning_rate * 2 ** rng.gauss(0, 0.5)
+    found["clip"] = min(1.0, found["clip"])
+    choices = [n for n, v in space_of(task).items() if isinstance(v, list) and n != "model"]
+    if rng.random() < 0.6:
+        name = rng.choice(choices)
+        found[name] = rng.choice(list(space_of(task)[name]))
+    return _affordable(task, replace(setting, **found))
+
+
+def _one(values: tuple[float, float] | list, rng: random.Random) -> Any:
+    if isinstance(values, tuple):
+        return log_between(*values, rng.random())
+    return rng.choice(values)
+
+
+def _made(base: Setting, found: dict[str, Any]) -> Setting:
+    pace = found.pop("pace", None)
+    if pace is not None:
+        found["learning_rate"] = pace / found["scale"]
+    if found.get("model", "").startswith("filters:"):  # these are features, and linear the model
+        found |= {"features": found["model"], "model": "linear"}
+    return replace(base, **found)
+
+
+def _affordable(task: str, setting: Setting) -> Setting:
+    """Filters on many pixels, and several views, take fewer and smaller steps."""
+    kind, _ = kind_and_sizes(setting.model)
+    if setting.features != "pixels":
+        return replace(setting, views=1)  # views are of images
+    filters = kind in ("convolution", "pooled")
+    heavy = setting.views > 1 or (filters and task.startswith("cifar10"))
+    if not heavy:
+        return setting
+    return replace(
+        setting, batch_size=min(setting.batch_size, 16_384), steps=min(setting.steps, 200)
+    )
+
+
+def tasks() -> Sequence[str]:
+    return list(KNOWN)
