@@ -32,11 +32,11 @@ BASE = Setting(augment=False, cosine=True, momentum=0.9)
 METHODS: dict[str, tuple[dict, int, tuple[float, ...]]] = {
     "per-sample, GroupNorm": (
         {"norm": "group", "clipping": "individual", "constants": "full", "batch_size": 2048,
-         "master": 0.5}, 400, (0.1, 0.3, 1.0),
+         "master": 0.5}, 400, (0.3, 1.0, 3.0),
     ),
     "per-sample, GroupNorm, factors": (
         {"norm": "group", "clipping": "individual", "constants": "factors", "batch_size": 2048,
-         "master": 1.0}, 400, (0.1, 0.3, 1.0),
+         "master": 1.0}, 400, (0.3, 1.0, 3.0),
     ),
     "sets of 8, BatchNorm": (
         {"clipping": "general", "constants": "full", "batch_size": 1024, "sets": 128,
@@ -52,7 +52,7 @@ METHODS: dict[str, tuple[dict, int, tuple[float, ...]]] = {
     ),
     "sets of 4, BatchNorm, factors": (
         {"clipping": "general", "constants": "factors", "batch_size": 512, "sets": 128,
-         "master": 1.0}, 250, (0.1, 0.3, 1.0),
+         "master": 1.0}, 250, (0.03, 0.1, 0.3),
     ),
     "one set of 1024, BatchNorm, factors": (
         {"clipping": "batch", "constants": "factors", "batch_size": 1024, "master": 1.0},
@@ -86,12 +86,16 @@ def setting_of(network: str, method: str, epsilon: float, rate: float) -> Settin
 
 
 def settings(
-    networks: Sequence[str], epsilons: Sequence[float], chosen: Mapping[str, float] | None
+    networks: Sequence[str],
+    methods: Sequence[str],
+    epsilons: Sequence[float],
+    chosen: Mapping[str, float] | None,
 ) -> dict[str, Setting]:
     """By name; without chosen rates, one a rate that is searched."""
     wanted = {}
     for network in networks:
-        for method, (_, _, rates) in METHODS.items():
+        for method in methods:
+            rates = METHODS[method][2]
             for epsilon in epsilons:
                 task = f"{runs.DATA[network]}, {method}"
                 for rate in rates if chosen is None else [chosen.get(task, rates[1])]:
@@ -116,11 +120,12 @@ def main(arguments: Sequence[str] | None = None) -> dict:
     parser.add_argument("--search", action="store_true", help="one seed of every rate")
     parser.add_argument("--chosen", type=Path, help="a search's table; else the rate in the middle")
     parser.add_argument("--networks", nargs="+", default=list(RECORDS), choices=list(RECORDS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, 8.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     asked = parser.parse_args(arguments)
     chosen = None if asked.search else best_rates(asked.chosen) if asked.chosen else {}
-    wanted = settings(asked.networks, asked.epsilons, chosen)
+    wanted = settings(asked.networks, asked.methods, asked.epsilons, chosen)
     group, seeds = ("search", [0]) if asked.search else ("beyond", asked.seeds)
     jobs = [Job(group, name, setting, s) for s in seeds for name, setting in wanted.items()]
     return everything.run_all(jobs, asked)
