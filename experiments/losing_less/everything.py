@@ -76,7 +76,6 @@ def tables(lines: Sequence[dict], folder: Path) -> None:
         results = [(name, one) for name, runs in by_name.items() for one in runs]
         chosen = {name: settings[f"{number}: {name}"] for name in by_name}
         report = figure.collected(f"Figure {number}", chosen, results)
-        report["environment"] = environment()
         (folder / f"figure_{number}.json").write_text(to_json(report) + "\n", encoding="utf-8")
         print(figure.table(report))
 
@@ -109,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ends = time.perf_counter() + asked.seconds
     for job, found in each_result(work, jobs, (asked.device, limit), asked.workers, ends):
         line = {"method": job.method, "setting": asdict(job.setting), **found}
+        line["environment"] = environment()
         with asked.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(json.loads(to_json(line))) + "\n")
         print(job.method, job.seed, line.get("accuracy", line.get("error")), flush=True)

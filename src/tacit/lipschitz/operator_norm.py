@@ -30,6 +30,17 @@ def operator_norm_upper(w_LMN: Tensor, squarings: int = 5) -> Tensor:
     return torch.minimum(near, gram_iteration_upper(gram, near, squarings))
 
 
+def rough_norm_upper(w_LMN: Tensor) -> Tensor:
+    """An upper bound by Gram iteration alone, from u = ‖W‖_F: fewer launches, 5% loose for n = 512.
+
+    For a start, where what comes of it is certified afterwards. u² = tr(A) ≤ n·λ_max(A), so that
+    the largest power is at least n^(−2^t), above 10⁻¹²⁸ for n ≤ 10⁴ and t = 5.
+    """
+    gram = gram_matrix(w_LMN)
+    frobenius = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1).sqrt() * (1 + MARGIN)
+    return gram_iteration_upper(gram, frobenius)
+
+
 def gram_matrix(w_LMN: Tensor) -> Tensor:
     """WᵀW or WWᵀ, whichever is smaller: they share their non-zero eigenvalues."""
     w = w_LMN.detach().to(torch.float64)

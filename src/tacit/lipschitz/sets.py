@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tacit.lipschitz.operator_norm import operator_norm_upper
+from tacit.lipschitz.operator_norm import operator_norm_upper, rough_norm_upper
 from tacit.lipschitz.orthogonalise import orthogonalise
 
 # A weight whose certified norm is within this of its limit is left as it is, bit for bit, so that
@@ -81,7 +81,7 @@ class Orthogonal:
 
     def project(self, stack: Tensor) -> Tensor:
         matrices = as_matrices(stack, self.groups)
-        norms = operator_norm_upper(matrices)
+        norms = rough_norm_upper(matrices)
         inside = matrices / norms.clamp_min(1e-30).to(matrices.dtype)[..., None, None]
         found = orthogonalise(inside, self.steps) * self.max_norm
         return found.reshape(stack.shape)
