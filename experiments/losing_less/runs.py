@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 import dp_accounting as dpa
 import torch
 from feature_copies import DrawnCopy, numbered, table_of
+from feature_mix import CentreOfEach, mixed, widths_of
 from recipes import DELTA, RECIPES, least_noise, prelude_of
 from torch import Tensor, nn
 
 import tacit
 from tacit import Records
 from tacit.accounting.pld import COARSE
-from tacit.data.centre import Centre, on_sphere, release_centre
+from tacit.data.centre import on_sphere, release_centre
 from tacit.data.scattering import scattering_features
 from tacit.data.sources import cache_folder
 from tacit.lipschitz import SpectralBall, SpectralLinear
@@ -41,10 +42,11 @@ class Setting:
     """What one run is told.
 
     `features`: pixels, scattering (27 groups of each record normalised), sphere (the same, each
-    record scaled to norm 1), log (log(S + 0.1) of the raw features), or first (the same of the
-    first order alone). `centre` is the noise multiplier of a released mean, about which records are
-    put on the unit sphere. `network`: cnn (the paper's for these records), linear, or ball: linear
-    with its weights kept at a spectral norm of at most 1, which holds noise down; neither has a
+    record scaled to norm 1), log (log(S + 0.1) of the raw features), first (the same of the first
+    order alone), or several side by side (`feature_mix.py`). `centre` is the noise multiplier of a
+    released mean, about which records are put on the unit sphere. `network`: cnn (the paper's for
+    these records), linear, or ball: linear with its weights kept at a spectral norm of at most 1,
+    which holds noise down; neither has a
     bias. With `copies` V above 1, views are features of V shifted and mirrored copies of each image
     (`feature_copies.py`). `loss`: cross-entropy, tailored, sse+focal, sse+ce, sse, sae, focal, or
     huber:β. Without `noise_multiplier` the noise is the least that keeps all releases within
@@ -106,6 +108,8 @@ def data(dataset: str, features: str, device: str, limit: int | None) -> tuple[R
 def featured(records: Records, features: str, device: str) -> Records:
     if features == "pixels":
         return records.to(device)
+    if features.startswith("mixed:"):
+        return mixed(records, features, lambda r, kind: featured(r, kind, device))
     # A GPU makes features sooner than a disk reads them.
     cache = cache_folder() / "scattering" if device == "cpu" else None
     order = 1 if features == "first" else 2
@@ -251,9 +255,9 @@ def run(
     train, looked_at = parts(setting.dataset, setting.features, device, limit, held_out)
     watch = Watch(looked_at, max(1, setting.steps // evaluations))
     prelude: tuple[dpa.DpEvent, ...] = ()
-    centre: Centre | None = None
+    centre: Callable[[Tensor], Tensor] | None = None
     if setting.centre is not None:
-        train, looked_at, centre, event = _centred(train, looked_at, setting.centre, seed)
+        train, looked_at, centre, event = _centred(setting, train, looked_at, seed)
         watch.records, prelude = looked_at, (event,)
     torch.manual_seed(seed)
     assert train.num_classes is not None
@@ -341,13 +345,19 @@ def _epsilon_at(rate: float, noise_multiplier: float, steps: int, centre: float 
 
 
 def _centred(
-    train: Records, looked_at: Records, noise_multiplier: float, seed: int
-) -> tuple[Records, Records, Centre, dpa.DpEvent]:
+    setting: Setting, train: Records, looked_at: Records, seed: int
+) -> tuple[Records, Records, Callable[[Tensor], Tensor], dpa.DpEvent]:
     """Both on the sphere about the noisy mean of the training records."""
     assert train.public_size is not None
-    centre, event = release_centre(
-        train.inputs, noise_multiplier=noise_multiplier, public_size=train.public_size, seed=seed
+    assert setting.centre is not None
+    released, event = release_centre(
+        train.inputs, noise_multiplier=setting.centre, public_size=train.public_size, seed=seed
     )
+    centre: Callable[[Tensor], Tensor] = released
+    if setting.features.startswith("mixed:"):
+        image = tacit.load(setting.dataset)[0].shape
+        widths = widths_of(setting.features, image, lambda r, kind: featured(r, kind, "cpu"))
+        centre = CentreOfEach(released, setting.features, widths)
     moved = [replace(part, inputs=centre(part.inputs)) for part in (train, looked_at)]
     return moved[0], moved[1], centre, event
 

@@ -360,3 +360,24 @@ def test_copies_of_a_record_are_its_own(folder: Folder) -> None:
     assert found["epsilon"] <= 3
     centred = replace(setting, network="ball", loss="cross-entropy", centre=10.0)
     assert runs.run(centred, 0, "cpu", 1, 96)["epsilon"] <= 3
+
+
+def test_mixed_features_have_their_shares_and_norm_one(folder: Folder) -> None:
+    runs, mix = folder("runs"), folder("feature_mix")
+    features = "mixed:scattering=0.5,log=0.3,pixels=0.2"
+    train, _ = runs.data("mnist", features, "cpu", 40)
+    widths = mix.widths_of(features, (1, 28, 28), lambda r, kind: runs.featured(r, kind, "cpu"))
+    assert sum(widths) == train.inputs.shape[1]
+    for part, share in zip(train.inputs.split(widths, dim=1), (0.5, 0.3, 0.2), strict=True):
+        assert torch.allclose(part.square().sum(dim=1), torch.tensor(share), rtol=1e-4)
+    setting = runs.Setting(
+        "mnist", features, 10.0, "ball", temperature=0.01, batch_size=16, steps=3
+    )
+    moved, _, centre, _ = runs._centred(setting, train, train, seed=0)
+    for part, share in zip(moved.inputs.split(widths, dim=1), (0.5, 0.3, 0.2), strict=True):
+        assert torch.allclose(part.square().sum(dim=1), torch.tensor(share), rtol=1e-4)
+    assert torch.equal(centre(train.inputs), moved.inputs)
+    assert runs.run(setting, 0, "cpu", 1, 96)["epsilon"] <= 3
+    for wrong in ("mixed:log=0.5", "mixed:log=1.5,pixels=-0.5"):
+        with pytest.raises(ValueError, match="sum of 1"):
+            mix.shares_of(wrong)
