@@ -55,9 +55,11 @@ def in_order() -> list[Job]:
     """What the paper's text names, whole; then every other figure at a reduced scale."""
     layerwise = ("BC, enhanced, C = 0.095", "BC, enhanced, C = 0.0095")
     full = ("(a) full gradient, sigma",)
+    slower = ("BC, enhanced, C = 0.095, slower decay",)
     named = [
         *jobs_of(4, [0], only=layerwise),
         *jobs_of(18, [0], only=full),
+        *jobs_of(4, [0], only=slower),
         *jobs_of(14, [0]),
         *jobs_of(4, [1], only=layerwise[:1]),
         *jobs_of(18, [1], only=full),

@@ -38,7 +38,23 @@ ON_FEATURES = Setting(
     steps=300, learning_rate=4.0, ema=0.95, views=2, copies=4,
 )  # fmt: skip
 ON_PIXELS = replace(ON_FEATURES, features="pixels", views=4, copies=1)
+MIXES = [
+    "mixed:scattering=0.5,log=0.3,pixels=0.2",
+    "mixed:scattering=0.3,log=0.6,pixels=0.1",
+    "mixed:scattering=0.8,pixels=0.2",
+]
 METHODS: dict[str, Setting] = {
+    "mnist/mixed": replace(LINEAR, features=MIXES[1], batch_size=30_000, cosine=True),
+    "fashion-mnist/mixed": replace(LINEAR, dataset="fashion-mnist", features=MIXES[0], cosine=True),
+    "cifar10/mixed": replace(
+        LINEAR,
+        dataset="cifar10",
+        features=MIXES[2],
+        temperature=0.009,
+        learning_rate=0.003,
+        max_norm=100.0,
+        cosine=True,
+    ),
     "mnist/linear": replace(LINEAR, features="log", batch_size=30_000),
     "mnist/features": ON_FEATURES,
     "mnist/pixels": ON_PIXELS,
@@ -67,6 +83,14 @@ SPACES: dict[str, Mapping[str, tuple]] = {
         "batch_size": [16_384, 25_000, 40_000],
         "ema": [0.9, 0.97],
         "cosine": [False, True],
+    },
+    "mixed": {
+        "step": (0.1, 4.0),
+        "share": (0.02, 1.0),
+        "temperature": (0.003, 0.03),
+        "features": MIXES,
+        "steps": [100, 200],
+        "batch_size": [16_384, 30_000],
     },
     "features": {
         "learning_rate": (2.0, 12.0),

@@ -174,6 +174,27 @@ class ReadsATensor(nn.Module):
         return self.scale * self.body(x)
 
 
+class CountsInABuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return self.body(x)
+
+
+class AsksAPart(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 2)
+        self.body.scales = [1.0, 2.0]
+
+    def forward(self, x):
+        return self.body.scales[0] * self.body(x)
+
+
 class CallsAHelper(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -239,6 +260,8 @@ CASES = {
     "reads a list": (ReadsAList, LOSS, False),
     "reads a tensor that is no buffer": (ReadsATensor, LOSS, False),
     "calls a helper": (CallsAHelper, LOSS, False),
+    "counts in a buffer": (CountsInABuffer, LOSS, False),
+    "asks a part for a list": (AsksAPart, LOSS, False),
     "closes over a list": (closed_over, LOSS, False),
     "a patched forward": (patched, LOSS, False),
     "derived": (lambda: nn.Sequential(Derived(4, 2)), LOSS, False),

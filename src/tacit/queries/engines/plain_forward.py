@@ -5,7 +5,8 @@ stay as it was when it was recorded. So a method passes only if its code names n
   its own arguments and constants,
   layers, parameters, buffers and plain settings of its module, which a recording's key holds,
   PyTorch, `math` and a few builtins, and there nothing that draws,
-and stores nothing outside itself. A branch on a tensor's value passes here and stops the recording.
+calls no method that writes in place, and stores nothing outside itself. A branch on a tensor's value
+passes here and stops the recording.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def plain_forward(module: nn.Module) -> bool:
     """
     kind: Any = type(module)
     attributes = _attributes_of(kind)
-    return attributes is not None and all(_held(module, name) for name in attributes)
+    # An attribute may be asked of a part as well as of the module itself.
+    return attributes is not None and all(
+        _held(part, name) for part in module.modules() for name in attributes
+    )
 
 
 @functools.cache
@@ -97,7 +101,7 @@ def _code_is_plain(code: CodeType, method: FunctionType) -> bool:
             return False
         if step.opname == "LOAD_GLOBAL" and not _known_global(name, method):
             return False
-        if step.opname in _LOADS_ATTRIBUTE and any(draw in name for draw in _DRAWS):
+        if step.opname in _LOADS_ATTRIBUTE and (_draws(name) or _writes(name)):
             return False
     return True
 
@@ -111,7 +115,16 @@ def _known_global(name: str, method: FunctionType) -> bool:
         return True
     origin = getattr(value, "__module__", None) or ""
     from_torch = callable(value) and origin.split(".")[0] == "torch"
-    return (value is Tensor or from_torch) and not any(draw in name for draw in _DRAWS)
+    return (value is Tensor or from_torch) and not _draws(name)
+
+
+def _draws(name: str) -> bool:
+    return name == "normal" or any(draw in name for draw in _DRAWS)
+
+
+def _writes(name: str) -> bool:
+    """In place, perhaps to a buffer: then rehearsals of a recording would count as steps."""
+    return name.endswith("_") and not name.startswith("_") and name != "relu_"
 
 
 def _attributes(method: FunctionType) -> Iterator[str]:
