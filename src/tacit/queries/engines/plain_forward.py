@@ -5,8 +5,8 @@ stay as it was when it was recorded. So a method passes only if its code names n
   its own arguments and constants,
   layers, parameters, buffers and plain settings of its module, which a recording's key holds,
   PyTorch, `math` and a few builtins, and there nothing that draws,
-calls no method that writes in place, and stores nothing outside itself. A branch on a tensor's value
-passes here and stops the recording.
+calls no method that writes in place, and stores nothing outside itself. A branch on a tensor's
+value passes here and stops the recording.
 """
 
 from __future__ import annotations
