@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import os
 import random
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -16,25 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "clipless"
-MINE = {path.stem for path in FOLDER.glob("*.py")}
-
-
-@pytest.fixture(autouse=True)
-def in_the_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Other folders of experiments have files of the same names."""
-    for name in MINE:
-        sys.modules.pop(name, None)
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield
-    for name in MINE:
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def real_data() -> None:
-    if not os.environ.get("TACIT_DATA"):
-        pytest.skip("TACIT_DATA is not set: no real datasets to read")
+pytestmark = pytest.mark.usefixtures("clipless_folder")
 
 
 def load(name: str) -> ModuleType:

@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import os
 import random
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "clipless"
-MINE = {path.stem for path in FOLDER.glob("*.py")}
-
-
-@pytest.fixture(autouse=True)
-def in_the_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Other folders of experiments have files of the same names."""
-    for name in MINE:
-        sys.modules.pop(name, None)
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield
-    for name in MINE:
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def real_data() -> None:
-    if not os.environ.get("TACIT_DATA"):
-        pytest.skip("TACIT_DATA is not set: no real datasets to read")
+pytestmark = pytest.mark.usefixtures("clipless_folder")
 
 
 def a_setting(**changes: object):
