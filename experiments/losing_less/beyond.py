@@ -40,7 +40,7 @@ ON_FEATURES = Setting(
 ON_PIXELS = replace(ON_FEATURES, features="pixels", views=4, copies=1)
 MIXES = [
     "mixed:scattering=0.5,log=0.3,pixels=0.2",
-    "mixed:scattering=0.3,log=0.6,pixels=0.1",
+    "mixed:scattering=0.15,log=0.7,pixels=0.15",
     "mixed:scattering=0.8,pixels=0.2",
 ]
 METHODS: dict[str, Setting] = {
