@@ -78,7 +78,8 @@ def rows_for(piece: Batch, views: int = 1) -> int:
 
 
 def padded(piece: Batch, rows: int) -> Batch:
-    """The same records, and the first one again in rows that count for nobody."""
+    """The same records, and the dataset's first in further rows, which count for nobody."""
     missing = rows - len(piece)
     place = torch.arange(rows, device=piece.indices.device)
-    return replace(piece, indices=pad(piece.indices, (0, missing)), mask=place < len(piece))
+    indices = pad(piece.indices, (0, missing))
+    return replace(piece, indices=indices, mask=place < len(piece), groups=None)
