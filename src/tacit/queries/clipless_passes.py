@@ -63,9 +63,11 @@ def sums_of(asked: Passes, inputs: Tensor, targets: Tensor, mask: Tensor | None)
     keep = _finite(inputs) & _finite(targets)
     if mask is not None:
         keep = keep & mask
-    # 0 · NaN is NaN: what must not count is replaced before it enters.
-    inputs = torch.where(_as_rows(keep, inputs), inputs, 0)
-    targets = torch.where(_as_rows(keep, targets), targets, 0)
+    # 0 · NaN is NaN: what must not count is replaced before it enters. Off a GPU nobody waits for
+    # an answer, and where all count nothing is copied.
+    if inputs.device.type != "cpu" or not bool(keep.all()):
+        inputs = torch.where(_as_rows(keep, inputs), inputs, 0)
+        targets = torch.where(_as_rows(keep, targets), targets, 0)
     with torch.enable_grad():
         outputs = asked.model(inputs)
         leaf = outputs.detach().requires_grad_()
