@@ -3,8 +3,9 @@
 To beat: 98.7, 89.7 and 70 per cent (δ = 1e-5, add-or-remove-one, Poisson sampling, PLD, no other
 data). Three kinds of network: a linear layer on scattering features, or on several kinds of
 features, about a released centre; the paper's small network on scattering features; and its network
-on pixels; with large batches, moving averages and several views. Settings are searched on 5,000 training records that are held out; final
-seeds train on all and look at the test records once. The search is not charged for, as is usual.
+on pixels; with large batches, moving averages and several views. Settings are searched on 5,000
+training records that are held out; final seeds train on all and look at the test records once. The
+search is not charged for, as is usual.
 
     python experiments/losing_less/beyond.py --search --seconds 500 --workers 3 --out search.jsonl
     python experiments/losing_less/beyond.py --chosen search.jsonl --workers 3 --out final.jsonl
