@@ -238,3 +238,14 @@ def test_without_an_engine_it_records_and_the_sums_are_the_same(monkeypatch) -> 
             for a, b in zip(one.sums, other.sums, strict=True):
                 assert torch.allclose(a.as_subclass(torch.Tensor), b, rtol=1e-10, atol=1e-12)
     assert len(query.engine._replayed._recordings) == 2  # of 38 rows and of 40
+    # Which sizes have come before is private: it must not show, not even in the last bit.
+    narrow, query = model.float(), tacit.Clipless(gradient_clip=0.5)
+    inputs, targets = torch.randn(37, 4), torch.randint(3, (37,))
+    batch = tacit.batch_of(inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5))
+    seen = replace(batch, indices=batch.indices.as_subclass(AsIfOnGpu))
+    runs = [query(narrow, loss, seen).blocks for _ in range(4)]  # eager, recording, replayed
+    assert len(query.engine._replayed._recordings) == 1
+    for blocks in runs[1:]:
+        for one, first in zip(blocks, runs[0], strict=True):
+            for a, b in zip(one.sums, first.sums, strict=True):
+                assert torch.equal(a.as_subclass(torch.Tensor), b.as_subclass(torch.Tensor))

@@ -7,6 +7,7 @@ outputs in the parameters. That is plain training's own work.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -104,10 +105,13 @@ class _Recording:
 class Replayed:
     """Records the passes for each batch shape and replays them; off a GPU it is `Eager`.
 
-    The sums are the same. Give it few shapes: `PoissonSampler(..., pad_to=32)` or `padded=True`.
+    The sums are the same. Give it few shapes: `PoissonSampler(..., pad_to=32)` or `padded=True`. A
+    shape is recorded when it has come `after` times before; see `Replay`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, after: int = 0) -> None:
+        self.after = after
+        self._met: Counter[Hashable] = Counter()
         self._recordings: dict[Hashable, _Recording] = {}
         self._pool: Any = None
 
@@ -117,8 +121,10 @@ class Replayed:
         key = _key(asked, piece)
         recording = self._recordings.get(key)
         if recording is None:
-            found = Eager().run(asked, piece)  # the first time also compiles kernels
-            self._recordings[key] = self._record(asked, piece)
+            found = Eager().run(_reading(asked, piece.indices), piece)  # also compiles kernels
+            if self._met[key] >= self.after:
+                self._recordings[key] = self._record(asked, piece)
+            self._met[key] += 1
             return found
         recording.inputs.copy_(piece.inputs)
         recording.targets.copy_(piece.targets)
@@ -134,14 +140,16 @@ class Replayed:
     def forget(self) -> None:
         """Give the recordings' memory back; the next step records anew."""
         self._recordings.clear()
+        self._met.clear()
         self._pool = None
 
     def _record(self, asked: Passes, piece: Batch) -> _Recording:
         inputs, targets = piece.inputs.clone(), piece.targets.clone()
         mask = None if piece.mask is None else piece.mask.clone()
-        limit = _on_device(asked.limit, inputs)
-        below = None if asked.below is None else _on_device(asked.below, inputs)
-        still = replace(asked, limit=limit, below=below)
+        still = _reading(asked, inputs)
+        limit, below = still.limit, still.below
+        assert isinstance(limit, Tensor)
+        assert below is None or isinstance(below, Tensor)
         graph, sums = capture(lambda: sums_of(still, inputs, targets, mask), pool=self._pool)
         self._pool = graph.pool()  # recordings take turns, so they may share their memory
         return _Recording(asked, graph, inputs, targets, mask, limit, below, sums)
@@ -151,7 +159,7 @@ class AutomaticPasses:
     """`Replayed` on a GPU where a step can surely be recorded, else `Eager`: the same sums."""
 
     def __init__(self) -> None:
-        self._replayed = Replayed()
+        self._replayed = Replayed(after=1)
         self._when = WhenToRecord()
 
     def run(self, asked: Passes, piece: Batch) -> Sums:
@@ -173,6 +181,12 @@ def _key(asked: Passes, piece: Batch) -> Hashable:
     shape = (len(piece), piece.records.shape, piece.records.inputs.dtype, piece.mask is None)
     what = (id(asked.loss), tuple(asked.parameters), asked.below is None, asked.views)
     return what, shape, state_of(asked.model)
+
+
+def _reading(asked: Passes, like: Tensor) -> Passes:
+    """The same, with its numbers read from the device, as a recording reads them."""
+    below = None if asked.below is None else _on_device(asked.below, like)
+    return replace(asked, limit=_on_device(asked.limit, like), below=below)
 
 
 def _on_device(number: float | Tensor, like: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class Automatic:
 
     def __init__(self) -> None:
         self._eager = BookKeeping()
-        self._replay = Replay(self._eager)
+        self._replay = Replay(self._eager, after=1)
         self._when = WhenToRecord()
 
     def clipped_sums(self, task: Task, piece: Batch) -> Clipped:

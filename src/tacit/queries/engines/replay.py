@@ -6,6 +6,7 @@ once a batch shape, the whole of forward, backward, norms and contraction is ask
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -43,11 +44,15 @@ class Replay:
     Clipping constants may change from step to step: a recording reads them each time. The model
     must not change its structure, its training mode or its parameters' places between steps
     without a new recording; all of these are part of a recording's key. Control flow that depends
-    on the data cannot be recorded: use `BookKeeping` for such a model.
+    on the data cannot be recorded: use `BookKeeping` for such a model. A shape is recorded when it
+    has come `after` times before. How often is private, so a step that is not replayed reads its
+    constants in the same way and gives the same numbers to the last bit.
     """
 
-    def __init__(self, engine: BookKeeping | None = None) -> None:
+    def __init__(self, engine: BookKeeping | None = None, after: int = 0) -> None:
         self.engine = engine or BookKeeping()
+        self.after = after
+        self._met: Counter[Hashable] = Counter()
         self._recordings: dict[Hashable, _Recording] = {}
         self._pool: Any = None
 
@@ -58,8 +63,11 @@ class Replay:
         recording = self._recordings.get(key)
         if recording is None:
             # The first time is run as it is, which also compiles kernels and checks the model.
-            found = self.engine.clipped_sums(task, piece)
-            self._recordings[key] = self._record(task, piece)
+            _, reading = HeldConstants.of(task, piece.indices.device)
+            found = self.engine.clipped_sums(reading, piece)
+            if self._met[key] >= self.after:
+                self._recordings[key] = self._record(task, piece)
+            self._met[key] += 1
             return found
         recording.inputs.copy_(piece.inputs)
         recording.targets.copy_(piece.targets)
@@ -77,6 +85,7 @@ class Replay:
     def forget(self) -> None:
         """Give the recordings' memory back; the next step records anew."""
         self._recordings.clear()
+        self._met.clear()
         self._pool = None
 
     def _record(self, task: Task, piece: Batch) -> _Recording:

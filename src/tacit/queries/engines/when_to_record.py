@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable
 from dataclasses import replace
 from weakref import WeakSet
 
@@ -21,32 +20,24 @@ _PIECES = 8
 
 
 class WhenToRecord:
-    """Decides, and gives a piece the shape of its recording.
+    """Decides by the model, the loss and the device; gives a piece the shape of its recording.
 
     Batches of a Poisson sampler have many sizes, and a recording has one, so rows that count for
-    nobody are added up to the next of a few sizes (see `rows_for`); a size is recorded when it
-    comes a second time. The answer depends on the model, the loss, the device and on sizes, and on
-    nothing else about the records. A model whose forward pass waits for a number cannot be
-    recorded: that is found out once, said, and it runs as it is.
+    nobody are added up to the next of a few sizes (see `rows_for`). A model whose forward pass
+    waits for a number cannot be recorded: that is found out once, said, and it runs as it is.
     """
 
     def __init__(self) -> None:
-        self._seen: set[Hashable] = set()
         self._failed: WeakSet[nn.Module] = WeakSet()
 
     def shaped(self, model: nn.Module, loss: object, piece: Batch, views: int) -> Batch | None:
-        """The piece to replay a recording with, or None where the step is to run as it is."""
+        """The piece for an engine that records, or None where the step is to run as it is."""
         if not piece.indices.is_cuda or len(piece) == 0:
             return None
         if model in self._failed or not recordable(model, loss):
             return None
         # A batch that comes with a mask was given its shape by whoever made it.
-        shaped = piece if piece.mask is not None else padded(piece, rows_for(piece, views))
-        size = (id(model), len(shaped), piece.records.shape, views)
-        if size not in self._seen:
-            self._seen.add(size)
-            return None
-        return shaped
+        return piece if piece.mask is not None else padded(piece, rows_for(piece, views))
 
     def failed(self, model: nn.Module, error: CaptureFailed) -> None:
         self._failed.add(model)
@@ -57,7 +48,6 @@ class WhenToRecord:
         )
 
     def forget(self) -> None:
-        self._seen.clear()
         self._failed.clear()
 
 
