@@ -46,7 +46,7 @@ class Replay:
     without a new recording; all of these are part of a recording's key. Control flow that depends
     on the data cannot be recorded: use `BookKeeping` for such a model. A shape is recorded when it
     has come `after` times before. How often is private, so a step that is not replayed reads its
-    constants in the same way and gives the same numbers to the last bit.
+    constants in the same way, and is told from a replay by no choice that is made here.
     """
 
     def __init__(self, engine: BookKeeping | None = None, after: int = 0) -> None:
