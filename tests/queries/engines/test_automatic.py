@@ -17,7 +17,7 @@ from torch import nn
 import tacit
 from tacit import Augmentation, PerSampleClip
 from tacit.queries.bounded_gradient import trainable
-from tacit.queries.engines import Automatic, BookKeeping, Task, replay
+from tacit.queries.engines import Automatic, BookKeeping, Task, replay, scaling_triton
 from tacit.queries.engines.recordable import recordable
 from tacit.queries.engines.when_to_record import padded, rows_for
 
@@ -28,6 +28,7 @@ LOSS = tacit.losses.CrossEntropy()
 def no_gpu(monkeypatch):
     monkeypatch.setattr(replay, "capture", stand_in)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    monkeypatch.setattr(scaling_triton, "fits", lambda x_B: False)  # where there is a GPU as well
 
 
 class Own(nn.Module):

@@ -16,7 +16,7 @@ from torch import nn
 import tacit
 from tacit import BatchClip, LayerFactors, PerSampleClip, Records, Replay, ReplayedSets
 from tacit.losses import CrossEntropy
-from tacit.queries.engines import replay
+from tacit.queries.engines import replay, scaling_triton
 from tacit.queries.mini_sets import replayed_sets
 
 LOSS = CrossEntropy()
@@ -45,6 +45,7 @@ def no_gpu(monkeypatch):
     for module in (replay, replayed_sets):
         monkeypatch.setattr(module, "capture", stand_in)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    monkeypatch.setattr(scaling_triton, "fits", lambda x_B: False)  # where there is a GPU as well
 
 
 def batches(size: int, count: int = 5):
