@@ -72,7 +72,7 @@ def in_order() -> list[Job]:
     reduced = [
         *jobs_of(18, [0], 10, ("(b) full gradient, sigma/sqrt(62)", "factors, sigma/sqrt(62)")),
         *jobs_of(4, [0], 10, ("BC, original (C_h = e_h)",)),
-        *(job for number in (6, 7) for job in jobs_of(number, [0])),
+        *(job for number in (6, 7) for job in jobs_of(number, [0], 5)),
         *(job for number in (5, 3) for job in jobs_of(number, [0], 3)),
         *(job for number in (9, 10, 11) for job in jobs_of(number, [0], 5)),
         *jobs_of(12, [0], 5),

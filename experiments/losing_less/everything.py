@@ -39,6 +39,7 @@ def jobs_of(number: int, seeds: Sequence[int], *, having: Sequence[str] = ("",))
 def in_order() -> list[Job]:
     return [
         *jobs_of(3, SEEDS, having=["pld", "without"]),
+        *jobs_of(4, SEEDS, having=["pld noise, released"]),
         *jobs_of(4, SEEDS, having=["pld"]),
         *jobs_of(3, SEEDS, having=["CIFAR-10, tailored, paper", "CIFAR-10, cross-entropy, paper"]),
         *jobs_of(4, SEEDS, having=["CIFAR-10, tailored, paper", "CIFAR-10, cross-entropy, paper"]),

@@ -67,15 +67,15 @@ def noise_for(dataset: str, batch_size: int, steps: int, epsilon: float = EPSILO
 
 @functools.cache
 def least_noise(
-    rate: float, steps: int, epsilon: float = EPSILON, centre: float | None = None
+    rate: float, steps: int, epsilon: float = EPSILON, before: tuple[float, ...] = ()
 ) -> float:
-    """The same for a rate; `centre` is the multiplier of a mean that is released before."""
+    """The same for a rate; `before` are multipliers of what is released first."""
     budget = tacit.Budget(epsilon, DELTA)
-    return tacit.calibrate(budget, tacit.Poisson(rate), steps, prelude=prelude_of(centre))
+    return tacit.calibrate(budget, tacit.Poisson(rate), steps, prelude=prelude_of(before))
 
 
-def prelude_of(centre: float | None) -> tuple[dpa.DpEvent, ...]:
-    return () if centre is None else (dpa.GaussianDpEvent(centre),)
+def prelude_of(before: tuple[float, ...]) -> tuple[dpa.DpEvent, ...]:
+    return tuple(dpa.GaussianDpEvent(multiplier) for multiplier in before)
 
 
 def pld_noise(recipe: Recipe) -> float:

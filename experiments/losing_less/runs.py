@@ -26,7 +26,8 @@ import tacit
 from tacit import Records
 from tacit.accounting.pld import COARSE
 from tacit.data.centre import on_sphere, release_centre
-from tacit.data.scattering import scattering_features
+from tacit.data.channel_scaler import release_channel_scaler
+from tacit.data.scattering import scattering_features, usual_size
 from tacit.data.sources import cache_folder
 from tacit.lipschitz import SpectralBall, SpectralLinear
 from tacit.losses import Scheduled, watched
@@ -43,7 +44,8 @@ class Setting:
 
     `features`: pixels, scattering (27 groups of each record normalised), sphere (the same, each
     record scaled to norm 1), log (log(S + 0.1) of the raw features), first (the same of the first
-    order alone), or several side by side (`feature_mix.py`). `centre` is the noise multiplier of a
+    order alone), raw, or several side by side (`feature_mix.py`). `channels` is the noise
+    multiplier of a mean and a std a channel that are released to standardise by; `centre` that of a
     released mean, about which records are put on the unit sphere. `network`: cnn (the paper's for
     these records), linear, or ball: linear with its weights kept at a spectral norm of at most 1,
     which holds noise down; neither has a
@@ -74,6 +76,12 @@ class Setting:
     copies: int = 1
     cosine: bool = False
     private: bool = True
+    channels: float | None = None
+
+    @property
+    def before(self) -> tuple[float, ...]:
+        """Noise multipliers of what is released before the first step."""
+        return tuple(m for m in (self.channels, self.centre) if m is not None)
 
 
 def paper_setting(dataset: str, features: str, loss: str, noise: str = "pld") -> Setting:
@@ -113,12 +121,12 @@ def featured(records: Records, features: str, device: str) -> Records:
     # A GPU makes features sooner than a disk reads them.
     cache = cache_folder() / "scattering" if device == "cpu" else None
     order = 1 if features == "first" else 2
-    groups = None if features in ("log", "first") else 27
+    groups = None if features in ("log", "first", "raw") else 27
     found = scattering_features(records, groups=groups, order=order, cache=cache, device=device)
     for part in found.inputs.split(4096):
         if features == "sphere":
             part.copy_(on_sphere(part.flatten(1)).view_as(part))
-        elif groups is None:
+        elif features in ("log", "first"):
             part.clamp_(min=0).add_(0.1).log_()
     return found
 
@@ -255,10 +263,12 @@ def run(
     train, looked_at = parts(setting.dataset, setting.features, device, limit, held_out)
     watch = Watch(looked_at, max(1, setting.steps // evaluations))
     prelude: tuple[dpa.DpEvent, ...] = ()
-    centre: Callable[[Tensor], Tensor] | None = None
-    if setting.centre is not None:
-        train, looked_at, centre, event = _centred(setting, train, looked_at, seed)
-        watch.records, prelude = looked_at, (event,)
+    maps: list[Callable[[Tensor], Tensor]] = []
+    for wanted, release in ((setting.channels, _standardised), (setting.centre, _centred)):
+        if wanted is not None:
+            train, looked_at, mapped, event = release(setting, train, looked_at, seed)
+            watch.records, prelude = looked_at, (*prelude, event)
+            maps.append(mapped)
     torch.manual_seed(seed)
     assert train.num_classes is not None
     model = network(setting, train.shape, train.num_classes).to(device)
@@ -266,8 +276,8 @@ def run(
     if setting.copies > 1:
         place = (setting.dataset, setting.features, device, limit, held_out)
         table = copies_of(*place, setting.copies)
-        if centre is not None:
-            table = torch.stack([centre(copy.float()).half() for copy in table.unbind(1)], dim=1)
+        for mapped in maps:
+            table = torch.stack([mapped(copy.float()).half() for copy in table.unbind(1)], dim=1)
         train, views = numbered(train), tacit.Augmentation(setting.views, DrawnCopy(table))
     optimizer = torch.optim.SGD(
         model.parameters(), lr=setting.learning_rate, momentum=setting.momentum
@@ -278,7 +288,7 @@ def run(
     rate = setting.batch_size / len(train)  # every record of the set takes part: N is published
     z = setting.noise_multiplier
     if z is None:
-        z = least_noise(rate, setting.steps, setting.epsilon, setting.centre)
+        z = least_noise(rate, setting.steps, setting.epsilon, setting.before)
     trainer = tacit.Trainer(
         model,
         loss_of(setting),
@@ -305,7 +315,7 @@ def run(
         {
             "step": step,
             "epoch": step * rate,
-            "epsilon": _epsilon_at(rate, z, step, setting.centre),
+            "epsilon": _epsilon_at(rate, z, step, setting.before),
             "accuracy": found,
             "seconds": seconds,
             "cpu_seconds": worked,
@@ -333,15 +343,32 @@ def run(
 
 
 @functools.cache
-def _epsilon_at(rate: float, noise_multiplier: float, steps: int, centre: float | None) -> float:
+def _epsilon_at(rate: float, noise_multiplier: float, steps: int, before: tuple) -> float:
     plan = tacit.Plan(
         tacit.Poisson(rate),
         noise_multiplier,
         tacit.Relation.ADD_OR_REMOVE_ONE,
         steps,
-        prelude=prelude_of(centre),
+        prelude=prelude_of(before),
     )
     return plan.epsilon(steps, DELTA, COARSE)
+
+
+def _standardised(
+    setting: Setting, train: Records, looked_at: Records, seed: int
+) -> tuple[Records, Records, Callable[[Tensor], Tensor], dpa.DpEvent]:
+    """Both by the noisy mean and std of each channel of the training records."""
+    assert train.public_size is not None
+    assert setting.channels is not None
+    scaler, event = release_channel_scaler(
+        train.inputs,
+        size_bound=usual_size(train.shape[0]),
+        noise_multiplier=setting.channels,
+        public_size=train.public_size,
+        seed=10**6 + seed,  # the run's own noise must not repeat this
+    )
+    scaled = [replace(part, inputs=scaler(part.inputs)) for part in (train, looked_at)]
+    return scaled[0], scaled[1], scaler, event
 
 
 def _centred(

@@ -120,7 +120,15 @@ def test_no_certificate_for_pixels_behind_features(tmp_path: Path) -> None:
     assert "scattering features" in str(result.exception)
 
 
-def test_features_and_noisy_scaling_are_refused_together(tmp_path: Path) -> None:
-    result = train(tmp_path / "x", "--features", "scattering", "--scale-noise", "3")
-    assert result.exit_code != 0
-    assert "leave one of them out" in str(result.exception)
+def test_features_are_standardised_by_statistics_that_are_charged(tmp_path: Path) -> None:
+    """The same steps have the same noise; only the release before them makes ε larger."""
+    fixed = ("--features", "scattering", "--noise-multiplier", "2.0", "--epsilon", "50")
+    bare = facts_of(tmp_path / "bare", *fixed)
+    scaled = facts_of(tmp_path / "scaled", *fixed, "--scale-noise", "3")
+    assert scaled["steps"] == bare["steps"]
+    assert scaled["epsilon"] > bare["epsilon"] + 0.05
+    notes = " ".join(scaled["notes"])
+    assert "of each channel released with Gaussian noise of multiplier 3" in notes
+    assert "is charged" in notes
+    assert "in groups" not in notes
+    assert "in groups" in " ".join(bare["notes"])

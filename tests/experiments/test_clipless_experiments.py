@@ -93,6 +93,25 @@ def test_a_certificate_of_scaled_records_is_one_of_pixels() -> None:
     assert tuple(runs.certified(model, scaled, "cifar10").values()) == expected.shares
 
 
+@pytest.mark.usefixtures("real_data")
+@pytest.mark.parametrize("lie", [1.0, 30.0])
+def test_an_attack_fells_no_certified_record_unless_certificates_lie(
+    lie: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attacked, out = load("attacked"), tmp_path / "attacked.json"
+    true = attacked.certified_radius
+    monkeypatch.setattr(attacked, "certified_radius", lambda *given: lie * true(*given))
+    small = ["--task", "mnist/certified", "--records", "200", "--device", "cpu", "--steps", "5"]
+    if lie == 1.0:
+        rows = attacked.main([*small, "--out", str(out)])["rows"]
+        assert any(row["certified"] > 0 for row in rows)
+        assert all(row["certified"] <= row["under_attack"] for row in rows)
+        assert not any(row["certified_that_fell"] for row in json.loads(out.read_text())["rows"])
+    else:
+        with pytest.raises(SystemExit, match="certificate is wrong"):
+            attacked.main([*small, "--out", str(out)])
+
+
 def test_what_was_repeated_is_chosen_before_what_was_lucky_once() -> None:
     search, spaces = load("image_search"), load("image_spaces")
     once, twice = spaces.KNOWN["cifar10/certified"][:2]

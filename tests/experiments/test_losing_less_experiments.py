@@ -219,15 +219,18 @@ def test_the_schedule_reaches_the_loss(folder: Folder, monkeypatch: pytest.Monke
         assert alpha == pytest.approx(1 / (1 + math.exp(2 - epoch)))
 
 
-def test_a_centre_is_paid_for(folder: Folder) -> None:
+@pytest.mark.parametrize(
+    "released", [{"centre": 4.0}, {"channels": 4.0}, {"centre": 6.0, "channels": 5.0}]
+)
+def test_what_is_released_first_is_paid_for(released: dict, folder: Folder) -> None:
     runs = folder("runs")
-    setting = runs.Setting("mnist", "first", 4.0, "linear", batch_size=24, steps=3)
-    found = runs.run(setting, 0, "cpu", 1, held_out=True)
-    event = folder("recipes").prelude_of(4.0)
+    setting = runs.Setting("mnist", "raw", network="linear", batch_size=24, steps=3)
+    found = runs.run(replace(setting, **released), 0, "cpu", 1, held_out=True)
+    events = folder("recipes").prelude_of(tuple(released.values()))
     rate = tacit.Poisson(24 / 77)  # 96 records, of which 19 are held out
-    exact = tacit.epsilon(found["noise_multiplier"], rate, 3, delta=1e-5, prelude=event)
+    exact = tacit.epsilon(found["noise_multiplier"], rate, 3, delta=1e-5, prelude=events)
     assert found["epsilon"] == pytest.approx(exact, rel=1e-6)
-    bare = runs.run(replace(setting, centre=None), 0, "cpu", 1, held_out=True)
+    bare = runs.run(setting, 0, "cpu", 1, held_out=True)
     assert bare["noise_multiplier"] < found["noise_multiplier"]
 
 

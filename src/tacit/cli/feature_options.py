@@ -14,6 +14,7 @@ from tacit.data.sources import cache_folder
 SCATTERING_NOTE = (
     "inputs are scattering features, normalised in groups of channels, of each record alone: free"
 )
+RAW_NOTE = "inputs are scattering features of each record alone, standardised channel by channel"
 
 
 class FeaturesName(enum.StrEnum):
@@ -26,20 +27,21 @@ FEATURES: FeaturesName = typer.Option(
 )
 
 
-def check_features(name: FeaturesName, scale_noise: float | None) -> None:
-    if name is FeaturesName.SCATTERING and scale_noise is not None:
-        raise ValueError(
-            f"--scale-noise is {scale_noise:g} and --features is scattering, which are normalised "
-            "record by record already; leave one of them out"
-        )
+def feature_note(name: FeaturesName, standardised: bool) -> list[str]:
+    if name is FeaturesName.AS_THEY_ARE:
+        return []
+    return [RAW_NOTE if standardised else SCATTERING_NOTE]
 
 
 def with_features(
-    name: FeaturesName, train: Records, test: Records, device: torch.device
+    name: FeaturesName, train: Records, test: Records, device: torch.device, standardised: bool
 ) -> tuple[Records, Records]:
-    """Both sides as the network is given them."""
+    """Both sides as the network is given them, or as they are standardised later."""
     if name is FeaturesName.AS_THEY_ARE:
         return train, test
-    where = cache_folder() / "scattering"
-    found = [scattering_features(side, cache=where, device=device) for side in (train, test)]
+    where, groups = cache_folder() / "scattering", None if standardised else 27
+    found = [
+        scattering_features(side, groups=groups, cache=where, device=device)
+        for side in (train, test)
+    ]
     return found[0], found[1]

@@ -27,12 +27,7 @@ from tacit.cli import (
 from tacit.cli.accounting_options import RelationName, SamplingName
 from tacit.cli.certify import certificate_of
 from tacit.cli.clip_options import RuleName
-from tacit.cli.feature_options import (
-    SCATTERING_NOTE,
-    FeaturesName,
-    check_features,
-    with_features,
-)
+from tacit.cli.feature_options import FeaturesName, feature_note, with_features
 from tacit.cli.found import found_on_the_way
 from tacit.cli.layerwise_options import BlocksName, LayerwiseName, LayerwiseOptions
 from tacit.cli.local_options import LocalName, LocalOptions
@@ -81,7 +76,9 @@ def train(
     ),
     unit_norm: bool = typer.Option(False, help="Divide each record by its own norm (free)."),
     scale_noise: float | None = typer.Option(
-        None, help="Standardise --data by a mean and std released with this noise multiplier."
+        None,
+        help="Standardise --data, or scattering features, by a mean and std released with this "
+        "noise multiplier.",
     ),
     features: FeaturesName = feature_options.FEATURES,
     query: QueryName = typer.Option(QueryName.CLIP, help="How the gradient is bounded."),
@@ -167,7 +164,6 @@ def train(
     check_scope(given, query)
     wanted = LossOptions(loss, temperature, threshold_epoch, beta, gamma)
     wanted.check(query)
-    check_features(features, scale_noise)
     layers = LayerwiseOptions(blocks, layerwise, groups, master_decay)
     layers.check(max_norm, adaptive_quantile)
     norms = StatisticsOptions(statistics, statistics_noise)
@@ -187,6 +183,7 @@ def train(
         feature_range=_pair(feature_range),
         unit_norm=unit_norm,
         scale_noise=scale_noise,
+        by_channel=features is FeaturesName.SCATTERING,
     )
     with_public = layers.needs_public or norms.needs_public
     refuse_scaled(about, with_public, statistics is StatisticsName.RELEASED)
@@ -194,7 +191,9 @@ def train(
     refuse_row_numbers(about, budget.relation, by_id)
     torch.manual_seed(seed) if seed is not None else torch.seed()
     place = _device(device)
-    records, test_records = with_features(features, *load_records(about), place)
+    records, test_records = with_features(
+        features, *load_records(about), place, standardised=scale_noise is not None
+    )
     if by_id:
         require_declared_rows(about, records)
     public, records = public_records.public_and_private(records, public_share, with_public)
@@ -243,9 +242,7 @@ def train(
     learning_rate = recipe.learning_rate if lr is None else lr
     stepper = optimizer_for(optimizer, network, learning_rate, momentum, recipe.momentum)
     noise = noise or usual_noise(query, layers)
-    notes = [*notes_on(changes)]
-    if features is FeaturesName.SCATTERING:
-        notes.append(SCATTERING_NOTE)
+    notes = [*notes_on(changes), *feature_note(features, scale_noise is not None)]
     if layers.needs_public:
         notes.append(public_records.CONSTANTS_NOTE)
     if make_room(folder) and ledger is None:

@@ -8,13 +8,25 @@ from pathlib import Path
 import dp_accounting as dpa
 
 from tacit.budget import Relation
-from tacit.data import Records, UnitNorm, load, load_file
+from tacit.data import (
+    Records,
+    UnitNorm,
+    load,
+    load_file,
+    release_channel_scaler,
+    release_statistics,
+)
 from tacit.data.scaling import Scaler
+from tacit.data.scattering import usual_size
 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """What the user said about the data; `private_range` asks for noisy scaling statistics."""
+    """What the user said about the data.
+
+    `scale_noise` asks for scaling statistics that are released with noise: of each feature in its
+    declared range, or, `by_channel`, of each channel of scattering features.
+    """
 
     dataset: str
     file: Path | None
@@ -25,6 +37,7 @@ class DataOptions:
     feature_range: tuple[float, float] | None
     unit_norm: bool
     scale_noise: float | None
+    by_channel: bool = False
 
 
 SIZE_NOTE = (
@@ -42,7 +55,8 @@ def load_records(options: DataOptions) -> tuple[Records, Records]:
         return load(options.dataset, scale=scale or "public")
     if options.target is None:
         raise ValueError(f"--data {options.file} needs --target: the column that holds the classes")
-    if options.scale_noise is not None and options.feature_range is None:
+    by_range = options.scale_noise is not None and not options.by_channel
+    if by_range and options.feature_range is None:
         raise ValueError("--scale-noise needs --feature-range: the noise is in proportion to it")
     train, test = load_file(
         options.file,
@@ -98,18 +112,27 @@ def standardise(
     train: Records, test: Records, options: DataOptions, relation: Relation, seed: int | None
 ) -> tuple[Records, Records]:
     """Scale by a mean and a std released with noise. Call it only once they are charged."""
-    from tacit.data import release_statistics
-
     assert options.scale_noise is not None
-    scaler, _ = release_statistics(
-        train.inputs,
-        -1.0,
-        1.0,  # the declared range has been mapped onto [-1, 1] when the file was read
-        noise_multiplier=options.scale_noise,
-        public_size=train.require_public_size("a noisy mean"),
-        relation=relation,
-        seed=seed,
-    )
+    size = train.require_public_size("a noisy mean")
+    if options.by_channel:
+        scaler, _ = release_channel_scaler(
+            train.inputs,
+            size_bound=usual_size(train.shape[0]),
+            noise_multiplier=options.scale_noise,
+            public_size=size,
+            relation=relation,
+            seed=seed,
+        )
+    else:
+        scaler, _ = release_statistics(
+            train.inputs,
+            -1.0,
+            1.0,  # the declared range has been mapped onto [-1, 1] when the file was read
+            noise_multiplier=options.scale_noise,
+            public_size=size,
+            relation=relation,
+            seed=seed,
+        )
     note = scaler.describe().replace("must be charged", "is charged")
     return (
         replace(train, inputs=scaler(train.inputs), notes=(*train.notes, note)),

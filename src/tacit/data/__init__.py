@@ -1,6 +1,7 @@
 """Named datasets and users' own files as tensors, with the constants about them that are public."""
 
 from tacit.data.catalogue import available
+from tacit.data.channel_scaler import release_channel_scaler
 from tacit.data.loading import load
 from tacit.data.own_files import load_file
 from tacit.data.private_statistics import release_statistics
@@ -16,5 +17,6 @@ __all__ = [
     "available",
     "load",
     "load_file",
+    "release_channel_scaler",
     "release_statistics",
 ]

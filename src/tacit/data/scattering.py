@@ -88,9 +88,10 @@ def scattering_features(
     """The same records with scattering features for inputs, computed once.
 
     `groups` normalises each record by itself (None: left as they are); `order` is the transform's.
-    Normalisation by what the records have in common is a release: see `tacit.data.centre`. With
-    `cache`, a folder, the features are kept there under a name that is a checksum of the images and
-    the settings, together with a checksum of their own; a file that does not match is refused.
+    Normalisation by what the records have in common is a release: see `tacit.data.channel_scaler`
+    and `tacit.data.centre`. With `cache`, a folder, the features are kept there under a name that
+    is a checksum of the images and the settings, together with a checksum of their own; a file that
+    does not match is refused.
     """
     if len(records.shape) != 3:
         raise ValueError(f"records of shape {records.shape}; scattering is for images (C, H, W)")
@@ -106,6 +107,15 @@ def scattering_features(
     if groups is not None:
         features = group_normalised(features, _dividing(groups, features.shape[1]))
     return replace(records.to(where), inputs=features)
+
+
+def usual_size(channels: int) -> float:
+    """About the norm of the mean sizes of the features' channels, for `release_channel_scaler`.
+
+    The transform takes no energy away and adds none, so Σ_c mean_p S_cp² is about the energy of a
+    pixel, and that is the number of colours where pixels have variance 1; J = 2, L = 8, order 2.
+    """
+    return math.sqrt(max(1, channels // 81))
 
 
 def _dividing(groups: int, channels: int) -> int:
