@@ -13,7 +13,9 @@ from torch import Tensor
 import tacit
 from tacit import Records
 from tacit.data.centre import release_centre
-from tacit.data.scattering import scattering_features
+from tacit.data.channel_scaler import release_channel_scaler
+from tacit.data.scattering import scattering_features, usual_size
+from tacit.data.sources import cache_folder
 
 HELD_OUT = 5_000
 
@@ -39,19 +41,36 @@ def featured(records: Records, features: str, device: str) -> Records:
     """Of each record alone: nothing is learnt, nothing is charged."""
     if features == "pixels":
         return records.to(device)
-    if features == "scattering":
-        return scattering_features(records, groups=27, device=device)
+    if features in ("scattering", "raw"):
+        groups = 27 if features == "scattering" else None
+        cache = cache_folder() / "scattering" if device == "cpu" else None
+        return scattering_features(records, groups=groups, cache=cache, device=device)
     if features.startswith("filters:"):
         filters = fixed_filters(features, records.shape).to(device)
         made = [filters(chunk.to(device)) for chunk in records.inputs.split(1024)]
         return replace(records.to(device), inputs=torch.cat(made))
     if features != "log":
-        known = "'pixels', 'scattering', 'log' or 'filters:k:s:f:p'"
+        known = "'pixels', 'scattering', 'raw', 'log' or 'filters:k:s:f:p'"
         raise ValueError(f"features is {features!r}; give {known}")
     found = scattering_features(records, groups=None, device=device)
     for chunk in found.inputs.split(4096):
         chunk.clamp_(min=0).add_(0.1).log_()
     return found
+
+
+def standardised(
+    train: Records, looked_at: Records, noise_multiplier: float, seed: int
+) -> tuple[Records, Records, dpa.DpEvent]:
+    """Both by the training records' noisy mean and std of each channel, and what that costs."""
+    scaler, event = release_channel_scaler(
+        train.inputs,
+        size_bound=usual_size(train.shape[0]),
+        noise_multiplier=noise_multiplier,
+        public_size=train.require_public_size("a released mean"),
+        seed=seed,
+    )
+    scaled = (replace(side, inputs=scaler(side.inputs)) for side in (train, looked_at))
+    return next(scaled), next(scaled), event
 
 
 def about_centre(

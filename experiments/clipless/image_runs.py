@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 import dp_accounting as dpa
 import torch
-from image_data import about_centre, parts
+from image_data import about_centre, parts, standardised
 from image_networks import build, has_certificates, kind_and_sizes
 from image_settings import DELTA, Setting, is_certified, loss_of
 from torch import nn
@@ -69,10 +69,13 @@ def _measured(job: Job, device: str, limit: int | None) -> dict:
     setting = job.setting
     train, looked_at = parts(job.dataset, setting.features, device, job.held_out, limit)
     prelude: tuple[dpa.DpEvent, ...] = ()
-    if setting.centre is not None:
-        apart = 10**6 + job.seed  # the run's own noise must not repeat the centre's
-        train, looked_at, event = about_centre(train, looked_at, setting.centre, apart)
+    apart = 10**6 + job.seed  # the run's own noise must not repeat what is released first
+    if setting.channels is not None:
+        train, looked_at, event = standardised(train, looked_at, setting.channels, apart)
         prelude = (event,)
+    if setting.centre is not None:
+        train, looked_at, event = about_centre(train, looked_at, setting.centre, apart + 10**6)
+        prelude = (*prelude, event)
     model, found = run_once(setting, train, job.epsilon, job.seed, prelude)
     found["accuracy"] = tacit.evaluate(model, looked_at, loss_of(setting)).accuracy
     if has_certificates(setting):
@@ -100,7 +103,7 @@ def run_once(
     optimizer = torch.optim.SGD(trained, lr=setting.learning_rate / clip, momentum=0.9)
     steps = setting.steps
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    z = noise(epsilon, size, setting.batch_size, steps, setting.centre if prelude else None)
+    z = noise(epsilon, size, setting.batch_size, steps, setting.before if prelude else ())
     trainer = tacit.Trainer(
         model,
         loss_of(setting),
@@ -137,9 +140,9 @@ def run_once(
 
 
 @functools.cache
-def noise(epsilon: float, size: int, batch: int, steps: int, centre: float | None = None) -> float:
-    """The least multiplier that keeps the steps, and a released centre, within ε."""
-    prelude = () if centre is None else (dpa.GaussianDpEvent(centre),)
+def noise(epsilon: float, size: int, batch: int, steps: int, before: tuple = ()) -> float:
+    """The least multiplier that keeps the steps, and what is released first, within ε."""
+    prelude = tuple(dpa.GaussianDpEvent(multiplier) for multiplier in before)
     rate = tacit.Poisson(batch / size)
     return tacit.calibrate(tacit.Budget(epsilon, DELTA), rate, steps=steps, prelude=prelude)
 

@@ -19,8 +19,9 @@ class Setting:
     temperature, `clip` a share of the loss's own constant and `learning_rate` that of gradients
     divided by the clip, so that neither moves when the other does.
 
-    `features`: pixels, scattering (27 groups of each record normalised), log (log(S + 0.1) of the
-    raw scattering features), or filters:k:s:f:p (random ones that are not trained). `centre` is the
+    `features`: pixels, scattering (27 groups of each record normalised), raw (the same without),
+    log (log(S + 0.1) of the raw ones), or filters:k:s:f:p (random ones that are not trained).
+    `channels` is the noise multiplier of a released mean and std a channel, `centre` the
     noise multiplier of a released mean, about which records are put on the unit sphere; it is
     charged with the steps. `head`: orthogonal, or ball: a norm of at most 1, beginning at 0.
     `middle` is the share of the clip that is left before a sphere in the middle, and
@@ -43,6 +44,12 @@ class Setting:
     ema: float | None = None
     cosine: bool = True
     views: int = 1
+    channels: float | None = None
+
+    @property
+    def before(self) -> tuple[float, ...]:
+        """Noise multipliers of what is released before the first step."""
+        return tuple(m for m in (self.channels, self.centre) if m is not None)
 
     def gradient_clip(self, classes: int) -> float:
         return self.clip * loss_of(self).lipschitz_for(classes)

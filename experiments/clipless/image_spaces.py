@@ -68,6 +68,15 @@ KNOWN: dict[str, list[Setting]] = {
         replace(ON_SPHERE, batch_size=30_000, steps=200, cosine=True),
     ],
     "cifar10/scattering": [
+        replace(
+            NORMALISED,
+            features="raw",
+            channels=10.0,
+            centre=None,
+            steps=240,
+            learning_rate=0.3,
+            ema=0.9,
+        ),
         replace(ON_SPHERE, scale=111.0, clip=0.64, learning_rate=0.3),
         NORMALISED,
         replace(NORMALISED, batch_size=25_000, centre=None),
@@ -82,7 +91,7 @@ SCHEDULE: Space = {
 }
 # A linear layer's scores are as large as scale·learning_rate makes them, so that is drawn: `pace`.
 ON_FEATURES: Space = {
-    "features": ["log", "scattering"],
+    "features": ["log", "scattering", "raw"],
     "centre": [None, 10.0, 10.0],
     "batch_size": [8192, 16_384, 25_000, 40_000],
     "steps": [100, 200, 400],
@@ -174,7 +183,8 @@ def _affordable(task: str, setting: Setting) -> Setting:
     """Filters on many pixels, and several views, take fewer and smaller steps."""
     kind, _ = kind_and_sizes(setting.model)
     if setting.features != "pixels":
-        return replace(setting, views=1)  # views are of images
+        channels = 10.0 if setting.features == "raw" else None
+        return replace(setting, views=1, channels=channels)  # views are of images
     filters = kind in ("convolution", "pooled")
     heavy = setting.views > 1 or (filters and task.startswith("cifar10"))
     if not heavy:
