@@ -74,7 +74,7 @@ METHODS: dict[str, Setting] = {
         network="linear",
         temperature=1.0,
         batch_size=8192,
-        steps=366,
+        steps=120,
         learning_rate=8.0,
         max_norm=0.1,
         **STANDARDISED,
@@ -82,7 +82,9 @@ METHODS: dict[str, Setting] = {
     "mnist/standardised": replace(ON_FEATURES, **STANDARDISED),
     "fashion-mnist/standardised": replace(ON_FEATURES, dataset="fashion-mnist", **STANDARDISED),
     "cifar10/features": replace(ON_FEATURES, dataset="cifar10", beta=1),
-    "cifar10/standardised": replace(ON_FEATURES, dataset="cifar10", beta=1, **STANDARDISED),
+    "cifar10/standardised": replace(
+        ON_FEATURES, dataset="cifar10", network="shallow", beta=1, **STANDARDISED
+    ),
     "cifar10/pixels": replace(
         ON_PIXELS, dataset="cifar10", threshold_epoch=7, gamma=5, learning_rate=2.0
     ),
@@ -125,7 +127,7 @@ SPACES: dict[str, Mapping[str, tuple]] = {
     "linear-standardised": {
         "learning_rate": (3.0, 20.0),
         "channels": [8.0, 15.0],
-        "steps": [120, 240, 366],
+        "steps": [60, 120, 240],
         "batch_size": [8192, 16_384],
         "ema": [0.9, 0.97],
         "cosine": [False, True],
@@ -174,10 +176,11 @@ def near(setting: Setting, rng: random.Random) -> Setting:
     """Close to a good one: only what has a logarithmic scale moves."""
     step = setting.learning_rate * setting.max_norm * math.exp(rng.gauss(0, 0.3))
     max_norm = setting.max_norm * math.exp(rng.gauss(0, 0.3))
-    if setting.network == "cnn":
+    convolutions = setting.network in ("cnn", "shallow")
+    if convolutions:
         max_norm = setting.max_norm  # gradients are above it: it is another learning rate
     temperature = setting.temperature
-    if setting.network != "cnn":
+    if not convolutions:
         temperature *= math.exp(rng.gauss(0, 0.2))
     return replace(
         setting, learning_rate=step / max_norm, max_norm=max_norm, temperature=temperature

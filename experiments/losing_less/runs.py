@@ -47,8 +47,8 @@ class Setting:
     order alone), raw, or several side by side (`feature_mix.py`). `channels` is the noise
     multiplier of a mean and a std a channel that are released to standardise by; `centre` that of a
     released mean, about which records are put on the unit sphere. `network`: cnn (the paper's for
-    these records), linear, or ball: linear with its weights kept at a spectral norm of at most 1,
-    which holds noise down; neither has a
+    these records), shallow (two convolutions, on features of 32×32 images), linear, or ball: linear
+    with its weights kept at a spectral norm of at most 1, which holds noise down; neither has a
     bias. With `copies` V above 1, views are features of V shifted and mirrored copies of each image
     (`feature_copies.py`). `loss`: cross-entropy, tailored, sse+focal, sse+ce, sse, sae, focal, or
     huber:β. Without `noise_multiplier` the noise is the least that keeps all releases within
@@ -184,8 +184,11 @@ def network(setting: Setting, shape: tuple[int, ...], classes: int) -> nn.Module
         head = SpectralLinear(math.prod(shape), classes, bias=False, within=SpectralBall)
         nn.init.zeros_(head.weight)
         return nn.Sequential(nn.Flatten(), head)
+    if setting.network == "shallow":
+        return tacit.models.scattering_cifar_cnn(shape, classes, deep=False)
     if setting.network != "cnn":
-        raise ValueError(f"network is {setting.network!r}; give 'cnn', 'linear' or 'ball'")
+        known = "'cnn', 'shallow', 'linear' or 'ball'"
+        raise ValueError(f"network is {setting.network!r}; give {known}")
     if setting.features != "pixels":
         build = "scattering_cifar_cnn" if setting.dataset == "cifar10" else "scattering_mnist_cnn"
         return getattr(tacit.models, build)(shape, classes)
@@ -297,7 +300,7 @@ def run(
             train,
             expected_batch_size=setting.batch_size,
             steps=setting.steps,
-            max_physical_batch=4096 if setting.network == "cnn" else None,
+            max_physical_batch=4096 if setting.network in ("cnn", "shallow") else None,
             pad_to=_pad_to(setting, device),
         ),
         optimizer,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from model_checks import assert_exact
@@ -35,6 +37,12 @@ TABLES = {
     "Table 2": (cifar_cnn, (3, 32, 32), CIFAR, 550_570),
     "Table 3": (scattering_mnist_cnn, (81, 7, 7), SCATTERED_MNIST, 20_778),
     "Table 4": (scattering_cifar_cnn, (243, 8, 8), SCATTERED_CIFAR, 253_386),
+    "Table 4, two convolutions": (
+        partial(scattering_cifar_cnn, deep=False),
+        (243, 8, 8),
+        [(64, 3, 1, 1), ("pool", 2, 2), (64, 3, 1, 1), 10],
+        187_210,
+    ),
 }
 
 

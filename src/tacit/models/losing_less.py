@@ -75,10 +75,28 @@ def scattering_mnist_cnn(
 
 
 def scattering_cifar_cnn(
-    shape: Sequence[int] = (243, 8, 8), num_classes: int = 10, activation: Activation = nn.Tanh
+    shape: Sequence[int] = (243, 8, 8),
+    num_classes: int = 10,
+    activation: Activation = nn.Tanh,
+    *,
+    deep: bool = True,
 ) -> nn.Sequential:
-    """Table 4: two pairs of 3×3 convolutions of 64 filters, on the features of 32×32 images."""
+    """Table 4: two pairs of 3×3 convolutions of 64 filters, on the features of 32×32 images.
+
+    `deep=False` has one convolution on each side of one pooling, which is the network that Tramèr &
+    Boneh 2021 found Table 5's recipe with.
+    """
     channels, height, width = image_shape(shape, "scattering_cifar_cnn", least=4)
+    if not deep:
+        return nn.Sequential(
+            nn.Conv2d(channels, 64, 3, padding=1),
+            activation(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 64, 3, padding=1),
+            activation(),
+            nn.Flatten(),
+            nn.Linear(64 * (height // 2) * (width // 2), num_classes),
+        )
     pairs = _pair(channels, 64, activation) + _pair(64, 64, activation)
     last = nn.Linear(64 * (height // 4) * (width // 4), num_classes)
     return nn.Sequential(*pairs, nn.Flatten(), last)
