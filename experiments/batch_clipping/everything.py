@@ -27,17 +27,19 @@ from tacit.report.run_folder import environment, to_json
 
 @dataclass(frozen=True)
 class Job:
-    """One run of one figure, or of another group."""
+    """One run of one figure, or of another group; `reduced` to fewer epochs than the figure has."""
 
     group: str
     name: str
     setting: Setting
     seed: int
+    reduced: bool = False
 
     @property
     def file(self) -> str:
         plain = re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-")
-        return f"{self.group}__{plain}__{self.seed}.json"
+        scale = f"__{self.setting.epochs:g}-epochs" if self.reduced else ""
+        return f"{self.group}__{plain}__{self.seed}{scale}.json"
 
 
 def jobs_of(
@@ -48,7 +50,12 @@ def jobs_of(
     assert not set(only) - set(wanted), f"figure {number} has no {set(only) - set(wanted)}"
     if epochs is not None:
         wanted = {n: replace(s, epochs=epochs) for n, s in wanted.items()}
-    return [Job(f"figure_{number}", n, s, seed) for seed in seeds for n, s in wanted.items()]
+    reduced = epochs is not None
+    return [
+        Job(f"figure_{number}", name, setting, seed, reduced)
+        for seed in seeds
+        for name, setting in wanted.items()
+    ]
 
 
 def in_order() -> list[Job]:

@@ -199,6 +199,11 @@ def test_everything_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatch, 
     assert "failed" not in capsys.readouterr().out
 
 
+def test_a_whole_run_and_a_reduced_one_are_two_files(folder) -> None:
+    files = [job.file for job in folder("everything").in_order()]
+    assert len(set(files)) == len(files)
+
+
 def test_everything_starts_nothing_when_the_time_is_up(folder, tmp_path, capsys) -> None:
     everything = folder("everything")
     found = everything.main(
