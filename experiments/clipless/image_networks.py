@@ -61,7 +61,7 @@ def build(setting: Setting, shape: tuple[int, ...], classes: int) -> nn.Module:
 def has_certificates(setting: Setting) -> bool:
     """Whether the network is Lipschitz in pixels but for the sphere it begins with."""
     kind, _ = kind_and_sizes(setting.model)
-    plain = setting.features == "pixels" and not setting.before
+    plain = setting.features == "pixels" and setting.channels is None and setting.centre is None
     return plain and kind != "convolution"
 
 

@@ -103,7 +103,7 @@ def run_once(
     optimizer = torch.optim.SGD(trained, lr=setting.learning_rate / clip, momentum=0.9)
     steps = setting.steps
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    z = noise(epsilon, size, setting.batch_size, steps, setting.before if prelude else ())
+    z = noise(epsilon, size, setting.batch_size, steps, prelude)
     trainer = tacit.Trainer(
         model,
         loss_of(setting),
@@ -140,24 +140,24 @@ def run_once(
 
 
 @functools.cache
-def noise(epsilon: float, size: int, batch: int, steps: int, before: tuple = ()) -> float:
+def noise(epsilon: float, size: int, batch: int, steps: int, prelude: tuple = ()) -> float:
     """The least multiplier that keeps the steps, and what is released first, within ε."""
-    prelude = tuple(dpa.GaussianDpEvent(multiplier) for multiplier in before)
     rate = tacit.Poisson(batch / size)
     return tacit.calibrate(tacit.Budget(epsilon, DELTA), rate, steps=steps, prelude=prelude)
 
 
 def certified(model: nn.Module, records: Records, dataset: str) -> dict[str, float]:
-    """Shares right and certified within 0, 1, 2, 4, 8, 16 over 255, of pixels in [0, 1].
+    """Shares right and certified within 0, 1, 2, 4, 8, 16 over 255, of pixels in [0, 1]."""
+    found = certified_accuracy(model, records, unit=pixel_unit(dataset))
+    return {f"{r:g}": share for r, share in zip(found.radii, found.shares, strict=True)}
 
-    Records are (pixels − mean)/std, so that pixels within r are records within r/min std.
-    """
+
+def pixel_unit(dataset: str) -> float:
+    """How far a record may move when its pixels move by 1/255: records are (pixels − mean)/std."""
     known = lookup(dataset)
     assert known.mean is not None
     assert known.std is not None
-    steepest = scaler_lipschitz(PublicScaler(known.mean, known.std))
-    found = certified_accuracy(model, records, unit=PIXEL * steepest)
-    return {f"{r:g}": share for r, share in zip(found.radii, found.shares, strict=True)}
+    return PIXEL * scaler_lipschitz(PublicScaler(known.mean, known.std))
 
 
 def _views(setting: Setting, train: Records) -> tacit.Augmentation | None:

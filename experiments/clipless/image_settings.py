@@ -46,11 +46,6 @@ class Setting:
     views: int = 1
     channels: float | None = None
 
-    @property
-    def before(self) -> tuple[float, ...]:
-        """Noise multipliers of what is released before the first step."""
-        return tuple(m for m in (self.channels, self.centre) if m is not None)
-
     def gradient_clip(self, classes: int) -> float:
         return self.clip * loss_of(self).lipschitz_for(classes)
 

@@ -67,15 +67,11 @@ def noise_for(dataset: str, batch_size: int, steps: int, epsilon: float = EPSILO
 
 @functools.cache
 def least_noise(
-    rate: float, steps: int, epsilon: float = EPSILON, before: tuple[float, ...] = ()
+    rate: float, steps: int, epsilon: float = EPSILON, prelude: tuple[dpa.DpEvent, ...] = ()
 ) -> float:
-    """The same for a rate; `before` are multipliers of what is released first."""
+    """The same for a rate; `prelude` is what is released first."""
     budget = tacit.Budget(epsilon, DELTA)
-    return tacit.calibrate(budget, tacit.Poisson(rate), steps, prelude=prelude_of(before))
-
-
-def prelude_of(before: tuple[float, ...]) -> tuple[dpa.DpEvent, ...]:
-    return tuple(dpa.GaussianDpEvent(multiplier) for multiplier in before)
+    return tacit.calibrate(budget, tacit.Poisson(rate), steps, prelude=prelude)
 
 
 def pld_noise(recipe: Recipe) -> float:

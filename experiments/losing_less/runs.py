@@ -19,7 +19,7 @@ import dp_accounting as dpa
 import torch
 from feature_copies import DrawnCopy, numbered, table_of
 from feature_mix import CentreOfEach, mixed, widths_of
-from recipes import DELTA, RECIPES, least_noise, prelude_of
+from recipes import DELTA, RECIPES, least_noise
 from torch import Tensor, nn
 
 import tacit
@@ -36,6 +36,7 @@ from tacit.statistics.modes import evaluating
 from tacit.training import Callback
 
 HELD_OUT = 5_000
+Map = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,6 @@ class Setting:
     cosine: bool = False
     private: bool = True
     channels: float | None = None
-
-    @property
-    def before(self) -> tuple[float, ...]:
-        """Noise multipliers of what is released before the first step."""
-        return tuple(m for m in (self.channels, self.centre) if m is not None)
 
 
 def paper_setting(dataset: str, features: str, loss: str, noise: str = "pld") -> Setting:
@@ -266,12 +262,16 @@ def run(
     train, looked_at = parts(setting.dataset, setting.features, device, limit, held_out)
     watch = Watch(looked_at, max(1, setting.steps // evaluations))
     prelude: tuple[dpa.DpEvent, ...] = ()
-    maps: list[Callable[[Tensor], Tensor]] = []
-    for wanted, release in ((setting.channels, _standardised), (setting.centre, _centred)):
-        if wanted is not None:
-            train, looked_at, mapped, event = release(setting, train, looked_at, seed)
-            watch.records, prelude = looked_at, (*prelude, event)
+    maps: list[Map] = []
+    for release in (_channel_scaler, _centre):
+        released = release(setting, train, seed)
+        if released is not None:
+            mapped, event = released
+            train = replace(train, inputs=mapped(train.inputs))
+            looked_at = replace(looked_at, inputs=mapped(looked_at.inputs))
+            prelude = (*prelude, event)
             maps.append(mapped)
+    watch.records = looked_at
     torch.manual_seed(seed)
     assert train.num_classes is not None
     model = network(setting, train.shape, train.num_classes).to(device)
@@ -291,7 +291,7 @@ def run(
     rate = setting.batch_size / len(train)  # every record of the set takes part: N is published
     z = setting.noise_multiplier
     if z is None:
-        z = least_noise(rate, setting.steps, setting.epsilon, setting.before)
+        z = least_noise(rate, setting.steps, setting.epsilon, prelude)
     trainer = tacit.Trainer(
         model,
         loss_of(setting),
@@ -318,7 +318,7 @@ def run(
         {
             "step": step,
             "epoch": step * rate,
-            "epsilon": _epsilon_at(rate, z, step, setting.before),
+            "epsilon": _epsilon_at(rate, z, step, prelude),
             "accuracy": found,
             "seconds": seconds,
             "cpu_seconds": worked,
@@ -346,50 +346,44 @@ def run(
 
 
 @functools.cache
-def _epsilon_at(rate: float, noise_multiplier: float, steps: int, before: tuple) -> float:
+def _epsilon_at(rate: float, noise_multiplier: float, steps: int, prelude: tuple) -> float:
     plan = tacit.Plan(
         tacit.Poisson(rate),
         noise_multiplier,
         tacit.Relation.ADD_OR_REMOVE_ONE,
         steps,
-        prelude=prelude_of(before),
+        prelude=prelude,
     )
     return plan.epsilon(steps, DELTA, COARSE)
 
 
-def _standardised(
-    setting: Setting, train: Records, looked_at: Records, seed: int
-) -> tuple[Records, Records, Callable[[Tensor], Tensor], dpa.DpEvent]:
-    """Both by the noisy mean and std of each channel of the training records."""
+def _channel_scaler(setting: Setting, train: Records, seed: int) -> tuple[Map, dpa.DpEvent] | None:
+    """By the noisy mean and std of each channel of the training records."""
+    if setting.channels is None:
+        return None
     assert train.public_size is not None
-    assert setting.channels is not None
-    scaler, event = release_channel_scaler(
+    return release_channel_scaler(
         train.inputs,
         size_bound=usual_size(train.shape[0]),
         noise_multiplier=setting.channels,
         public_size=train.public_size,
         seed=10**6 + seed,  # the run's own noise must not repeat this
     )
-    scaled = [replace(part, inputs=scaler(part.inputs)) for part in (train, looked_at)]
-    return scaled[0], scaled[1], scaler, event
 
 
-def _centred(
-    setting: Setting, train: Records, looked_at: Records, seed: int
-) -> tuple[Records, Records, Callable[[Tensor], Tensor], dpa.DpEvent]:
-    """Both on the sphere about the noisy mean of the training records."""
+def _centre(setting: Setting, train: Records, seed: int) -> tuple[Map, dpa.DpEvent] | None:
+    """Onto the sphere about the noisy mean of the training records."""
+    if setting.centre is None:
+        return None
     assert train.public_size is not None
-    assert setting.centre is not None
-    released, event = release_centre(
+    centre, event = release_centre(
         train.inputs, noise_multiplier=setting.centre, public_size=train.public_size, seed=seed
     )
-    centre: Callable[[Tensor], Tensor] = released
-    if setting.features.startswith("mixed:"):
-        image = tacit.load(setting.dataset)[0].shape
-        widths = widths_of(setting.features, image, lambda r, kind: featured(r, kind, "cpu"))
-        centre = CentreOfEach(released, setting.features, widths)
-    moved = [replace(part, inputs=centre(part.inputs)) for part in (train, looked_at)]
-    return moved[0], moved[1], centre, event
+    if not setting.features.startswith("mixed:"):
+        return centre, event
+    image = tacit.load(setting.dataset)[0].shape
+    widths = widths_of(setting.features, image, lambda r, kind: featured(r, kind, "cpu"))
+    return CentreOfEach(centre, setting.features, widths), event
 
 
 def _views(setting: Setting) -> tacit.Augmentation | None:
