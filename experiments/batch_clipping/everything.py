@@ -73,8 +73,7 @@ def in_order() -> list[Job]:
         *jobs_of(14, [1, 2]),
         *jobs_of(12, [0, 1, 2], only=("(a) m = 64", "(b) sigma = 1.5", "(b) sigma = 0.5")),
         *jobs_of(4, [0], epochs=10, only=("IC, enhanced, C = 0.095",)),
-        *jobs_of(4, [2], only=layerwise[:1]),
-        *jobs_of(18, [2], only=full),
+        *jobs_of(4, [1, 2], only=slower),
     ]
     reduced = [
         *jobs_of(18, [0], 10, ("(b) full gradient, sigma/sqrt(62)", "factors, sigma/sqrt(62)")),
@@ -88,7 +87,8 @@ def in_order() -> list[Job]:
         *jobs_of(17, [0], 1),
         *(job for number in (2, 8, 13, 1) for job in jobs_of(number, [0], 4)),
     ]
-    return [*named, *reduced]
+    third = [*jobs_of(4, [2], only=layerwise[:1]), *jobs_of(18, [2], only=full)]
+    return [*named, *reduced, *third]
 
 
 def done_by(job: Job, folder: Path, device: str, limit: int | None) -> str:

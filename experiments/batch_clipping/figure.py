@@ -81,7 +81,7 @@ def plot(found: Mapping, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
     for name, row in found["settings"].items():
         paths = [r["path"] for r in row["runs"]]
         epochs = [point[0] for point in paths[0]]
@@ -91,7 +91,7 @@ def plot(found: Mapping, path: Path) -> None:
         axes.fill_between(epochs, low, high, color=line.get_color(), alpha=0.15)
     axes.set(xlabel="epoch", ylabel="test accuracy (%)", title=found["title"])
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 

@@ -197,7 +197,7 @@ def run(
     some, loss = _some(public), tacit.losses.CrossEntropy()
     draws = tacit.sampling.draws.index_generator(seed)
     path: list[tuple[float, float]] = []
-    every = max(1, steps // evaluations)
+    looks = looks_of(steps, evaluations)
     started = time.perf_counter()
     for t in range(steps):
         if t % per_epoch == 0:
@@ -213,7 +213,7 @@ def run(
         if setting.cosine:
             step.rate.fill_(setting.learning_rate * 0.5 * (1 + math.cos(math.pi * t / steps)))
         step()
-        if (t + 1) % every == 0 or t + 1 == steps:
+        if t + 1 in looks:
             if statistics is not None:
                 statistics.apply(model)
             path.append(((t + 1) / per_epoch, tacit.evaluate(model, test, loss).accuracy))
@@ -292,7 +292,7 @@ def plain_run(
     crop = tacit.RandomCropFlip(padding=4, reflect=False)
     probe = tacit.BatchClip(1.0, min(64, len(public)), blocks=layers(setting))
     loss = tacit.losses.CrossEntropy()
-    path, norms = [], []
+    path, norms, looks = [], [], looks_of(steps, evaluations)
     started = time.perf_counter()
     order = torch.empty(0, dtype=torch.long, device=device)
     for step in range(steps):
@@ -305,7 +305,7 @@ def plain_run(
         optimizer.step()
         if schedule is not None:
             schedule.step()
-        if (step + 1) % max(1, steps // evaluations) == 0 or step + 1 == steps:
+        if step + 1 in looks:
             found = tacit.evaluate(model, test, loss).accuracy
             path.append(((step + 1) / per_epoch, found))
             found_norms = probe.expected_norms(model, loss, _some(public))
@@ -322,6 +322,11 @@ def plain_run(
         "seconds": time.perf_counter() - started,
         "sampling": "shuffled epochs, not private",
     }
+
+
+def looks_of(steps: int, evaluations: int) -> set[int]:
+    """Steps after which the test records are looked at: evenly, and after the last."""
+    return {round(steps * i / evaluations) for i in range(1, evaluations + 1)} - {0}
 
 
 def _schedule(

@@ -1,8 +1,9 @@
 """Figures 3b, 14 and 16: accuracy against ε, by dataset and kind of network.
 
-A task is a dataset and pixels, scattering features, or a network with certificates. Settings are
-searched on 5,000 training records that are held out, at ε = 3 (certified: 8, by the mean of the
-certified accuracies); then seeds train on all training records and look at the test records once.
+A task is a dataset and pixels (any network), trained (end to end on pixels: no fixed filters),
+scattering features, or a network with certificates. Settings are searched on 5,000 training records
+that are held out, at ε = 3 (certified: 8, by the mean of the certified accuracies); then seeds
+train on all training records and look at the test records once.
 
     python experiments/clipless/figure_3b.py --search --workers 6 --seconds 300 --out search.jsonl
     python experiments/clipless/figure_3b.py --chosen search.jsonl --workers 6 --epsilons 1 3 8 \\

@@ -41,16 +41,19 @@ def featured(records: Records, features: str, device: str) -> Records:
     """Of each record alone: nothing is learnt, nothing is charged."""
     if features == "pixels":
         return records.to(device)
-    if features in ("scattering", "raw"):
+    if features in ("scattering", "raw", "mirrored"):
         groups = 27 if features == "scattering" else None
+        mirror = features == "mirrored"
         cache = cache_folder() / "scattering" if device == "cpu" else None
-        return scattering_features(records, groups=groups, cache=cache, device=device)
+        return scattering_features(
+            records, groups=groups, mirror=mirror, cache=cache, device=device
+        )
     if features.startswith("filters:"):
         filters = fixed_filters(features, records.shape).to(device)
         made = [filters(chunk.to(device)) for chunk in records.inputs.split(1024)]
         return replace(records.to(device), inputs=torch.cat(made))
     if features != "log":
-        known = "'pixels', 'scattering', 'raw', 'log' or 'filters:k:s:f:p'"
+        known = "'pixels', 'scattering', 'raw', 'mirrored', 'log' or 'filters:k:s:f:p'"
         raise ValueError(f"features is {features!r}; give {known}")
     found = scattering_features(records, groups=None, device=device)
     for chunk in found.inputs.split(4096):

@@ -7,21 +7,26 @@ mixer:p:w[:d]     patches of p×p pixels
 patches:p:w       disjoint patches, one layer
 pooled:k:s:f:p    f filters of k×k at stride s, L2 pooling by p, one layer
 convolution:…     pooled, with a second sphere after the pooling
+adapted:…         pooled, with two spheres after it, the second about a released centre
 
-All but the last are Lipschitz from the input sphere on, so that they have certificates. A sphere in
-the middle has no constant: cotangents are clipped before it, which keeps gradients' bounds and
-loses certificates.
+All but the last two are Lipschitz from the input sphere on, so that they have certificates. A
+sphere in the middle has no constant: cotangents are clipped before it, which keeps gradients'
+bounds and loses certificates. `adapted` begins at the random filters of `fixed_filters`, and trains
+them.
 """
 
 from __future__ import annotations
 
 import math
 
+import dp_accounting as dpa
 import torch
 from image_settings import Setting
-from torch import nn
+from torch import Tensor, nn
 
 import tacit
+from tacit import Records
+from tacit.data.centre import release_centre
 from tacit.lipschitz import (
     BoundedInput,
     ClipGradient,
@@ -32,6 +37,9 @@ from tacit.lipschitz import (
     SpectralConv2d,
     SpectralLinear,
 )
+from tacit.lipschitz.bounds import Bound, Parameterless
+
+AT_ONCE = 2048
 
 
 def build(setting: Setting, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -55,6 +63,9 @@ def build(setting: Setting, shape: tuple[int, ...], classes: int) -> nn.Module:
     if kind == "convolution":
         layers = [*_pooled(shape, *sizes), *_second_sphere(setting, classes)]
         return with_head(layers, shape, classes, setting.head)
+    if kind == "adapted":
+        layers = [*_drawn(shape, sizes), *_about_centre(setting, shape, classes)]
+        return with_head(layers, shape, classes, "ball")
     raise ValueError(f"no model is called {kind!r}")
 
 
@@ -62,15 +73,42 @@ def has_certificates(setting: Setting) -> bool:
     """Whether the network is Lipschitz in pixels but for the sphere it begins with."""
     kind, _ = kind_and_sizes(setting.model)
     plain = setting.features == "pixels" and setting.channels is None and setting.centre is None
-    return plain and kind != "convolution"
+    return plain and kind not in ("convolution", "adapted")
 
 
 def fixed_filters(features: str, shape: tuple[int, ...]) -> nn.Module:
     """Filters drawn once, from a public seed, and never trained: `filters:k:s:f:p`."""
     _, sizes = kind_and_sizes(features)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(*_pooled(shape, *sizes)).requires_grad_(False)
+    return nn.Sequential(*_drawn(shape, sizes)).requires_grad_(False)
+
+
+class Moved(nn.Module, Parameterless):
+    """x − c for a constant c that was released: ‖x − c‖ ≤ ‖x‖ + ‖c‖, and the constant is 1."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - self.centre
+
+    def output_norm(self, x: Bound) -> float:
+        return x.norm + float(torch.linalg.vector_norm(self.centre, dtype=torch.float64))
+
+
+def release_middle(
+    model: nn.Sequential, train: Records, noise_multiplier: float, seed: int
+) -> dpa.DpEvent:
+    """The mean, on the sphere, of what comes to `Moved` as the filters are now; what it costs."""
+    at = next(i for i, layer in enumerate(model) if isinstance(layer, Moved))
+    with torch.no_grad():
+        coming = torch.cat([model[:at](chunk) for chunk in train.inputs.split(AT_ONCE)])
+    size = train.require_public_size("a released mean")
+    released, event = release_centre(
+        coming, noise_multiplier=noise_multiplier, public_size=size, seed=seed
+    )
+    model[at].centre.copy_(released.centre)
+    return event
 
 
 def kind_and_sizes(model: str) -> tuple[str, list[int]]:
@@ -104,6 +142,22 @@ def _pooled(
     convolution = SpectralConv2d(shape[0], filters, kernel, stride=stride)
     pooling = [ScaledL2NormPool2d(pool)] if pool > 1 else []
     return [*_front(), convolution, MaxMin(), *pooling]
+
+
+def _drawn(shape: tuple[int, ...], sizes: list[int]) -> list[nn.Module]:
+    """`_pooled` with filters from a public seed, the same in every run."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return _pooled(shape, *sizes)
+
+
+def _about_centre(setting: Setting, shape: tuple[int, ...], classes: int) -> list[nn.Module]:
+    _, sizes = kind_and_sizes(setting.model)
+    with torch.no_grad():
+        pooled = nn.Sequential(*_drawn(shape, sizes))(torch.zeros(1, *shape)).shape[1:]
+    limit = ClipGradient(setting.middle * setting.gradient_clip(classes))
+    sphere = BoundedInput(1.0, sphere=True)
+    return [limit, sphere, Moved(tuple(pooled)), BoundedInput(1.0, sphere=True)]
 
 
 def _second_sphere(setting: Setting, classes: int) -> list[nn.Module]:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 import dp_accounting as dpa
 import torch
 from image_data import about_centre, parts, standardised
-from image_networks import build, has_certificates, kind_and_sizes
+from image_networks import build, has_certificates, kind_and_sizes, release_middle
 from image_settings import DELTA, Setting, is_certified, loss_of
 from torch import nn
 
@@ -98,9 +98,11 @@ def run_once(
     size = train.require_public_size("a sampling rate")
     assert train.num_classes is not None
     model = build(setting, train.shape, train.num_classes).to(train.device)
+    if kind_and_sizes(setting.model)[0] == "adapted":
+        event = release_middle(model, train, setting.middle_centre, 3 * 10**6 + seed)
+        prelude = (*prelude, event)
     clip = setting.gradient_clip(train.num_classes)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=setting.learning_rate / clip, momentum=0.9)
+    optimizer = _optimizer(setting, model, clip)
     steps = setting.steps
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     z = noise(epsilon, size, setting.batch_size, steps, prelude)
@@ -139,6 +141,16 @@ def run_once(
     return model, facts
 
 
+def _optimizer(setting: Setting, model: nn.Sequential, clip: float) -> torch.optim.Optimizer:
+    *body, head = model
+    rate = setting.learning_rate / clip
+    groups = [
+        {"params": [p for layer in layers for p in layer.parameters()], "lr": rate * share}
+        for layers, share in (([head], 1.0), (body, setting.body_rate))
+    ]
+    return torch.optim.SGD([group for group in groups if group["params"]], momentum=0.9)
+
+
 @functools.cache
 def noise(epsilon: float, size: int, batch: int, steps: int, prelude: tuple = ()) -> float:
     """The least multiplier that keeps the steps, and what is released first, within ε."""
@@ -171,7 +183,7 @@ def _views(setting: Setting, train: Records) -> tacit.Augmentation | None:
 def _most_rows(setting: Setting, shape: tuple[int, ...]) -> int | None:
     """How many records go through filters at once: those whose outputs take a gigabyte, 8,192."""
     kind, sizes = kind_and_sizes(setting.model)
-    if kind in ("pooled", "convolution"):
+    if kind in ("pooled", "convolution", "adapted"):
         kernel, stride, filters, _ = sizes
         positions = ((shape[1] - kernel) // stride + 1) * ((shape[2] - kernel) // stride + 1)
         fits = int(math.log2(2**28 / (positions * filters)))

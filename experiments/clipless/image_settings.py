@@ -20,12 +20,15 @@ class Setting:
     divided by the clip, so that neither moves when the other does.
 
     `features`: pixels, scattering (27 groups of each record normalised), raw (the same without),
-    log (log(S + 0.1) of the raw ones), or filters:k:s:f:p (random ones that are not trained).
+    mirrored (the mean of the raw ones of an image and its mirror image), log (log(S + 0.1) of the
+    raw ones), or filters:k:s:f:p (random ones that are not trained).
     `channels` is the noise multiplier of a released mean and std a channel, `centre` the
     noise multiplier of a released mean, about which records are put on the unit sphere; it is
     charged with the steps. `head`: orthogonal, or ball: a norm of at most 1, beginning at 0.
     `middle` is the share of the clip that is left before a sphere in the middle, and
-    `middle_centring` centres each filter's outputs there. `views` are averaged within each record.
+    `middle_centring` centres each filter's outputs there; `middle_centre` is the noise multiplier
+    of the mean that `adapted` networks release there. All layers but the last learn at `body_rate`
+    times the learning rate. `views` are averaged within each record.
     """
 
     model: str
@@ -45,6 +48,8 @@ class Setting:
     cosine: bool = True
     views: int = 1
     channels: float | None = None
+    middle_centre: float = 10.0
+    body_rate: float = 1.0
 
     def gradient_clip(self, classes: int) -> float:
         return self.clip * loss_of(self).lipschitz_for(classes)

@@ -23,9 +23,22 @@ ON_SPHERE = Setting(
 NORMALISED = replace(
     ON_SPHERE, batch_size=8192, steps=400, scale=300.0, clip=0.002, learning_rate=0.17, ema=0.97
 )
+STANDARDISED = replace(
+    NORMALISED,
+    features="mirrored",
+    channels=10.0,
+    centre=None,
+    steps=120,
+    learning_rate=0.3,
+    ema=0.9,
+)
 FILTERS = Setting("convolution:7:3:64:2", 16_384, 200, scale=75.0, clip=0.022, learning_rate=1.73)
 UNITS = Setting("mlp:512", 8192, 200, scale=98.0, clip=0.1, learning_rate=1.18)
 PHOTOGRAPHS = Setting("convolution:6:3:256:3", 8192, 100, scale=74.0, clip=0.27, learning_rate=2.23)
+ADAPTED = replace(
+    ON_SPHERE, model="adapted:7:3:256:2", features="pixels", centre=None, middle=0.1,
+    per_layer=False, body_rate=0.1,
+)  # fmt: skip
 CERTIFIED = replace(UNITS, batch_size=16_384, scale=50.0)
 
 KNOWN: dict[str, list[Setting]] = {
@@ -49,6 +62,32 @@ KNOWN: dict[str, list[Setting]] = {
         replace(PHOTOGRAPHS, centre=10.0, middle_centring=True),
         replace(ON_SPHERE, features="filters:6:2:512:7", clip=0.4, learning_rate=0.5),
     ],
+    "mnist/trained": [
+        replace(ADAPTED, batch_size=30_000),
+        replace(ADAPTED, batch_size=30_000, body_rate=0.3),
+        replace(ADAPTED, batch_size=30_000, body_rate=0.03),
+        replace(ADAPTED, batch_size=30_000, middle=0.3),
+        replace(FILTERS, centre=10.0, scale=125.0, clip=0.076, learning_rate=1.48),
+    ],
+    "fashion-mnist/trained": [
+        ADAPTED,
+        replace(ADAPTED, body_rate=0.3),
+        replace(ADAPTED, cosine=True, steps=200),
+        replace(UNITS, centre=10.0),
+        replace(UNITS, centre=10.0, ema=0.9, learning_rate=2.0),
+    ],
+    "cifar10/trained": [
+        replace(ADAPTED, model="adapted:6:2:512:7", scale=132.0, clip=0.3, learning_rate=0.57),
+        replace(
+            ADAPTED,
+            model="adapted:6:2:512:7",
+            scale=132.0,
+            clip=0.3,
+            learning_rate=0.57,
+            body_rate=0.3,
+        ),
+        replace(PHOTOGRAPHS, batch_size=16_384, steps=200),
+    ],
     "mnist/certified": [CERTIFIED, replace(CERTIFIED, model="pooled:7:3:64:2")],
     "fashion-mnist/certified": [CERTIFIED, replace(CERTIFIED, model="pooled:7:3:64:2")],
     "cifar10/certified": [
@@ -68,15 +107,11 @@ KNOWN: dict[str, list[Setting]] = {
         replace(ON_SPHERE, batch_size=30_000, steps=200, cosine=True),
     ],
     "cifar10/scattering": [
-        replace(
-            NORMALISED,
-            features="raw",
-            channels=10.0,
-            centre=None,
-            steps=240,
-            learning_rate=0.3,
-            ema=0.9,
-        ),
+        STANDARDISED,
+        replace(STANDARDISED, learning_rate=0.5),
+        replace(STANDARDISED, learning_rate=0.5, steps=240, cosine=True),
+        replace(STANDARDISED, learning_rate=0.5, batch_size=16_384, ema=0.95),
+        replace(STANDARDISED, features="raw"),
         replace(ON_SPHERE, scale=111.0, clip=0.64, learning_rate=0.3),
         NORMALISED,
         replace(NORMALISED, batch_size=25_000, centre=None),
@@ -91,7 +126,7 @@ SCHEDULE: Space = {
 }
 # A linear layer's scores are as large as scale·learning_rate makes them, so that is drawn: `pace`.
 ON_FEATURES: Space = {
-    "features": ["log", "scattering", "raw"],
+    "features": ["log", "scattering", "raw", "mirrored"],
     "centre": [None, 10.0, 10.0],
     "batch_size": [8192, 16_384, 25_000, 40_000],
     "steps": [100, 200, 400],
@@ -99,6 +134,17 @@ ON_FEATURES: Space = {
     "clip": (0.002, 0.7),
     "pace": (15.0, 400.0),
     "ema": [None, 0.9, 0.95, 0.97],
+    "cosine": [False, True],
+}
+ADAPTING: Space = {
+    "batch_size": [16_384, 30_000],
+    "steps": [100, 200],
+    "scale": (60.0, 300.0),
+    "clip": (0.05, 0.5),
+    "learning_rate": (0.3, 3.0),
+    "body_rate": (0.03, 1.0),
+    "middle": (0.03, 0.5),
+    "ema": [0.9, 0.95],
     "cosine": [False, True],
 }
 ON_PIXELS: Space = {
@@ -127,6 +173,9 @@ MODELS: dict[str, list[str]] = {
         "convolution:6:2:128:2", "convolution:6:2:128:7", "convolution:8:2:128:4",
         "convolution:5:3:256:2", "filters:6:2:512:7", "filters:6:2:1024:7",
     ],
+    "mnist/trained": ["adapted:7:3:256:2", "adapted:5:2:256:3", "adapted:7:2:256:3"],
+    "fashion-mnist/trained": ["adapted:7:3:256:2", "adapted:5:2:256:3", "adapted:7:2:256:3"],
+    "cifar10/trained": ["adapted:6:2:512:7", "adapted:6:2:256:7", "adapted:6:2:512:5"],
     "mnist/certified": ["mlp:256", "mlp:512", "mlp:1024", "patches:7:256", "pooled:7:3:64:2"],
     "fashion-mnist/certified": ["mlp:256", "mlp:512", "mlp:1024", "pooled:7:3:64:2", "mixer:4:64"],
     "cifar10/certified": [
@@ -140,6 +189,8 @@ def space_of(task: str) -> Space:
     if task.endswith("scattering"):
         return ON_FEATURES
     space = WITH_CERTIFICATES if task.endswith("certified") else ON_PIXELS
+    if task.endswith("trained"):
+        space = ADAPTING
     return {"model": MODELS[task], **space}
 
 
@@ -183,9 +234,9 @@ def _affordable(task: str, setting: Setting) -> Setting:
     """Filters on many pixels, and several views, take fewer and smaller steps."""
     kind, _ = kind_and_sizes(setting.model)
     if setting.features != "pixels":
-        channels = 10.0 if setting.features == "raw" else None
+        channels = 10.0 if setting.features in ("raw", "mirrored") else None
         return replace(setting, views=1, channels=channels)  # views are of images
-    filters = kind in ("convolution", "pooled")
+    filters = kind in ("convolution", "pooled", "adapted")
     heavy = setting.views > 1 or (filters and task.startswith("cifar10"))
     if not heavy:
         return setting

@@ -48,7 +48,15 @@ MIXES = [
 ]
 METHODS: dict[str, Setting] = {
     "mnist/mixed": replace(LINEAR, features=MIXES[1], batch_size=30_000, cosine=True),
-    "fashion-mnist/mixed": replace(LINEAR, dataset="fashion-mnist", features=MIXES[0], cosine=True),
+    "fashion-mnist/mixed": replace(
+        LINEAR,
+        dataset="fashion-mnist",
+        features=MIXES[0],
+        temperature=0.005,
+        learning_rate=0.025,
+        max_norm=60.0,
+        cosine=True,
+    ),
     "cifar10/mixed": replace(
         LINEAR,
         dataset="cifar10",
@@ -58,7 +66,9 @@ METHODS: dict[str, Setting] = {
         max_norm=100.0,
         cosine=True,
     ),
-    "mnist/linear": replace(LINEAR, features="log", batch_size=30_000),
+    "mnist/linear": replace(
+        LINEAR, features="log", batch_size=30_000, learning_rate=0.08, cosine=True
+    ),
     "mnist/features": ON_FEATURES,
     "mnist/pixels": ON_PIXELS,
     "fashion-mnist/linear": replace(LINEAR, dataset="fashion-mnist"),
@@ -83,11 +93,41 @@ METHODS: dict[str, Setting] = {
     "fashion-mnist/standardised": replace(ON_FEATURES, dataset="fashion-mnist", **STANDARDISED),
     "cifar10/features": replace(ON_FEATURES, dataset="cifar10", beta=1),
     "cifar10/standardised": replace(
-        ON_FEATURES, dataset="cifar10", network="shallow", beta=1, **STANDARDISED
+        ON_FEATURES,
+        dataset="cifar10",
+        network="shallow",
+        beta=1,
+        steps=366,
+        both_ways=True,
+        **STANDARDISED,
     ),
     "cifar10/pixels": replace(
         ON_PIXELS, dataset="cifar10", threshold_epoch=7, gamma=5, learning_rate=2.0
     ),
+}
+# What is likely to help is tried before anything is drawn.
+BOTH_IMAGES = {"copies": 2, "views": 2}
+LONG = {"learning_rate": 8.0, "ema": 0.97, "cosine": True}
+FIRST: dict[str, list[dict]] = {
+    "cifar10/standardised": [
+        {"learning_rate": 6.0},
+        LONG,
+        BOTH_IMAGES,
+        {"batch_size": 16_384, "learning_rate": 6.0},
+        {"features": "mirrored", "both_ways": False},
+        BOTH_IMAGES | LONG,
+        {"loss": "cross-entropy"},
+        {"beta": 11},
+        {"threshold_epoch": 7, "gamma": 5.0},
+        {"batch_size": 16_384, "steps": 600},
+        {"copies": 4, "views": 4, "learning_rate": 6.0},
+        LONG | {"steps": 600},
+    ],
+    "cifar10/linear-standardised": [
+        {"features": "mirrored"},
+        {"features": "mirrored", "learning_rate": 12.0},
+        {"features": "mirrored", "learning_rate": 12.0, "steps": 240, "cosine": True},
+    ],
 }
 # What a search may change, by kind of network; (low, high) is drawn on a logarithmic scale. Of a
 # linear layer, `share` is the clip over the loss's own constant √2/τ, and `step` the learning rate
@@ -190,16 +230,17 @@ def near(setting: Setting, rng: random.Random) -> Setting:
 def trials(
     methods: Sequence[str], count: int, best: Mapping[str, tuple[float, Setting]], seed: int = 0
 ) -> Iterator[Job]:
-    """The recipe as it stands, then others, the second half of them near the best so far.
+    """The recipe as it stands, `FIRST`, then others, the second half of them near the best so far.
 
     Methods take turns, so that a search which runs out of time has looked at all of them.
     """
     rng = random.Random(seed)
     for trial in range(count):
         for method in methods:
-            if trial == 0:
-                setting = METHODS[method]
-            elif trial < count // 2 or method not in best:
+            likely = [{}, *FIRST.get(method, [])]
+            if trial < len(likely):
+                setting = replace(METHODS[method], **likely[trial])
+            elif trial < (count + len(likely)) // 2 or method not in best:
                 setting = drawn(method, rng)
             else:
                 setting = near(best[method][1], rng)

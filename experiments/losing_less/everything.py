@@ -86,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, appended to")
     parser.add_argument("--tables", type=Path, help="folder; nothing is run")
     parser.add_argument("--figures", type=int, nargs="+", default=None)
+    parser.add_argument("--having", default="", help="a word in the settings' names")
     parser.add_argument("--workers", type=int, default=1, help="few, unless they share the GPU")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no run begins after")
     parser.add_argument("--small", action="store_true", help="96 records, three steps")
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     jobs, seen = [], set(done)
     for job in in_order():
         named = asked.figures is None or int(job.method.partition(":")[0]) in asked.figures
-        if named and (job.method, job.seed) not in seen:
+        if named and asked.having in job.method and (job.method, job.seed) not in seen:
             seen.add((job.method, job.seed))
             jobs.append(job)
     limit = None

@@ -36,7 +36,14 @@ class DrawnCopy:
 def table_of(
     records: Records, name: str, copies: int, featured: Callable[[Records], Records]
 ) -> Tensor:
-    """(N, V, …) in half precision. The first copy is the image as it is; the others are drawn."""
+    """(N, V, …) in half precision. The first copy is the image as it is; the others are drawn.
+
+    Two copies are the image and its mirror image, where that is natural.
+    """
+    if copies == 2 and MIRRORED[name]:
+        mirrored = replace(records, inputs=records.inputs.flip(-1))
+        sides = [featured(side).inputs.half() for side in (records, mirrored)]
+        return torch.stack(sides, dim=1)
     crop = RandomCropFlip(SHIFT[name], flip=MIRRORED[name])
     found = [featured(records).inputs.half()]
     with torch.random.fork_rng():

@@ -21,6 +21,7 @@ from feature_copies import DrawnCopy, numbered, table_of
 from feature_mix import CentreOfEach, mixed, widths_of
 from recipes import DELTA, RECIPES, least_noise
 from torch import Tensor, nn
+from watch import Watch, accuracy
 
 import tacit
 from tacit import Records
@@ -32,7 +33,6 @@ from tacit.data.sources import cache_folder
 from tacit.lipschitz import SpectralBall, SpectralLinear
 from tacit.losses import Scheduled, watched
 from tacit.queries import Replay
-from tacit.statistics.modes import evaluating
 from tacit.training import Callback
 
 HELD_OUT = 5_000
@@ -45,15 +45,16 @@ class Setting:
 
     `features`: pixels, scattering (27 groups of each record normalised), sphere (the same, each
     record scaled to norm 1), log (log(S + 0.1) of the raw features), first (the same of the first
-    order alone), raw, or several side by side (`feature_mix.py`). `channels` is the noise
-    multiplier of a mean and a std a channel that are released to standardise by; `centre` that of a
-    released mean, about which records are put on the unit sphere. `network`: cnn (the paper's for
-    these records), shallow (two convolutions, on features of 32×32 images), linear, or ball: linear
-    with its weights kept at a spectral norm of at most 1, which holds noise down; neither has a
-    bias. With `copies` V above 1, views are features of V shifted and mirrored copies of each image
-    (`feature_copies.py`). `loss`: cross-entropy, tailored, sse+focal, sse+ce, sse, sae, focal, or
-    huber:β. Without `noise_multiplier` the noise is the least that keeps all releases within
-    `epsilon`.
+    order alone), raw, mirrored (the mean of the raw ones of an image and its mirror image), or
+    several side by side (`feature_mix.py`). `channels` is the noise multiplier of a mean and a std
+    a channel that are released to standardise by; `centre` that of a released mean, about which
+    records are put on the unit sphere. `network`: cnn (the paper's for these records), shallow (two
+    convolutions, on features of 32×32 images), linear, or ball: linear with its weights kept at a
+    spectral norm of at most 1, which holds noise down; neither has a bias. With `copies` V above 1,
+    views are features of V shifted and mirrored copies of each image (`feature_copies.py`). With
+    `both_ways` the records looked at are seen as they are and mirrored, and their logits added.
+    `loss`: cross-entropy, tailored, sse+focal, sse+ce, sse, sae, focal, or huber:β. Without
+    `noise_multiplier` the noise is the least that keeps all releases within `epsilon`.
     """
 
     dataset: str = "cifar10"
@@ -78,6 +79,7 @@ class Setting:
     cosine: bool = False
     private: bool = True
     channels: float | None = None
+    both_ways: bool = False
 
 
 def paper_setting(dataset: str, features: str, loss: str, noise: str = "pld") -> Setting:
@@ -117,8 +119,11 @@ def featured(records: Records, features: str, device: str) -> Records:
     # A GPU makes features sooner than a disk reads them.
     cache = cache_folder() / "scattering" if device == "cpu" else None
     order = 1 if features == "first" else 2
-    groups = None if features in ("log", "first", "raw") else 27
-    found = scattering_features(records, groups=groups, order=order, cache=cache, device=device)
+    groups = None if features in ("log", "first", "raw", "mirrored") else 27
+    mirror = features == "mirrored"
+    found = scattering_features(
+        records, groups=groups, order=order, mirror=mirror, cache=cache, device=device
+    )
     for part in found.inputs.split(4096):
         if features == "sphere":
             part.copy_(on_sphere(part.flatten(1)).view_as(part))
@@ -152,6 +157,22 @@ def copies_of(
         order, held = _held(len(side))
         kept = rows_of(side, order[held:])
     return table_of(kept.to(device), dataset, copies, lambda r: featured(r, features, device))
+
+
+@functools.lru_cache(maxsize=1)
+def mirrors_of(
+    dataset: str, features: str, device: str, limit: int | None, held_out: bool
+) -> Tensor:
+    """Features of the mirror images of the records to look at, in the order of `parts`."""
+    train, test = tacit.load(dataset)
+    side = train if held_out else test
+    if limit is not None:
+        side = rows_of(side, slice(0, limit))
+    if held_out:
+        order, held = _held(len(side))
+        side = rows_of(side, order[:held])
+    mirrored = replace(side, inputs=side.inputs.flip(-1))
+    return featured(mirrored, features, device).inputs
 
 
 def _held(count: int) -> tuple[Tensor, int]:
@@ -209,41 +230,6 @@ def loss_of(setting: Setting) -> tacit.losses.RecordLoss:
     return losses[kind]()
 
 
-class Watch(Callback):
-    """Accuracy every so many steps, of the average where there is one; nothing else is asked.
-
-    Its clocks run from when it is made: one on the wall, one of all the process's threads.
-    """
-
-    def __init__(self, records: Records, every: int) -> None:
-        self.records, self.every = records, every
-        self.started = time.perf_counter()
-        self.cpu_started = time.process_time()
-        self.path: list[tuple[int, float, float, float]] = []
-
-    def on_step(self, trainer: tacit.Trainer, step: int) -> None:
-        if step % self.every and step != trainer.sampler.steps:
-            return
-        average = trainer.moving_average
-        if average is not None:
-            average.swap(trainer.model)
-        found = accuracy(trainer.model, self.records)
-        if average is not None:
-            average.swap(trainer.model)
-        worked = time.process_time() - self.cpu_started
-        self.path.append((step, found, time.perf_counter() - self.started, worked))
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, records: Records, batch_size: int = 5_000) -> float:
-    right = torch.zeros((), dtype=torch.long, device=records.device)
-    with evaluating(model):
-        for start in range(0, len(records), batch_size):
-            rows = slice(start, start + batch_size)
-            right += (model(records.inputs[rows]).argmax(1) == records.targets[rows]).sum()
-    return int(right) / len(records)
-
-
 def run(
     setting: Setting,
     seed: int,
@@ -259,7 +245,9 @@ def run(
 
     `look` is given the trained model and the training records; what it says is under `seen`.
     """
-    train, looked_at = parts(setting.dataset, setting.features, device, limit, held_out)
+    place = (setting.dataset, setting.features, device, limit, held_out)
+    train, looked_at = parts(*place)
+    mirrors = mirrors_of(*place) if setting.both_ways else None
     watch = Watch(looked_at, max(1, setting.steps // evaluations))
     prelude: tuple[dpa.DpEvent, ...] = ()
     maps: list[Map] = []
@@ -269,15 +257,15 @@ def run(
             mapped, event = released
             train = replace(train, inputs=mapped(train.inputs))
             looked_at = replace(looked_at, inputs=mapped(looked_at.inputs))
+            mirrors = None if mirrors is None else mapped(mirrors)
             prelude = (*prelude, event)
             maps.append(mapped)
-    watch.records = looked_at
+    watch.records, watch.mirrors = looked_at, mirrors
     torch.manual_seed(seed)
     assert train.num_classes is not None
     model = network(setting, train.shape, train.num_classes).to(device)
     views = _views(setting)
     if setting.copies > 1:
-        place = (setting.dataset, setting.features, device, limit, held_out)
         table = copies_of(*place, setting.copies)
         for mapped in maps:
             table = torch.stack([mapped(copy.float()).half() for copy in table.unbind(1)], dim=1)
@@ -336,6 +324,8 @@ def run(
         "sampling": finished.plan.scheme.describe(),
         "path": path,
     }
+    if setting.both_ways:
+        report["accuracy_one_way"] = accuracy(model, looked_at)
     if look is not None:
         report["seen"] = look(model, train)
     del trainer, finished, optimizer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,19 @@ def test_orders_do_not_share_a_file(tmp_path) -> None:
     for order in (1, 2):
         found = scattering_features(records(), cache=tmp_path, order=order)
         assert found.shape[0] == (17, 81)[order - 1]
+    assert len(list(tmp_path.glob("*.npz"))) == 2
+
+
+def test_mirror_images_have_the_same_features(tmp_path) -> None:
+    data = records()
+    mirrored = replace(data, inputs=data.inputs.flip(-1))
+    both = [scattering_features(r, groups=None, mirror=True) for r in (data, mirrored)]
+    torch.testing.assert_close(both[0].inputs, both[1].inputs, rtol=1e-5, atol=1e-5)
+    alone = [scattering_features(r, groups=None).inputs for r in (data, mirrored)]
+    torch.testing.assert_close(both[0].inputs, (alone[0] + alone[1]) / 2)
+    assert (alone[0] - alone[1]).abs().max() > 0.01
+    for mirror in (False, True):
+        scattering_features(data, mirror=mirror, cache=tmp_path)
     assert len(list(tmp_path.glob("*.npz"))) == 2
 
 

@@ -199,6 +199,14 @@ def test_everything_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatch, 
     assert "failed" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("steps", "evaluations"), [(2812, 5), (3, 20), (1, 1), (50, 50)])
+def test_looks_are_even_and_end_with_the_last_step(folder, steps: int, evaluations: int) -> None:
+    looks = sorted(folder("runs").looks_of(steps, evaluations))
+    assert looks[-1] == steps
+    assert looks[0] >= 1
+    assert len(looks) == min(steps, evaluations)
+
+
 def test_a_whole_run_and_a_reduced_one_are_two_files(folder) -> None:
     files = [job.file for job in folder("everything").in_order()]
     assert len(set(files)) == len(files)

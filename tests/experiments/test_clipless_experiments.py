@@ -62,8 +62,8 @@ def test_every_drawn_network_is_bounded_and_certified_where_it_says_so() -> None
     settings, spaces = load("image_settings"), load("image_spaces")
     networks = load("image_networks")
     rng = random.Random(3)
-    for task in ("mnist/pixels", "cifar10/pixels", "cifar10/certified"):
-        shape = (1, 28, 28) if task.startswith("mnist") else (3, 32, 32)
+    for task in ("mnist/pixels", "cifar10/pixels", "cifar10/certified", "fashion-mnist/trained"):
+        shape = (3, 32, 32) if task.startswith("cifar10") else (1, 28, 28)
         for setting in (*spaces.KNOWN[task], *(spaces.drawn(task, rng) for _ in range(6))):
             model = networks.build(setting, shape, 10)
             bounds = tacit.propagate(model, settings.loss_of(setting), shape).by_parameter
@@ -110,6 +110,60 @@ def test_an_attack_fells_no_certified_record_unless_certificates_lie(
     else:
         with pytest.raises(SystemExit, match="certificate is wrong"):
             attacked.main([*small, "--out", str(out)])
+
+
+@pytest.mark.usefixtures("real_data")
+def test_curves_go_on_where_they_were_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures, out, picture = load("figures_14_16"), tmp_path / "curves.jsonl", tmp_path / "c.png"
+    known = figures.ARCHITECTURES
+    monkeypatch.setattr(figures, "ARCHITECTURES", {"mnist": known["mnist"]})
+    monkeypatch.setattr(figures, "EPSILONS", (2.0, 8.0))
+    small = ["--records", "200", "--device", "cpu", "--out", str(out)]
+    figures.main(["--seeds", "0", *small])
+    first = out.read_text().splitlines()
+    assert len(first) == 2 * len(known["mnist"])
+    assert not any("error" in json.loads(line) for line in first)
+    rows = figures.main(["--seeds", "0", "1", "--plot", str(picture), *small])
+    assert len(out.read_text().splitlines()) == 2 * len(first)
+    assert all(row["seeds"] == [0, 1] and row["least"] <= row["largest"] for row in rows)
+    assert picture.stat().st_size > 10_000
+
+
+def test_what_is_released_in_the_middle_is_charged_and_moves_records() -> None:
+    from tacit import Records
+    from tacit.lipschitz import audit_layer
+
+    networks, spaces, runs = load("image_networks"), load("image_spaces"), load("image_runs")
+    torch.manual_seed(0)
+    setting = replace(spaces.ADAPTED, batch_size=50, steps=2, model="adapted:7:3:8:2")
+    train = Records(
+        torch.rand(200, 1, 28, 28), torch.arange(200) % 10, num_classes=10, public_size=200
+    )
+    model = networks.build(setting, train.shape, 10)
+    again = networks.build(setting, train.shape, 10)
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)  # filters are public: drawn from a seed of their own
+    moved = next(layer for layer in model if isinstance(layer, networks.Moved))
+    event = networks.release_middle(model, train, 1e-6, seed=1)
+    assert event.noise_multiplier == 1e-6
+    coming = model[: list(model).index(moved)](train.inputs)
+    torch.testing.assert_close(moved.centre, coming.mean(0), rtol=1e-3, atol=1e-4)
+    audit_layer(moved, tuple(moved.centre.shape), input_norm=1.0)
+    _, found = runs.run_once(setting, train, 3.0, seed=0)
+    assert found["epsilon"] <= 3.0
+    assert found["noise_multiplier"] > runs.noise(3.0, 200, 50, 2)  # the release takes its share
+
+
+def test_layers_before_the_last_learn_at_their_own_rate() -> None:
+    networks, spaces, runs = load("image_networks"), load("image_spaces"), load("image_runs")
+    setting = replace(spaces.ADAPTED, model="adapted:7:3:8:2", body_rate=0.25)
+    model = networks.build(setting, (1, 28, 28), 10)
+    head, body = runs._optimizer(setting, model, clip=2.0).param_groups
+    assert head["params"] == list(model[-1].parameters())
+    assert sum(p.numel() for p in body["params"]) == 8 * 49
+    assert (head["lr"], body["lr"]) == (setting.learning_rate / 2, setting.learning_rate / 8)
 
 
 def test_what_was_repeated_is_chosen_before_what_was_lucky_once() -> None:

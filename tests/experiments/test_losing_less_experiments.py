@@ -366,6 +366,31 @@ def test_copies_of_a_record_are_its_own(folder: Folder) -> None:
     assert runs.run(centred, 0, "cpu", 1, 96)["epsilon"] <= 3
 
 
+def test_two_copies_are_an_image_and_its_mirror_image(folder: Folder) -> None:
+    copies, runs = folder("feature_copies"), folder("runs")
+    train, _ = tacit.load("cifar10")
+    table = copies.table_of(train, "cifar10", 2, lambda r: runs.featured(r, "pixels", "cpu"))
+    assert torch.equal(table[:, 0], train.inputs.half())
+    assert torch.equal(table[:, 1], train.inputs.flip(-1).half())
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_records_are_looked_at_both_ways(held_out: bool, folder: Folder) -> None:
+    """The mirror images are those of the records looked at, in their order."""
+    runs, watch = folder("runs"), folder("watch")
+    place = ("cifar10", "pixels", "cpu", None, held_out)
+    _, looked_at = runs.parts(*place)
+    assert torch.equal(runs.mirrors_of(*place), looked_at.inputs.flip(-1))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))
+    both = watch.accuracy(model, looked_at, looked_at.inputs.flip(-1))
+    turned = replace(looked_at, inputs=looked_at.inputs.flip(-1))
+    assert both == watch.accuracy(model, turned, looked_at.inputs)
+    setting = runs.Setting("cifar10", batch_size=16, steps=2, learning_rate=0.1, both_ways=True)
+    found = runs.run(setting, 0, "cpu", held_out=held_out)
+    assert {"accuracy", "accuracy_one_way"} <= found.keys()
+
+
 def test_mixed_features_have_their_shares_and_norm_one(folder: Folder) -> None:
     runs, mix = folder("runs"), folder("feature_mix")
     features = "mixed:scattering=0.5,log=0.3,pixels=0.2"

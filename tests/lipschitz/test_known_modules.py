@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from tacit.errors import UnboundedLayer
-from tacit.lipschitz import Bound, Residual, audit_layer, propagate
+from tacit.lipschitz import Bound, Residual, SpectralLinear, audit_layer, propagate
 from tacit.lipschitz.answers.pointwise import ACTIVATIONS
 from tacit.lipschitz.answers.refusals import REASONS
+from tacit.lipschitz.bounds import Parameterless
 from tacit.lipschitz.known_modules import KNOWN, answers_of
+from tacit.losses import CrossEntropy
 
 torch.set_num_threads(1)
 
@@ -185,3 +187,22 @@ def test_refusals_name_the_layer_the_reason_and_the_way_out(module, shape, words
 def test_every_reason_says_what_to_do():
     assert all("use " in r or "train this model" in r for r in REASONS.values())
     assert set(REASONS) <= set(KNOWN)
+
+
+class Rotated(nn.Module, Parameterless):
+    """A fixed rotation, kept as a buffer: it has no parameter to say where it is."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        rotation = torch.linalg.qr(torch.randn(width, width, dtype=torch.float64)).Q
+        self.register_buffer("rotation", rotation)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.rotation
+
+
+def test_a_layer_is_probed_where_its_buffers_are() -> None:
+    """In float64, or on a GPU, where a probe of plain zeros would not fit."""
+    model = nn.Sequential(Rotated(6), SpectralLinear(6, 3).double())
+    found = propagate(model, CrossEntropy(), (6,), input_norm=1.0)
+    assert found.by_parameter["1.weight"] == pytest.approx(2**0.5, rel=1e-3)

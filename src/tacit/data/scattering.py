@@ -82,12 +82,16 @@ def scattering_features(
     *,
     groups: int | None = 27,
     order: int = 2,
+    mirror: bool = False,
     cache: str | os.PathLike[str] | None = None,
     device: torch.device | str | None = None,
 ) -> Records:
     """The same records with scattering features for inputs, computed once.
 
     `groups` normalises each record by itself (None: left as they are); `order` is the transform's.
+    With `mirror` they are ½(S x + S x̃), x̃ the image mirrored left to right: a model on them cannot
+    tell the two apart. The coefficients of x̃ are not those of x in another order, for windows are
+    placed from the left; so they are made, and it takes twice as long.
     Normalisation by what the records have in common is a release: see `tacit.data.channel_scaler`
     and `tacit.data.centre`. With `cache`, a folder, the features are kept there under a name that
     is a checksum of the images and the settings, together with a checksum of their own; a file that
@@ -97,11 +101,16 @@ def scattering_features(
         raise ValueError(f"records of shape {records.shape}; scattering is for images (C, H, W)")
     transform = Scattering(records.shape, order=order)
     where = torch.device(device) if device is not None else records.device
-    path = None if cache is None else Path(cache) / f"{_key(records.inputs, transform)}.npz"
+    path = None
+    if cache is not None:
+        path = Path(cache) / f"{_key(records.inputs, transform, mirror)}.npz"
     if path is not None and path.exists():
         features = _read(path).to(where)
     else:
-        features = transform(records.inputs.to(where))
+        images = records.inputs.to(where)
+        features = transform(images)
+        if mirror:
+            features.add_(transform(images.flip(-1))).div_(2)
         if path is not None:
             _write(path, features)
     if groups is not None:
@@ -123,8 +132,10 @@ def _dividing(groups: int, channels: int) -> int:
     return math.gcd(groups, channels) if channels % groups else groups
 
 
-def _key(images: Tensor, transform: Scattering) -> str:
+def _key(images: Tensor, transform: Scattering, mirror: bool) -> str:
     digest = hashlib.sha256(repr(transform).encode())
+    if mirror:
+        digest.update(b"and its mirror image")
     digest.update(str((tuple(images.shape), images.dtype)).encode())
     digest.update(np.ascontiguousarray(images.cpu().numpy()).data)
     return digest.hexdigest()[:32]

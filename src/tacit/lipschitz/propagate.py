@@ -7,6 +7,7 @@ record's parameter gradient.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -175,9 +176,11 @@ class _Walker:
 def shape_after(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of what `module` makes of one record, learnt by running two records of zeros.
 
-    Two, so that a module that loses track of the records is noticed.
+    Two, so that a module that loses track of the records is noticed. They are where its parameters
+    are, or its buffers.
     """
-    like = next(module.parameters(), None)
+    held = itertools.chain(module.parameters(), module.buffers())
+    like = next((tensor for tensor in held if tensor.is_floating_point()), None)
     probe = torch.zeros(2, *shape) if like is None else like.new_zeros(2, *shape)
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
