@@ -81,6 +81,7 @@ def test_recipes_are_the_tables_rows() -> None:
     pixels, scattering = FeaturesName.AS_THEY_ARE, FeaturesName.SCATTERING
     row = recipe_for("cifar10", QueryName.CLIP, scattering)
     assert (row.batch_size, row.epochs, row.learning_rate, row.max_norm) == (8192, 60, 4.0, 0.1)
+    assert recipe_for("cifar10", QueryName.CLIP, FeaturesName.MIRRORED) == row
     assert recipe_for("cifar10", QueryName.CLIP).batch_size == 1024
     found = LossOptions(LossName.TAILORED).build(1.0, tailored_for("cifar10", pixels))
     assert repr(found) == "TailoredLoss(7, beta=11, gamma=5)"
@@ -111,6 +112,17 @@ def test_features_of_the_papers_images_have_its_networks(shape, features) -> Non
     model = tacit.models.default_model(shape, 10)
     assert isinstance(model[0], torch.nn.Conv2d)
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
+
+
+def test_mirrored_features_are_those_of_both_images(tmp_path: Path) -> None:
+    fixed = ("--query", "clipless", "--model", "lipschitz-linear")
+    facts = facts_of(tmp_path / "x", *fixed, "--features", "mirrored-scattering")
+    assert any("mirror image" in note for note in facts["notes"])
+    other = facts_of(tmp_path / "y", *fixed, "--features", "scattering")
+    assert not any("mirror image" in note for note in other["notes"])
+    assert facts["epsilon"] == other["epsilon"]  # of each record alone: free
+    assert facts["accuracy"] != other["accuracy"]
+    assert len(list((tmp_path / "cache" / "scattering").glob("*.npz"))) == 4
 
 
 def test_no_certificate_for_pixels_behind_features(tmp_path: Path) -> None:

@@ -57,7 +57,13 @@ FITTING = {
     (3, 32, 32): set(ModelName) - {ModelName.MNIST_CNN},
     (1, 8, 8): set(ModelName)
     - {ModelName.MNIST_CNN, ModelName.CIFAR_CNN, ModelName.LENET5, ModelName.VGG},
-    (9,): {ModelName.DEFAULT, ModelName.LINEAR, ModelName.MLP, ModelName.LIPSCHITZ_MLP},
+    (9,): {
+        ModelName.DEFAULT,
+        ModelName.LINEAR,
+        ModelName.MLP,
+        ModelName.LIPSCHITZ_LINEAR,
+        ModelName.LIPSCHITZ_MLP,
+    },
 }
 
 

@@ -150,7 +150,7 @@ def test_what_is_released_in_the_middle_is_charged_and_moves_records() -> None:
     assert event.noise_multiplier == 1e-6
     coming = model[: list(model).index(moved)](train.inputs)
     torch.testing.assert_close(moved.centre, coming.mean(0), rtol=1e-3, atol=1e-4)
-    audit_layer(moved, tuple(moved.centre.shape), input_norm=1.0)
+    assert audit_layer(moved, tuple(moved.centre.shape), input_norm=1.0).passed
     _, found = runs.run_once(setting, train, 3.0, seed=0)
     assert found["epsilon"] <= 3.0
     assert found["noise_multiplier"] > runs.noise(3.0, 200, 50, 2)  # the release takes its share

@@ -8,6 +8,7 @@ from model_checks import assert_exact, batch_for, sums_of
 from torch import nn
 
 from tacit import MixesRecords, by_layer
+from tacit.lipschitz import audit_layer, project
 from tacit.models import (
     WeightStandardisedConv2d,
     cifar_cnn,
@@ -15,6 +16,7 @@ from tacit.models import (
     group_norm,
     lenet,
     lenet5,
+    lipschitz_linear,
     make_trainable,
     mlp_mixer,
     mnist_cnn,
@@ -133,3 +135,17 @@ def test_a_shape_that_does_not_fit_is_refused_in_words(build, says):
 )
 def test_groups_divide_the_channels_and_hold_two_of_them(channels, groups):
     assert group_norm(16)(channels).num_groups == groups
+
+
+def test_a_lipschitz_linear_layer_begins_at_zero_and_stays_in_the_ball() -> None:
+    torch.manual_seed(0)
+    model = lipschitz_linear((3, 4, 5), 7)
+    assert not model(torch.randn(2, 3, 4, 5)).any()
+    with torch.no_grad():
+        model[-1].weight.normal_()
+    project(model)
+    norm = torch.linalg.matrix_norm(model[-1].weight.double(), 2).item()
+    assert 0.9 < norm <= 1.0
+    report = audit_layer(model, (3, 4, 5), steps=20)
+    assert report.passed
+    assert report.tightness("gradient of 2.weight") > 0.99

@@ -15,11 +15,17 @@ SCATTERING_NOTE = (
     "inputs are scattering features, normalised in groups of channels, of each record alone: free"
 )
 RAW_NOTE = "inputs are scattering features of each record alone, standardised channel by channel"
+MIRRORED_NOTE = "an image and its mirror image have the same features: the mean of theirs"
 
 
 class FeaturesName(enum.StrEnum):
     AS_THEY_ARE = "as-they-are"
     SCATTERING = "scattering"
+    MIRRORED = "mirrored-scattering"
+
+    @property
+    def of_scattering(self) -> bool:
+        return self is not FeaturesName.AS_THEY_ARE
 
 
 FEATURES: FeaturesName = typer.Option(
@@ -28,20 +34,23 @@ FEATURES: FeaturesName = typer.Option(
 
 
 def feature_note(name: FeaturesName, standardised: bool) -> list[str]:
-    if name is FeaturesName.AS_THEY_ARE:
+    if not name.of_scattering:
         return []
-    return [RAW_NOTE if standardised else SCATTERING_NOTE]
+    mirrored = [MIRRORED_NOTE] if name is FeaturesName.MIRRORED else []
+    return [RAW_NOTE if standardised else SCATTERING_NOTE, *mirrored]
 
 
 def with_features(
     name: FeaturesName, train: Records, test: Records, device: torch.device, standardised: bool
 ) -> tuple[Records, Records]:
     """Both sides as the network is given them, or as they are standardised later."""
-    if name is FeaturesName.AS_THEY_ARE:
+    if not name.of_scattering:
         return train, test
     where, groups = cache_folder() / "scattering", None if standardised else 27
     found = [
-        scattering_features(side, groups=groups, cache=where, device=device)
+        scattering_features(
+            side, groups=groups, mirror=name is FeaturesName.MIRRORED, cache=where, device=device
+        )
         for side in (train, test)
     ]
     return found[0], found[1]

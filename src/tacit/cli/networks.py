@@ -17,6 +17,7 @@ from tacit.models import (
     lenet,
     lenet5,
     lipschitz_lenet,
+    lipschitz_linear,
     lipschitz_mixer,
     lipschitz_mlp,
     lipschitz_resnet,
@@ -55,6 +56,7 @@ class ModelName(enum.StrEnum):
     RESNET8 = "resnet8"
     RESNET18 = "resnet18"
     WIDE_RESNET = "wide-resnet"
+    LIPSCHITZ_LINEAR = "lipschitz-linear"
     LIPSCHITZ_MLP = "lipschitz-mlp"
     LIPSCHITZ_LENET = "lipschitz-lenet"
     LIPSCHITZ_VGG = "lipschitz-vgg"
@@ -149,6 +151,7 @@ _BUILDERS: dict[ModelName, Callable[[Shape, int], nn.Module]] = {
 }
 
 _LIPSCHITZ_ONLY: dict[ModelName, Callable[[Shape, int], nn.Module]] = {
+    ModelName.LIPSCHITZ_LINEAR: lipschitz_linear,
     ModelName.LIPSCHITZ_MLP: lipschitz_mlp,
     ModelName.LIPSCHITZ_LENET: lipschitz_lenet,
     ModelName.LIPSCHITZ_VGG: lipschitz_vgg,

@@ -76,6 +76,9 @@ CLIPLESS = {
     "fashion-mnist": _clipless(8192, 27, 0.085, 0.0102, 13.9),
     "cifar10": _clipless(8192, 33, 0.085, 0.0102, 13.9),
 }
+# Of scattering features: chosen for lipschitz-linear on cifar10's, mirrored and standardised, at
+# ε = 3 on held-out training records, with a moving average of 0.95 in the place of the schedule.
+CLIPLESS_SCATTERING = _clipless(16_384, 32.8, 0.26, 0.0026, 1.46)
 CLIPLESS_OTHERWISE = _clipless(1024, 20, 0.5, 0.1, 1.0)
 
 
@@ -104,14 +107,16 @@ BATCH_CLIP_OTHERWISE = _batch_clip(16, 64, 20, 1.0, 0.25)
 def recipe_for(
     name: str, query: QueryName, features: FeaturesName = FeaturesName.AS_THEY_ARE
 ) -> Recipe:
+    if query is QueryName.CLIPLESS and features.of_scattering:
+        return CLIPLESS_SCATTERING
     if query is QueryName.CLIPLESS:
         return CLIPLESS.get(name, CLIPLESS_OTHERWISE)
     if query is QueryName.BATCH_CLIP:
         return BATCH_CLIP.get(name, BATCH_CLIP_OTHERWISE)
-    rows = CLIP_SCATTERING if features is FeaturesName.SCATTERING else CLIP
+    rows = CLIP_SCATTERING if features.of_scattering else CLIP
     return rows.get(name, CLIP_OTHERWISE)
 
 
 def tailored_for(name: str, features: FeaturesName) -> Tailored:
-    rows = TAILORED_SCATTERING if features is FeaturesName.SCATTERING else TAILORED
+    rows = TAILORED_SCATTERING if features.of_scattering else TAILORED
     return rows.get(name, TAILORED_OTHERWISE)

@@ -183,7 +183,7 @@ def train(
         feature_range=_pair(feature_range),
         unit_norm=unit_norm,
         scale_noise=scale_noise,
-        by_channel=features is FeaturesName.SCATTERING,
+        by_channel=features.of_scattering,
     )
     with_public = layers.needs_public or norms.needs_public
     refuse_scaled(about, with_public, statistics is StatisticsName.RELEASED)

@@ -8,6 +8,7 @@ from tacit.models.batch_clipping import convnet, lenet5
 from tacit.models.clipless import lenet, vgg
 from tacit.models.lipschitz_networks import (
     lipschitz_lenet,
+    lipschitz_linear,
     lipschitz_mixer,
     lipschitz_mlp,
     lipschitz_resnet,
@@ -58,6 +59,7 @@ __all__ = [
     "lenet",
     "lenet5",
     "lipschitz_lenet",
+    "lipschitz_linear",
     "lipschitz_mixer",
     "lipschitz_mlp",
     "lipschitz_resnet",

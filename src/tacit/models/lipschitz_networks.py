@@ -23,12 +23,27 @@ from tacit.lipschitz.layers import (
     SpectralLinear,
     Tokens,
 )
+from tacit.lipschitz.sets import SpectralBall
 from tacit.models.image_shape import image_shape
 
 
 def bounded_front(input_norm: float = 1.0) -> list[nn.Module]:
     """Per-record centring and the sphere: both free of privacy, as they look at one record."""
     return [LayerCentering(), BoundedInput(input_norm, sphere=True)]
+
+
+def lipschitz_linear(
+    shape: Sequence[int], num_classes: int, input_norm: float = 1.0
+) -> nn.Sequential:
+    """One layer on the sphere, its spectral norm at most 1, that begins at 0.
+
+    For features that say much already, such as scattering ones. Its loss is convex in the weights,
+    so that it needs no random beginning; the ball keeps noise from carrying them away, and a norm
+    of exactly 1, as orthogonal layers have, would be too much of a constraint on one layer.
+    """
+    last = SpectralLinear(math.prod(shape), num_classes, within=SpectralBall)
+    nn.init.zeros_(last.weight)
+    return nn.Sequential(BoundedInput(input_norm, sphere=True), nn.Flatten(), last)
 
 
 def lipschitz_mlp(
