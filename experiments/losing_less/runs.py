@@ -36,6 +36,7 @@ from tacit.queries import Replay
 from tacit.training import Callback
 
 HELD_OUT = 5_000
+ORDERS = (0.7, 1.0, 1.4)
 Map = Callable[[Tensor], Tensor]
 
 
@@ -44,17 +45,18 @@ class Setting:
     """What one run is told.
 
     `features`: pixels, scattering (27 groups of each record normalised), sphere (the same, each
-    record scaled to norm 1), log (log(S + 0.1) of the raw features), first (the same of the first
-    order alone), raw, mirrored (the mean of the raw ones of an image and its mirror image), or
-    several side by side (`feature_mix.py`). `channels` is the noise multiplier of a mean and a std
-    a channel that are released to standardise by; `centre` that of a released mean, about which
-    records are put on the unit sphere. `network`: cnn (the paper's for these records), shallow (two
-    convolutions, on features of 32×32 images), linear, or ball: linear with its weights kept at a
-    spectral norm of at most 1, which holds noise down; neither has a bias. With `copies` V above 1,
-    views are features of V shifted and mirrored copies of each image (`feature_copies.py`). With
-    `both_ways` the records looked at are seen as they are and mirrored, and their logits added.
-    `loss`: cross-entropy, tailored, sse+focal, sse+ce, sse, sae, focal, or huber:β. Without
-    `noise_multiplier` the noise is the least that keeps all releases within `epsilon`.
+    record scaled to norm 1), log (log(S + 0.1) of the raw features), orders (the same, each order
+    with its weight), first (of the first order alone), raw, mirrored (the mean of the raw ones of
+    an image and its mirror image), or several side by side (`feature_mix.py`). `channels` is the
+    noise multiplier of a mean and a std a channel that are released to standardise by; `centre`
+    that of a released mean, about which records are put on the unit sphere. `network`: cnn (the
+    paper's for these records), shallow (two convolutions, on features of 32×32 images), linear, or
+    ball: linear with its weights kept at a spectral norm of at most 1, which holds noise down;
+    neither has a bias. With `copies` V above 1, views are features of V shifted and mirrored copies
+    of each image (`feature_copies.py`). With `both_ways` the records looked at are seen as they are
+    and mirrored, and their logits added. `loss`: cross-entropy, tailored, sse+focal, sse+ce, sse,
+    sae, focal, or huber:β. Without `noise_multiplier` the noise is the least that keeps all
+    releases within `epsilon`.
     """
 
     dataset: str = "cifar10"
@@ -119,7 +121,7 @@ def featured(records: Records, features: str, device: str) -> Records:
     # A GPU makes features sooner than a disk reads them.
     cache = cache_folder() / "scattering" if device == "cpu" else None
     order = 1 if features == "first" else 2
-    groups = None if features in ("log", "first", "raw", "mirrored") else 27
+    groups = None if features in ("log", "orders", "first", "raw", "mirrored") else 27
     mirror = features == "mirrored"
     found = scattering_features(
         records, groups=groups, order=order, mirror=mirror, cache=cache, device=device
@@ -127,9 +129,20 @@ def featured(records: Records, features: str, device: str) -> Records:
     for part in found.inputs.split(4096):
         if features == "sphere":
             part.copy_(on_sphere(part.flatten(1)).view_as(part))
-        elif features in ("log", "first"):
+        elif features in ("log", "orders", "first"):
             part.clamp_(min=0).add_(0.1).log_()
+            if features == "orders":
+                part.mul_(weights_of_orders(part.shape[1]).to(part))
     return found
+
+
+def weights_of_orders(channels: int) -> Tensor:
+    """(C, 1, 1): constants for the orders of each colour's 81 channels, 1, 16 and 64 of them.
+
+    Second-order coefficients vary least and the average of pixels most, in any images.
+    """
+    weights = torch.cat([torch.full((n,), w) for n, w in zip((1, 16, 64), ORDERS, strict=True)])
+    return weights.repeat(channels // 81)[:, None, None]
 
 
 @functools.lru_cache(maxsize=2)

@@ -391,6 +391,15 @@ def test_records_are_looked_at_both_ways(held_out: bool, folder: Folder) -> None
     assert {"accuracy", "accuracy_one_way"} <= found.keys()
 
 
+def test_orders_have_their_weights(folder: Folder) -> None:
+    runs = folder("runs")
+    _, test = tacit.load("cifar10")
+    log, orders = (runs.featured(test, kind, "cpu").inputs for kind in ("log", "orders"))
+    ratio = (orders / log).reshape(len(log), 3, 81, -1)
+    for rows, weight in ((ratio[:, :, :1], 0.7), (ratio[:, :, 1:17], 1), (ratio[:, :, 17:], 1.4)):
+        torch.testing.assert_close(rows, torch.full_like(rows, weight))
+
+
 def test_mixed_features_have_their_shares_and_norm_one(folder: Folder) -> None:
     runs, mix = folder("runs"), folder("feature_mix")
     features = "mixed:scattering=0.5,log=0.3,pixels=0.2"
