@@ -79,7 +79,7 @@ METHODS: dict[str, Setting] = {
         cosine=True,
     ),
     "mnist/linear": replace(
-        LINEAR, features="log", batch_size=30_000, learning_rate=0.08, cosine=True
+        LINEAR, features="orders", batch_size=30_000, learning_rate=0.08, cosine=True
     ),
     "mnist/features": ON_FEATURES,
     "mnist/pixels": ON_PIXELS,

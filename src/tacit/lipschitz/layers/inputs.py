@@ -27,10 +27,13 @@ class BoundedInput(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(1)
-        flat = torch.where(flat.isfinite().all(dim=1, keepdim=True), flat, 0.0)
-        # Squares of large numbers overflow: divide by the largest entry first.
-        largest = flat.abs().amax(dim=1, keepdim=True) if flat.shape[1] else flat.sum(1, True)
-        safe = largest.detach().clamp_min(torch.finfo(flat.dtype).tiny)
+        seen = flat.detach()
+        # Squares of large numbers overflow: divide by the largest entry first. It is NaN or ∞ where
+        # any entry is, so that one pass finds both.
+        largest = seen.abs().amax(dim=1, keepdim=True) if flat.shape[1] else seen.sum(1, True)
+        finite = largest.isfinite()
+        flat = torch.where(finite, flat, 0.0)
+        safe = torch.where(finite, largest, 0.0).clamp_min(torch.finfo(flat.dtype).tiny)
         unit = flat / safe
         norms = torch.linalg.vector_norm(unit, dim=1, keepdim=True, dtype=torch.float64) * safe
         # 0 stays 0, and has a gradient of 0: 0 · ∞ is NaN, in the backward pass too.
