@@ -151,7 +151,7 @@ SPACES: dict[str, Mapping[str, tuple]] = {
         "step": (0.1, 4.0),
         "share": (0.02, 1.0),
         "temperature": (0.003, 0.03),
-        "features": ["log", "scattering"],
+        "features": ["log", "orders", "scattering"],
         "centre": [10.0],
         "steps": [100, 200, 400],
         "batch_size": [16_384, 25_000, 40_000],

@@ -256,9 +256,9 @@ def test_searching_looks_at_held_out_records_only(folder: Folder, tmp_path: Path
     beyond, out = folder("beyond"), tmp_path / "search.jsonl"
     only = ["mnist/linear", "fashion-mnist/linear"]
     arguments = ["--small", "--device", "cpu", "--only", *only, "--out", str(out)]
-    features = beyond.METHODS["mnist/linear"].features
-    test = folder("runs").data("mnist", features, "cpu", 96)[1]
-    test.targets.fill_(11)  # no class: whoever looks at the test records finds nothing right
+    for features in beyond.SPACES["linear"]["features"]:
+        test = folder("runs").data("mnist", features, "cpu", 96)[1]
+        test.targets.fill_(11)  # no class: whoever looks at the test records finds nothing right
     found = beyond.main([*arguments, "--search", "--trials", "4"])
     assert [line["method"] for line in found] == only * 4  # they take turns
     assert all(line["held_out"] and "error" not in line for line in found)
