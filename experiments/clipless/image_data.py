@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import dp_accounting as dpa
 import torch
-from image_networks import fixed_filters
-from torch import Tensor
+from image_networks import Moved, fixed_filters
+from torch import Tensor, nn
 
 import tacit
 from tacit import Records
@@ -86,6 +86,21 @@ def about_centre(
     )
     moved = (replace(side, inputs=centre(side.inputs)) for side in (train, looked_at))
     return next(moved), next(moved), event
+
+
+def release_middle(
+    model: nn.Sequential, train: Records, noise_multiplier: float, seed: int
+) -> dpa.DpEvent:
+    """The mean, on the sphere, of what comes to `Moved` as the filters are now; what it costs."""
+    at = next(i for i, layer in enumerate(model) if isinstance(layer, Moved))
+    with torch.no_grad():
+        coming = torch.cat([model[:at](chunk) for chunk in train.inputs.split(2048)])
+    size = train.require_public_size("a released mean")
+    released, event = release_centre(
+        coming, noise_multiplier=noise_multiplier, public_size=size, seed=seed
+    )
+    model[at].centre.copy_(released.centre)
+    return event
 
 
 def split(train: Records) -> tuple[Records, Records]:

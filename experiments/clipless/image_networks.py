@@ -19,14 +19,11 @@ from __future__ import annotations
 
 import math
 
-import dp_accounting as dpa
 import torch
 from image_settings import Setting
 from torch import Tensor, nn
 
 import tacit
-from tacit import Records
-from tacit.data.centre import release_centre
 from tacit.lipschitz import (
     BoundedInput,
     ClipGradient,
@@ -39,8 +36,6 @@ from tacit.lipschitz import (
 )
 from tacit.lipschitz.bounds import Bound, Parameterless
 
-AT_ONCE = 2048
-
 
 def build(setting: Setting, shape: tuple[int, ...], classes: int) -> nn.Module:
     kind, sizes = kind_and_sizes(setting.model)
@@ -51,7 +46,7 @@ def build(setting: Setting, shape: tuple[int, ...], classes: int) -> nn.Module:
         made = tacit.models.lipschitz_mixer(shape, classes, *sizes)
         return with_head(list(made)[:-1], shape, classes, setting.head)
     if kind == "linear":
-        return with_head([BoundedInput(1.0, sphere=True)], shape, classes, "ball")
+        return tacit.models.lipschitz_linear(shape, classes)
     if kind == "centred":
         return with_head(_front(), shape, classes, setting.head)
     if kind == "patches":
@@ -64,8 +59,10 @@ def build(setting: Setting, shape: tuple[int, ...], classes: int) -> nn.Module:
         layers = [*_pooled(shape, *sizes), *_second_sphere(setting, classes)]
         return with_head(layers, shape, classes, setting.head)
     if kind == "adapted":
-        layers = [*_drawn(shape, sizes), *_about_centre(setting, shape, classes)]
-        return with_head(layers, shape, classes, "ball")
+        filters = _drawn(shape, sizes)
+        return with_head(
+            [*filters, *_about_centre(setting, filters, shape, classes)], shape, classes, "ball"
+        )
     raise ValueError(f"no model is called {kind!r}")
 
 
@@ -96,21 +93,6 @@ class Moved(nn.Module, Parameterless):
         return x.norm + float(torch.linalg.vector_norm(self.centre, dtype=torch.float64))
 
 
-def release_middle(
-    model: nn.Sequential, train: Records, noise_multiplier: float, seed: int
-) -> dpa.DpEvent:
-    """The mean, on the sphere, of what comes to `Moved` as the filters are now; what it costs."""
-    at = next(i for i, layer in enumerate(model) if isinstance(layer, Moved))
-    with torch.no_grad():
-        coming = torch.cat([model[:at](chunk) for chunk in train.inputs.split(AT_ONCE)])
-    size = train.require_public_size("a released mean")
-    released, event = release_centre(
-        coming, noise_multiplier=noise_multiplier, public_size=size, seed=seed
-    )
-    model[at].centre.copy_(released.centre)
-    return event
-
-
 def kind_and_sizes(model: str) -> tuple[str, list[int]]:
     kind, *numbers = model.split(":")
     return kind, [int(number) for number in numbers]
@@ -121,8 +103,7 @@ def with_head(
 ) -> nn.Sequential:
     """A linear layer after the others. In the ball it begins at 0."""
     body = nn.Sequential(*layers, nn.Flatten())
-    with torch.no_grad():
-        width = math.prod(body(torch.zeros(1, *shape)).shape[1:])
+    width = math.prod(_shape_after(layers, shape))
     if head == "orthogonal":
         return nn.Sequential(*body, SpectralLinear(width, classes))
     if head != "ball":
@@ -151,16 +132,23 @@ def _drawn(shape: tuple[int, ...], sizes: list[int]) -> list[nn.Module]:
         return _pooled(shape, *sizes)
 
 
-def _about_centre(setting: Setting, shape: tuple[int, ...], classes: int) -> list[nn.Module]:
-    _, sizes = kind_and_sizes(setting.model)
-    with torch.no_grad():
-        pooled = nn.Sequential(*_drawn(shape, sizes))(torch.zeros(1, *shape)).shape[1:]
-    limit = ClipGradient(setting.middle * setting.gradient_clip(classes))
+def _about_centre(
+    setting: Setting, filters: list[nn.Module], shape: tuple[int, ...], classes: int
+) -> list[nn.Module]:
     sphere = BoundedInput(1.0, sphere=True)
-    return [limit, sphere, Moved(tuple(pooled)), BoundedInput(1.0, sphere=True)]
+    moved = Moved(_shape_after(filters, shape))
+    return [_limit(setting, classes), sphere, moved, BoundedInput(1.0, sphere=True)]
 
 
 def _second_sphere(setting: Setting, classes: int) -> list[nn.Module]:
-    limit = ClipGradient(setting.middle * setting.gradient_clip(classes))
     centring = [LayerCentering((2, 3))] if setting.middle_centring else []
-    return [limit, *centring, BoundedInput(1.0, sphere=True)]
+    return [_limit(setting, classes), *centring, BoundedInput(1.0, sphere=True)]
+
+
+def _limit(setting: Setting, classes: int) -> ClipGradient:
+    return ClipGradient(setting.middle * setting.gradient_clip(classes))
+
+
+@torch.no_grad()
+def _shape_after(layers: list[nn.Module], shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1:])

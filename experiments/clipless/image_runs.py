@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 
 import dp_accounting as dpa
 import torch
-from image_data import about_centre, parts, standardised
-from image_networks import build, has_certificates, kind_and_sizes, release_middle
+from image_data import about_centre, parts, release_middle, standardised
+from image_networks import build, has_certificates, kind_and_sizes
 from image_settings import DELTA, Setting, is_certified, loss_of
 from torch import nn
 

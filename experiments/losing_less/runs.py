@@ -163,12 +163,7 @@ def copies_of(
     dataset: str, features: str, device: str, limit: int | None, held_out: bool, copies: int
 ) -> Tensor:
     """(N, V, …): features of V copies of each record to train on, in the order of `parts`."""
-    train, _ = tacit.load(dataset)
-    side = train if limit is None else rows_of(train, slice(0, limit))
-    kept = side
-    if held_out:
-        order, held = _held(len(side))
-        kept = rows_of(side, order[held:])
+    kept, _ = _images(dataset, limit, held_out)
     return table_of(kept.to(device), dataset, copies, lambda r: featured(r, features, device))
 
 
@@ -177,15 +172,20 @@ def mirrors_of(
     dataset: str, features: str, device: str, limit: int | None, held_out: bool
 ) -> Tensor:
     """Features of the mirror images of the records to look at, in the order of `parts`."""
-    train, test = tacit.load(dataset)
-    side = train if held_out else test
-    if limit is not None:
-        side = rows_of(side, slice(0, limit))
-    if held_out:
-        order, held = _held(len(side))
-        side = rows_of(side, order[:held])
-    mirrored = replace(side, inputs=side.inputs.flip(-1))
+    _, looked_at = _images(dataset, limit, held_out)
+    mirrored = replace(looked_at, inputs=looked_at.inputs.flip(-1))
     return featured(mirrored, features, device).inputs
+
+
+def _images(dataset: str, limit: int | None, held_out: bool) -> tuple[Records, Records]:
+    """What `parts` makes its features of."""
+    train, test = tacit.load(dataset)
+    if limit is not None:
+        train, test = (rows_of(side, slice(0, limit)) for side in (train, test))
+    if not held_out:
+        return train, test
+    order, held = _held(len(train))
+    return rows_of(train, order[held:]), rows_of(train, order[:held])
 
 
 def _held(count: int) -> tuple[Tensor, int]:

@@ -24,10 +24,11 @@ def test_shapes_are_those_of_the_literature() -> None:
     assert Scattering((1, 16, 16))(torch.rand(2, 1, 16, 16)).shape == (2, 81, 4, 4)
 
 
-def test_a_record_is_transformed_by_itself() -> None:
+@pytest.mark.parametrize("mirror", [False, True])
+def test_a_record_is_transformed_by_itself(mirror: bool) -> None:
     data = records()
-    whole = scattering_features(data).inputs
-    alone = scattering_features(data.replaced(1, torch.rand(1, 16, 16), 0)).inputs
+    whole = scattering_features(data, mirror=mirror).inputs
+    alone = scattering_features(data.replaced(1, torch.rand(1, 16, 16), 0), mirror=mirror).inputs
     keep = [0, 2, 3, 4]
     torch.testing.assert_close(whole[keep], alone[keep], rtol=1e-5, atol=1e-5)
     assert not torch.allclose(whole[1], alone[1])

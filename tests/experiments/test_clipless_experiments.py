@@ -136,6 +136,7 @@ def test_what_is_released_in_the_middle_is_charged_and_moves_records() -> None:
     from tacit.lipschitz import audit_layer
 
     networks, spaces, runs = load("image_networks"), load("image_spaces"), load("image_runs")
+    data = load("image_data")
     torch.manual_seed(0)
     setting = replace(spaces.ADAPTED, batch_size=50, steps=2, model="adapted:7:3:8:2")
     train = Records(
@@ -146,7 +147,7 @@ def test_what_is_released_in_the_middle_is_charged_and_moves_records() -> None:
     for one, other in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)  # filters are public: drawn from a seed of their own
     moved = next(layer for layer in model if isinstance(layer, networks.Moved))
-    event = networks.release_middle(model, train, 1e-6, seed=1)
+    event = data.release_middle(model, train, 1e-6, seed=1)
     assert event.noise_multiplier == 1e-6
     coming = model[: list(model).index(moved)](train.inputs)
     torch.testing.assert_close(moved.centre, coming.mean(0), rtol=1e-3, atol=1e-4)

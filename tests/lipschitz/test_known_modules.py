@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 from tacit.errors import UnboundedLayer
-from tacit.lipschitz import Bound, Residual, SpectralLinear, audit_layer, propagate
+from tacit.lipschitz import (
+    Bound,
+    BoundedInput,
+    Residual,
+    SpectralLinear,
+    audit_layer,
+    propagate,
+)
 from tacit.lipschitz.answers.pointwise import ACTIVATIONS
 from tacit.lipschitz.answers.refusals import REASONS
 from tacit.lipschitz.bounds import Parameterless
@@ -206,3 +213,27 @@ def test_a_layer_is_probed_where_its_buffers_are() -> None:
     model = nn.Sequential(Rotated(6), SpectralLinear(6, 3).double())
     found = propagate(model, CrossEntropy(), (6,), input_norm=1.0)
     assert found.by_parameter["1.weight"] == pytest.approx(2**0.5, rel=1e-3)
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sphere", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bounded_input_is_bounded_whatever_comes(sphere, dtype, device) -> None:
+    """NaN and ∞ anywhere in a record make it 0, of any size and in any company."""
+    # A norm that is itself beyond the largest number makes a record 0, which is bounded too.
+    largest, least = torch.finfo(dtype).max / 70, torch.finfo(dtype).tiny
+    rows = torch.ones(8, 70, dtype=dtype, device=device)
+    rows[1, 33], rows[2, 0], rows[3, 69] = math.nan, math.inf, -math.inf
+    rows[4, 5], rows[4, 6] = math.nan, math.inf
+    rows[5], rows[6], rows[7] = largest, least, 0.0
+    found = BoundedInput(2.0, sphere=sphere)(rows).double().cpu()
+    norms = torch.linalg.vector_norm(found, dim=1)
+    assert norms.isfinite().all()
+    assert (norms <= 2.0).all()
+    assert not found[[1, 2, 3, 4, 7]].any()
+    assert (norms[[0, 5]] > 1.999).all()
+    assert bool(norms[6] > 1.999) == sphere
