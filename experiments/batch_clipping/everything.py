@@ -63,6 +63,8 @@ def in_order() -> list[Job]:
     layerwise = ("BC, enhanced, C = 0.095", "BC, enhanced, C = 0.0095")
     full = ("(a) full gradient, sigma",)
     slower = ("BC, enhanced, C = 0.095, slower decay",)
+    original = ("BC, original (C_h = e_h)",)
+    individual = ("IC, enhanced, C = 0.095",)
     named = [
         *jobs_of(4, [0], only=layerwise),
         *jobs_of(18, [0], only=full),
@@ -72,12 +74,15 @@ def in_order() -> list[Job]:
         *jobs_of(18, [1], only=full),
         *jobs_of(14, [1, 2]),
         *jobs_of(12, [0, 1, 2], only=("(a) m = 64", "(b) sigma = 1.5", "(b) sigma = 0.5")),
-        *jobs_of(4, [0], epochs=10, only=("IC, enhanced, C = 0.095",)),
         *jobs_of(4, [1, 2], only=slower),
+        *jobs_of(4, [0, 1, 2], only=original),
+        *jobs_of(4, [2], only=layerwise[:1]),
+        *jobs_of(18, [2], only=full),
+        *jobs_of(4, [0, 1, 2], only=individual),
     ]
     reduced = [
         *jobs_of(18, [0], 10, ("(b) full gradient, sigma/sqrt(62)", "factors, sigma/sqrt(62)")),
-        *jobs_of(4, [0], 10, ("BC, original (C_h = e_h)",)),
+        *jobs_of(4, [0], 10, original + individual),
         *(job for number in (6, 7) for job in jobs_of(number, [0], 5)),
         *(job for number in (5, 3) for job in jobs_of(number, [0], 3)),
         *(job for number in (9, 10, 11) for job in jobs_of(number, [0], 5)),
@@ -87,8 +92,7 @@ def in_order() -> list[Job]:
         *jobs_of(17, [0], 1),
         *(job for number in (2, 8, 13, 1) for job in jobs_of(number, [0], 4)),
     ]
-    third = [*jobs_of(4, [2], only=layerwise[:1]), *jobs_of(18, [2], only=full)]
-    return [*named, *reduced, *third]
+    return [*named, *reduced]
 
 
 def done_by(job: Job, folder: Path, device: str, limit: int | None) -> str:

@@ -40,6 +40,8 @@ ON_FEATURES = Setting(
     steps=300, learning_rate=4.0, ema=0.95,
 )  # fmt: skip
 ON_PIXELS = replace(ON_FEATURES, features="pixels", views=4)
+BOTH_IMAGES = {"copies": 2, "views": 2}
+MOVED = {"copies": 5, "views": 5}
 STANDARDISED = {"features": "raw", "channels": 10.0}
 BY_CHANNEL = replace(
     LINEAR,
@@ -79,7 +81,7 @@ METHODS: dict[str, Setting] = {
         cosine=True,
     ),
     "mnist/linear": replace(
-        LINEAR, features="orders", batch_size=30_000, learning_rate=0.08, cosine=True
+        LINEAR, features="orders", batch_size=30_000, learning_rate=0.08, cosine=True, **MOVED
     ),
     "mnist/features": ON_FEATURES,
     "mnist/pixels": ON_PIXELS,
@@ -110,7 +112,6 @@ METHODS: dict[str, Setting] = {
     ),
 }
 # What is likely to help is tried before anything is drawn.
-BOTH_IMAGES = {"copies": 2, "views": 2}
 LONG = {"learning_rate": 8.0, "ema": 0.97, "cosine": True}
 FIRST: dict[str, list[dict]] = {
     "cifar10/standardised": [

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tacit import RandomCropFlip, Records
 
+BY_A_PIXEL = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
 SHIFT = {"mnist": 2, "fashion-mnist": 2, "cifar10": 4}
 MIRRORED = {"mnist": False, "fashion-mnist": True, "cifar10": True}
 
@@ -33,16 +34,37 @@ class DrawnCopy:
         return self.table_NV[rows, copies].float()
 
 
+@dataclass(frozen=True)
+class EveryCopy:
+    """The same with as many views as copies: each copy once, in the order of the table.
+
+    Rows iV … iV + V − 1 are the views of one record (`tacit.Augmentation`), so a row's place
+    modulo V is its copy whichever records are in the batch.
+    """
+
+    table_NV: Tensor
+
+    def __call__(self, numbers: Tensor) -> Tensor:
+        rows = numbers[:, 0]
+        copies = torch.arange(len(rows), device=rows.device) % self.table_NV.shape[1]
+        return self.table_NV[rows, copies].float()
+
+
 def table_of(
     records: Records, name: str, copies: int, featured: Callable[[Records], Records]
 ) -> Tensor:
     """(N, V, …) in half precision. The first copy is the image as it is; the others are drawn.
 
-    Two copies are the image and its mirror image, where that is natural.
+    Two copies are the image and its mirror image, where that is natural; five of an image that has
+    none are itself and four that are moved by a pixel.
     """
+    known: list[Tensor] = []
     if copies == 2 and MIRRORED[name]:
-        mirrored = replace(records, inputs=records.inputs.flip(-1))
-        sides = [featured(side).inputs.half() for side in (records, mirrored)]
+        known = [records.inputs, records.inputs.flip(-1)]
+    elif copies == len(BY_A_PIXEL) and not MIRRORED[name]:
+        known = [moved_by(records.inputs, down, right) for down, right in BY_A_PIXEL]
+    if known:
+        sides = [featured(replace(records, inputs=side)).inputs.half() for side in known]
         return torch.stack(sides, dim=1)
     crop = RandomCropFlip(SHIFT[name], flip=MIRRORED[name])
     found = [featured(records).inputs.half()]
@@ -52,6 +74,14 @@ def table_of(
             moved = torch.cat([crop(part) for part in records.inputs.split(4096)])
             found.append(featured(replace(records, inputs=moved)).inputs.half())
     return torch.stack(found, dim=1)
+
+
+def moved_by(images: Tensor, down: int, right: int) -> Tensor:
+    """Images moved; what leaves on one side comes in on the other.
+
+    For digits that is background: one of 74 in MNIST has ink in its outermost rows and columns.
+    """
+    return images.roll((down, right), dims=(-2, -1))
 
 
 def numbered(records: Records) -> Records:

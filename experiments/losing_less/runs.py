@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 
 import dp_accounting as dpa
 import torch
-from feature_copies import DrawnCopy, numbered, table_of
+from feature_copies import DrawnCopy, EveryCopy, numbered, table_of
 from feature_mix import CentreOfEach, mixed, widths_of
 from recipes import DELTA, RECIPES, least_noise
 from torch import Tensor, nn
-from watch import Watch, accuracy
+from watch import Watch, accuracy, looks_of
 
 import tacit
 from tacit import Records
@@ -53,7 +53,7 @@ class Setting:
     paper's for these records), shallow (two convolutions, on features of 32×32 images), linear, or
     ball: linear with its weights kept at a spectral norm of at most 1, which holds noise down;
     neither has a bias. With `copies` V above 1, views are features of V shifted and mirrored copies
-    of each image (`feature_copies.py`). With `both_ways` the records looked at are seen as they are
+    of each image (`feature_copies.py`), each once if there are as many. With `both_ways` the records looked at are seen as they are
     and mirrored, and their logits added. `loss`: cross-entropy, tailored, sse+focal, sse+ce, sse,
     sae, focal, or huber:β. Without `noise_multiplier` the noise is the least that keeps all
     releases within `epsilon`.
@@ -261,7 +261,7 @@ def run(
     place = (setting.dataset, setting.features, device, limit, held_out)
     train, looked_at = parts(*place)
     mirrors = mirrors_of(*place) if setting.both_ways else None
-    watch = Watch(looked_at, max(1, setting.steps // evaluations))
+    watch = Watch(looked_at, looks_of(setting.steps, evaluations))
     prelude: tuple[dpa.DpEvent, ...] = ()
     maps: list[Map] = []
     for release in (_channel_scaler, _centre):
@@ -282,7 +282,8 @@ def run(
         table = copies_of(*place, setting.copies)
         for mapped in maps:
             table = torch.stack([mapped(copy.float()).half() for copy in table.unbind(1)], dim=1)
-        train, views = numbered(train), tacit.Augmentation(setting.views, DrawnCopy(table))
+        each = EveryCopy(table) if setting.views == setting.copies else DrawnCopy(table)
+        train, views = numbered(train), tacit.Augmentation(setting.views, each)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=setting.learning_rate, momentum=setting.momentum
     )

@@ -31,7 +31,7 @@ from tacit.report.run_folder import environment, to_json
 FIRST_ORDER = replace(LINEAR, features="first", batch_size=9_000, steps=60, learning_rate=0.083)
 TARGETS: dict[str, tuple[float, Setting]] = {
     "mnist 97": (0.97, FIRST_ORDER),
-    "mnist 98": (0.98, METHODS["mnist/linear"]),
+    "mnist 98": (0.98, replace(METHODS["mnist/linear"], copies=1, views=1)),
     "cifar10 60": (0.60, METHODS["cifar10/linear-mirrored"]),
     "cifar10 65": (0.65, METHODS["cifar10/linear-mirrored"]),
     "cifar10 70": (0.70, replace(METHODS["cifar10/standardised"], **BOTH_IMAGES)),

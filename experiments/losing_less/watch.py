@@ -15,20 +15,25 @@ from tacit.training import Callback
 AT_ONCE = 5_000
 
 
+def looks_of(steps: int, evaluations: int) -> set[int]:
+    """Steps after which records are looked at: evenly, and after the last."""
+    return {round(steps * i / evaluations) for i in range(1, evaluations + 1)} - {0}
+
+
 class Watch(Callback):
-    """Accuracy every so many steps, of the average where there is one; nothing else is asked.
+    """Accuracy after the steps `looks`, of the average where there is one; nothing else is asked.
 
     Its clocks run from when it is made: one on the wall, one of all the process's threads.
     """
 
-    def __init__(self, records: Records, every: int, mirrors: Tensor | None = None) -> None:
-        self.records, self.every, self.mirrors = records, every, mirrors
+    def __init__(self, records: Records, looks: set[int], mirrors: Tensor | None = None) -> None:
+        self.records, self.looks, self.mirrors = records, looks, mirrors
         self.started = time.perf_counter()
         self.cpu_started = time.process_time()
         self.path: list[tuple[int, float, float, float]] = []
 
     def on_step(self, trainer: tacit.Trainer, step: int) -> None:
-        if step % self.every and step != trainer.sampler.steps:
+        if step not in self.looks:
             return
         average = trainer.moving_average
         if average is not None:

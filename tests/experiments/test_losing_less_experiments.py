@@ -375,6 +375,37 @@ def test_two_copies_are_an_image_and_its_mirror_image(folder: Folder) -> None:
     assert torch.equal(table[:, 1], train.inputs.flip(-1).half())
 
 
+def test_five_copies_of_a_digit_are_itself_and_four_moved_by_a_pixel(folder: Folder) -> None:
+    copies, runs = folder("feature_copies"), folder("runs")
+    train, _ = tacit.load("mnist")
+    table = copies.table_of(train, "mnist", 5, lambda r: runs.featured(r, "pixels", "cpu"))
+    image = train.inputs.half()
+    assert torch.equal(table[:, 0], image)
+    assert torch.equal(table[:, 1, :, 1:], image[:, :, :-1])
+    assert torch.equal(table[:, 4, :, :, :-1], image[:, :, :, 1:])
+
+
+def test_as_many_views_as_copies_are_each_copy_once(folder: Folder) -> None:
+    """Whichever records a batch has: a record's views do not depend on the others."""
+    copies = folder("feature_copies")
+    table = torch.arange(24.0).reshape(4, 3, 2)
+    views = tacit.Augmentation(3, copies.EveryCopy(table)).views_of
+    for rows in ([0, 1, 2, 3], [2, 0], [3]):
+        assert torch.equal(views(torch.tensor(rows)[:, None]), table[rows].flatten(0, 1))
+
+
+@pytest.mark.parametrize(("steps", "evaluations"), [(10, 3), (366, 20), (3, 10), (100, 1)])
+def test_looks_are_even_and_end_with_the_last_step(
+    folder: Folder, steps: int, evaluations: int
+) -> None:
+    looks = sorted(folder("watch").looks_of(steps, evaluations))
+    assert looks[-1] == steps
+    assert looks[0] >= 1
+    assert len(looks) == min(steps, evaluations)
+    gaps = [b - a for a, b in zip(looks, looks[1:], strict=False)]
+    assert not gaps or max(gaps) - min(gaps) <= 1
+
+
 @pytest.mark.parametrize("held_out", [False, True])
 def test_records_are_looked_at_both_ways(held_out: bool, folder: Folder) -> None:
     """The mirror images are those of the records looked at, in their order."""
