@@ -14,6 +14,7 @@ from tacit.losses import TailoredLoss
 from tacit.models import (
     TemperedSigmoid,
     cifar_cnn,
+    default_model,
     mnist_cnn,
     scattering_cifar_cnn,
     scattering_linear,
@@ -91,6 +92,11 @@ def test_other_feature_shapes_fit(shape):
         assert make(shape, 3)(torch.zeros(2, *shape)).shape == (2, 3)
     with pytest.raises(ValueError, match="at least 5×5"):
         scattering_mnist_cnn((81, 4, 7))
+
+
+def test_the_default_on_features_of_32_by_32_images_has_two_convolutions():
+    model = default_model((243, 8, 8), 10)
+    assert sum(isinstance(module, nn.Conv2d) for module in model.modules()) == 2
 
 
 def test_a_tempered_sigmoid_is_tanh_by_default_and_bounded():
