@@ -53,10 +53,10 @@ class Setting:
     paper's for these records), shallow (two convolutions, on features of 32×32 images), linear, or
     ball: linear with its weights kept at a spectral norm of at most 1, which holds noise down;
     neither has a bias. With `copies` V above 1, views are features of V shifted and mirrored copies
-    of each image (`feature_copies.py`), each once if there are as many. With `both_ways` the records looked at are seen as they are
-    and mirrored, and their logits added. `loss`: cross-entropy, tailored, sse+focal, sse+ce, sse,
-    sae, focal, or huber:β. Without `noise_multiplier` the noise is the least that keeps all
-    releases within `epsilon`.
+    of each image (`feature_copies.py`), each once if there are as many views. With `both_ways` the
+    records looked at are seen as they are and mirrored, and their logits added. `loss`:
+    cross-entropy, tailored, sse+focal, sse+ce, sse, sae, focal, or huber:β. Without
+    `noise_multiplier` the noise is the least that keeps all releases within `epsilon`.
     """
 
     dataset: str = "cifar10"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import json
 import math
 import sys
@@ -402,7 +403,7 @@ def test_looks_are_even_and_end_with_the_last_step(
     assert looks[-1] == steps
     assert looks[0] >= 1
     assert len(looks) == min(steps, evaluations)
-    gaps = [b - a for a, b in zip(looks, looks[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(looks)]
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
