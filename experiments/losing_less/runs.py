@@ -302,7 +302,7 @@ def run(
             train,
             expected_batch_size=setting.batch_size,
             steps=setting.steps,
-            max_physical_batch=4096 if setting.network in ("cnn", "shallow") else None,
+            max_physical_batch=_at_once(setting, device),
             pad_to=_pad_to(setting, device),
         ),
         optimizer,
@@ -388,6 +388,13 @@ def _centre(setting: Setting, train: Records, seed: int) -> tuple[Map, dpa.DpEve
     image = tacit.load(setting.dataset)[0].shape
     widths = widths_of(setting.features, image, lambda r, kind: featured(r, kind, "cpu"))
     return CentreOfEach(centre, setting.features, widths), event
+
+
+def _at_once(setting: Setting, device: str) -> int | None:
+    """Records of a physical batch: convolutions on all of them at once would take gigabytes."""
+    if setting.network not in ("cnn", "shallow"):
+        return None
+    return 512 if device == "cpu" else 4096
 
 
 def _views(setting: Setting) -> tacit.Augmentation | None:
