@@ -32,27 +32,27 @@ BASE = Setting(augment=False, cosine=True, momentum=0.9)
 METHODS: dict[str, tuple[dict, int, tuple[float, ...]]] = {
     "per-sample, GroupNorm": (
         {"norm": "group", "clipping": "individual", "constants": "full", "batch_size": 2048,
-         "master": 0.5}, 400, (0.3, 1.0, 3.0),
+         "master": 0.5}, 400, (0.3, 1.0, 3.0, 10.0),
     ),
     "per-sample, GroupNorm, factors": (
         {"norm": "group", "clipping": "individual", "constants": "factors", "batch_size": 2048,
-         "master": 1.0}, 400, (0.3, 1.0, 3.0),
+         "master": 1.0}, 400, (0.3, 1.0, 3.0, 10.0),
     ),
     "sets of 8, BatchNorm": (
         {"clipping": "general", "constants": "full", "batch_size": 1024, "sets": 128,
-         "master": 0.5}, 250, (0.03, 0.1, 0.3),
+         "master": 0.5}, 250, (0.03, 0.1, 0.3, 1.0),
     ),
     "sets of 8, BatchNorm, factors": (
         {"clipping": "general", "constants": "factors", "batch_size": 1024, "sets": 128,
-         "master": 1.0}, 250, (0.03, 0.1, 0.3),
+         "master": 1.0}, 250, (0.03, 0.1, 0.3, 1.0),
     ),
     "sets of 8, BatchNorm, 3 groups": (
         {"clipping": "general", "constants": "grouped:3", "batch_size": 1024, "sets": 128,
-         "master": 0.5}, 250, (0.03, 0.1, 0.3),
+         "master": 0.5}, 250, (0.03, 0.1, 0.3, 1.0),
     ),
     "sets of 4, BatchNorm, factors": (
         {"clipping": "general", "constants": "factors", "batch_size": 512, "sets": 128,
-         "master": 1.0}, 250, (0.03, 0.1, 0.3),
+         "master": 1.0}, 250, (0.03, 0.1, 0.3, 1.0),
     ),
     "one set of 1024, BatchNorm, factors": (
         {"clipping": "batch", "constants": "factors", "batch_size": 1024, "master": 1.0},
