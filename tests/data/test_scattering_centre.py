@@ -12,6 +12,8 @@ import tacit
 from tacit import Records, Relation
 from tacit.data import centre
 from tacit.data.centre import Centre, on_sphere, release_centre, sensitivity, sum_on_sphere
+from tacit.data.noisy_sum import noisy_sum
+from tacit.noise import NoiseSource
 
 ADD, REPLACE = Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_ONE
 SPECIAL = (0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e308, -1e308, 1e-320)
@@ -115,3 +117,12 @@ def test_wrong_numbers_are_refused(wrong: dict, words: str) -> None:
     given = {"noise_multiplier": 1.0, "public_size": 3, **wrong}
     with pytest.raises(ValueError, match=words):
         release_centre(torch.zeros(3, 2), **given)
+
+
+def test_one_seed_is_not_one_noise():
+    """A run that is given the same number must not repeat this noise: it would cancel."""
+    total = torch.zeros(1000)
+    found = noisy_sum(total, 1.0, None, 3)
+    assert torch.equal(found, noisy_sum(total, 1.0, None, 3))
+    gradients = NoiseSource(3).normal(1000, torch.device("cpu"), torch.float32)
+    assert float((found * gradients).mean().abs()) < 0.2

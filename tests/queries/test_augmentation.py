@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -279,6 +280,8 @@ MIXING = {
     "less the batch's mean": lambda rows: rows - rows.mean(dim=0),
     "shuffled": lambda rows: rows[torch.randperm(len(rows))],
     "shifted by a row": lambda rows: rows.roll(1, 0),
+    "half a batch on": lambda rows: rows + rows.roll(len(rows) // 2, 0),
+    "shuffled by NumPy": lambda rows: rows[torch.from_numpy(np.random.permutation(len(rows)))],
 }
 
 
@@ -289,6 +292,21 @@ def test_a_transform_that_mixes_records_is_refused(name, views):
     query = PerSampleClip(1.0, augmentation=Augmentation(views, MIXING[name]))
     with pytest.raises(MixesRecords, match="other records"):
         query(nn.Linear(3, 2).double(), quadratic, batch_for(reals(3)(12)))
+
+
+def test_a_generator_of_its_own_needs_a_promise():
+    """Nobody can set it back, so nobody can see whether records meet."""
+    own = torch.Generator().manual_seed(3)
+    model, batch = nn.Linear(3, 2).double(), batch_for(reals(3)(6))
+
+    def noisy(rows):
+        return rows + torch.randn(rows.shape, generator=own, dtype=rows.dtype)
+
+    with pytest.raises(MixesRecords, match="rows_apart=True"):
+        PerSampleClip(1.0, augmentation=Augmentation(2, noisy))(model, quadratic, batch)
+    PerSampleClip(1.0, augmentation=Augmentation(2, noisy, rows_apart=True))(
+        model, quadratic, batch
+    )
 
 
 def test_the_check_leaves_the_generator_where_it_was():

@@ -24,11 +24,13 @@ class Augmentation:
     time and no privacy. `transform` takes a batch of inputs and gives back a batch of as many, in
     the same order, each row made from that row and fresh randomness alone. One that mixes rows
     (mixup, statistics of the batch) would let a record into the others' gradients; it is refused
-    where the first batch shows it.
+    where the first batch shows it. One that draws from a generator of its own cannot be asked:
+    `rows_apart` is the promise that its rows do not meet.
     """
 
     views: int
     transform: Callable[[Tensor], Tensor]
+    rows_apart: bool = False
 
     def __post_init__(self) -> None:
         if self.views < 1:

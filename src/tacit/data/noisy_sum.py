@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import TYPE_CHECKING
 
@@ -30,15 +31,24 @@ def check_release(
 def noisy_sum(
     total: Tensor, std: float, generator: torch.Generator | None, seed: int | None
 ) -> Tensor:
-    """T + N(0, std²·I), from the operating system unless a generator or a seed is given."""
+    """T + N(0, std²·I), from the operating system unless a generator or a seed is given.
+
+    Of a seed the stream is this sum's own: gradients draw from the same number too, and the same
+    noise on two releases cancels.
+    """
     from tacit.noise import generator_for
 
     if generator is None:
-        generator = generator_for(torch.device("cpu"), seed)
+        generator = generator_for(torch.device("cpu"), None if seed is None else _own(seed))
     noise = torch.randn(
         total.shape, dtype=total.dtype, generator=generator, device=generator.device
     )
     return total + std * noise.cpu()
+
+
+def _own(seed: int) -> int:
+    digest = hashlib.sha256(f"a noisy sum {seed}".encode()).digest()
+    return int.from_bytes(digest[:6], "big")
 
 
 def gaussian_event(noise_multiplier: float) -> dp_accounting.GaussianDpEvent:

@@ -14,6 +14,7 @@ from tacit.queries.bounded_gradient import BoundedGradient, Loss
 from tacit.queries.clip_rules import CLIP, ClipRule
 from tacit.queries.clipped_query import ClippedQuery, Frozen, MaxNorm, mean_norms
 from tacit.queries.engines import Automatic, Engine
+from tacit.queries.keeps_nothing import keeps_nothing
 from tacit.queries.looking_inside import looks_inside
 from tacit.queries.record_mixing import refuse_mixing
 from tacit.queries.view_batches import ViewBatches
@@ -58,8 +59,9 @@ class PerSampleClip(ClippedQuery):
         now = self._in_force(model, loss, blocks, batch)
         views, counted = self._views.views, now.counted
         task = self._task(model, loss, blocks, now.constants, views=views, counted=counted)
-        found = (self.engine.clipped_sums(task, piece) for piece in self._views.of(batch))
-        return self._bounded(task, now, found, batch.divisor)
+        with keeps_nothing(model):
+            found = (self.engine.clipped_sums(task, piece) for piece in self._views.of(batch))
+            return self._bounded(task, now, found, batch.divisor)
 
     def _expected_norms(
         self, model: nn.Module, loss: Loss, blocks: Blocks, public: Records

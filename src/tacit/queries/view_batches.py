@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from tacit.batch import Batch, batch_of
 from tacit.data.augmentation import Augmentation
 from tacit.errors import MixesRecords
 
-_RECORDS_TO_CHECK = 16
+_RECORDS_TO_CHECK, _HALVES = 64, 3
 
 
 class ViewBatches:
@@ -51,31 +53,54 @@ class ViewBatches:
 
 
 def rows_stay_apart(augmentation: Augmentation, inputs: Tensor) -> bool:
-    """Whether every other record's views stay the same when those between are exchanged.
+    """Whether a record's views stay the same when others of the batch are exchanged.
 
-    MixesRecords if they do not; False if these inputs cannot tell. The generator is set back each
-    time. A transform with randomness of its own cannot be asked, and passes.
+    MixesRecords if they do not; False if these inputs cannot tell. Several random halves of the
+    batch are exchanged, for another record's copies and for zeros, so that neither neighbours nor
+    halves nor any fixed distance can meet unseen. PyTorch's, Python's and NumPy's generators are
+    set back each time. A transform with a generator of its own cannot be asked: that is refused,
+    unless it was declared that its rows are apart.
     """
+    if augmentation.rows_apart:
+        return True
     some = inputs[:_RECORDS_TO_CHECK]
-    exchanged = some.clone()
-    exchanged[1::2] = some[:1]
-    if torch.equal(some, exchanged):
-        return False
-    devices = [inputs.device] if inputs.device.type == "cuda" else []
-
-    def views_of_others(of: Tensor) -> Tensor:
-        with torch.random.fork_rng(devices=devices):
-            return augmentation.views_of(of).unflatten(0, (-1, augmentation.views))[::2]
-
-    expected, again = views_of_others(some), views_of_others(some)
-    changed = views_of_others(exchanged)
-    if _same(expected, again) and not _same(expected, changed):
+    views = augmentation.views
+    expected = _views_again(augmentation, some)
+    if not _same(expected, _views_again(augmentation, some)):
         raise MixesRecords(
-            f"the augmentation {augmentation.transform!r} lets other records into a record's "
-            "views, so no record's share of the gradient is bounded; use one that works on each "
-            "row alone"
+            f"the augmentation {augmentation.transform!r} gives other views of the same batch with "
+            "the same seeds, so it has a generator of its own and nobody can see whether records "
+            "meet in it; draw from torch's generator, or declare Augmentation(..., rows_apart=True)"
         )
-    return True
+    order = torch.Generator().manual_seed(0)
+    told = False
+    for _ in range(_HALVES):
+        shuffled = torch.randperm(len(some), generator=order).to(some.device)
+        stay, go = shuffled[: (len(some) + 1) // 2], shuffled[(len(some) + 1) // 2 :]
+        for other in (some[stay[:1]], torch.zeros_like(some[:1])):
+            exchanged = some.clone()
+            exchanged[go] = other
+            told = told or not torch.equal(some, exchanged)
+            changed = _views_again(augmentation, exchanged)
+            if not _same(*(v.unflatten(0, (-1, views))[stay] for v in (expected, changed))):
+                raise MixesRecords(
+                    f"the augmentation {augmentation.transform!r} lets other records into a "
+                    "record's views, so no record's share of the gradient is bounded; use one that "
+                    "works on each row alone"
+                )
+    return told
+
+
+def _views_again(augmentation: Augmentation, inputs: Tensor) -> Tensor:
+    """Views with every global generator as it is now, and left as it is now."""
+    devices = [inputs.device] if inputs.device.type == "cuda" else []
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            return augmentation.views_of(inputs)
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

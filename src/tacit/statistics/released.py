@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tacit.accounting.ledger import Ledger
 
 _WHAT = "BatchNorm's running statistics"
+_PROBES = 8
 
 
 class ReleasedStatistics:
@@ -168,6 +169,8 @@ class ReleasedStatistics:
                 hook.remove()
         for name, norm in norms.items():
             _require_batch_norm_once(name, norm, met.count(norm))
+        for norm in met:
+            _require_records_apart(norm, model, self.records)
         return met
 
 
@@ -191,6 +194,27 @@ def _require_row_a_record(norm: nn.Module, x: Tensor, rows: Tensor) -> None:
         raise UnsupportedModule(
             f"{type(norm).__name__} was given {len(x)} rows for {len(rows)} records, so one record "
             "may have several and its share has no bound; use PublicStatistics, or "
+            "make_trainable(model)"
+        )
+
+
+def _require_records_apart(norm: nn.Module, model: nn.Module, records: Records) -> None:
+    """Half of some random rows, which are nobody's data, are exchanged: the others must stay."""
+    shape, dtype = (_PROBES, *records.shape), records.inputs.dtype
+    generator = torch.Generator().manual_seed(0x7AC17)
+    if dtype.is_floating_point:
+        rows = torch.randn(shape, generator=generator).to(dtype)
+        exchanged = rows.clone()
+        exchanged[::2] *= 1e3
+    else:
+        rows = torch.randint(0, 2, shape, generator=generator).to(dtype)
+        exchanged = rows.clone()
+        exchanged[::2] = 1 - rows[::2]
+    there, then = (_input_at(norm, model, r.to(records.device))[1::2] for r in (rows, exchanged))
+    if not torch.allclose(there, then, rtol=1e-3, atol=1e-3 * float(there.abs().max())):
+        raise UnsupportedModule(
+            f"records meet before {type(norm).__name__}: what it is given of one changes with the "
+            "others, so that its share of the statistics has no bound; use PublicStatistics, or "
             "make_trainable(model)"
         )
 

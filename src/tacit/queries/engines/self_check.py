@@ -1,17 +1,19 @@
-"""Does book-keeping give this model's gradients? Asked once a model, of two records.
+"""Does book-keeping give this model's gradients? Asked once a model and mode, before the first sum.
 
 Book-keeping believes that a layer's parameters act through its forward call, that rows of a
 batch are records, and that records do not meet. A model can break each of these without an error:
 by using `layer.weight` elsewhere, by putting the batch second, by subtracting the batch's mean. So
-the first call compares the engine with plain autograd on single records, clipped so low that every
-record's own norm decides its share.
+the first call compares the engine with plain autograd on two single records, parameter by
+parameter: unclipped, and clipped so low that every record's own norm decides its share. Then it
+asks whether records meet (`records_apart`). What only later records or weights bring about, such as
+a gate that opens in the tenth epoch, is not seen.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -22,47 +24,97 @@ from tacit.batch import Batch
 from tacit.errors import UnsupportedModule
 from tacit.losses.pre_activations import needs_pre_activations
 from tacit.queries.bounded_gradient import Loss
+from tacit.queries.engines.records_apart import records_meet
 
-_LOW_NORM = 1e-6
-_LEAST_NORM = 1e-4
+# Clipped to so little of the smaller norm, records of different norms count alike.
+_LOW = 1e-2
+# A gradient so much smaller than the other's has no direction that roundings have not touched.
+_LEAST = 1e-4
+_NOTHING = 1e-4
 Sums = Callable[[Batch, float], dict[str, Tensor]]
-_checked: weakref.WeakKeyDictionary[nn.Module, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()
+_checked: weakref.WeakKeyDictionary[nn.Module, set[Hashable]] = weakref.WeakKeyDictionary()
 
 
 def check_once(
     model: nn.Module, loss: Loss, parameters: dict[str, nn.Parameter], piece: Batch, sums: Sums
 ) -> None:
-    """Raise UnsupportedModule unless `sums` agrees with autograd on two records of `piece`."""
+    """Raise UnsupportedModule unless `sums` agrees with autograd on two records of `piece`, and
+    the records of `piece` stay apart."""
     done = _checked.setdefault(model, set())
-    # A loss that looks inside the model asks for more than the outputs' gradients.
-    key = (*parameters, *(("pre-activations",) if needs_pre_activations(loss) else ()))
+    key = _key(model, loss, parameters)
     if key in done or len(piece) < 2:
         return
-    pair = piece.first(2)
-    with _without_dropout(model):
-        each = []
-        for i in range(2):
-            one = pair.only(torch.arange(2, device=pair.indices.device) == i)
-            each.append(_gradient(model, loss, parameters, one.inputs, one.targets))
-        norms = [_norm(gradient.values()) for gradient in each]
-        if not all(math.isfinite(norm) for norm in norms):
-            return  # nothing to compare with; ask again at the next call
-        # Almost nothing has no direction to compare, and yet must stay almost nothing.
-        sure = min(norms) >= _LEAST_NORM
-        max_norm = _LOW_NORM if sure else 1.0
-        found = sums(pair, max_norm)
-    scales = [max_norm / max(norm, max_norm) for norm in norms]
-    expected = {n: each[0][n] * scales[0] + each[1][n] * scales[1] for n in parameters}
-    error = _norm(found[n] - e if n in found else e for n, e in expected.items()) / max_norm
-    if error > _tolerance(piece, parameters):
+    with _without_dropout(model), _all_digits():
+        sure = _check_pair(model, loss, parameters, piece.first(2), sums)
+        if records_meet(model, loss, piece):
+            raise UnsupportedModule(
+                f"records meet inside {type(model).__name__}: what one of them gives changes with "
+                "the others, so clipping bounds nobody's share. Normalise each record alone, or "
+                "name engine=PerRecord(), which runs each record alone (of BatchClip: SetBySet())"
+            )
+    if sure:
+        done.add(key)
+
+
+def _key(model: nn.Module, loss: Loss, parameters: Iterable[str]) -> Hashable:
+    """Modes and hooks too: in evaluation mode a norm may keep apart what it mixes in training.
+
+    A loss that looks inside the model asks for more than the outputs' gradients.
+    """
+    modules = tuple(
+        (m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()
+    )
+    return tuple(parameters), needs_pre_activations(loss), modules
+
+
+def _check_pair(
+    model: nn.Module, loss: Loss, parameters: dict[str, nn.Parameter], pair: Batch, sums: Sums
+) -> bool:
+    """Whether these two records could tell; UnsupportedModule if they tell of a difference."""
+    each = []
+    for i in range(2):
+        one = pair.only(torch.arange(2, device=pair.indices.device) == i)
+        each.append(_gradient(model, loss, parameters, one.inputs, one.targets))
+    norms = [_norm(gradient.values()) for gradient in each]
+    if not all(math.isfinite(norm) for norm in norms):
+        return False  # nothing to compare with; ask again at the next call
+    least, largest = min(norms), max(norms)
+    if largest == 0:
+        # Nothing has no direction to compare, and yet must stay almost nothing.
+        _require(model, _norm(sums(pair, 1.0).values()) <= _NOTHING, math.inf)
+        return False
+    whole = {n: each[0][n] + each[1][n] for n in parameters}
+    _compare(model, sums(pair, 2 * largest), whole, largest, _tolerance(pair, parameters))
+    if least < _LEAST * largest:
+        return False
+    low = _LOW * least
+    scaled = {n: (each[0][n] / norms[0] + each[1][n] / norms[1]) * low for n in parameters}
+    _compare(model, sums(pair, low), scaled, low, _tolerance(pair, parameters))
+    return True
+
+
+def _compare(
+    model: nn.Module,
+    found: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    size: float,
+    tolerance: float,
+) -> None:
+    """Each parameter's sum, to a share of its own norm and a tenth of that of the largest."""
+    for name, wanted in expected.items():
+        got = found[name].double() if name in found else torch.zeros_like(wanted)
+        error, norm = _norm([got - wanted]), _norm([wanted])
+        _require(model, error <= tolerance * (norm + 0.1 * size), error / max(norm, 1e-300))
+
+
+def _require(model: nn.Module, agrees: bool, error: float) -> None:
+    if not agrees:
         raise UnsupportedModule(
             f"book-keeping does not give the gradients of {type(model).__name__}: off by "
             f"{error:.1e} of the norm. Perhaps records meet inside the model, the batch is not "
-            "the first dimension, a parameter is used outside its layer, or the forward pass is "
-            "random; name engine=PerRecord(), which runs each record alone"
+            "the first dimension, a parameter is used outside its layer, a hook changes gradients, "
+            "or the forward pass is random; name engine=PerRecord(), which runs each record alone"
         )
-    if sure:
-        done.add(key)
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
@@ -71,24 +123,36 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 def _tolerance(piece: Batch, parameters: dict[str, nn.Parameter]) -> float:
     """How far roundings may take two ways to the same gradient apart, of its norm."""
-    device = piece.indices.device.type
     bits = min(torch.finfo(p.dtype).bits for p in parameters.values())
-    tensor_float = device == "cuda" and torch.backends.cudnn.allow_tf32
-    if bits < 32 or torch.is_autocast_enabled(device) or (tensor_float and bits == 32):
+    if bits < 32 or torch.is_autocast_enabled(piece.indices.device.type):
         return 1e-1
-    return 2e-2 if bits == 32 else 1e-6
+    return 5e-3 if bits == 32 else 1e-6
 
 
 def _gradient(
     model: nn.Module, loss: Loss, parameters: dict[str, nn.Parameter], x: Tensor, y: Tensor
 ) -> dict[str, Tensor]:
+    """In float64: half precision has no room for a thousandth of a small gradient."""
     with torch.enable_grad():
         value = loss(model(x), y).sum()
         grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     return {
-        name: torch.zeros_like(p, requires_grad=False) if g is None else g
+        name: torch.zeros_like(p, requires_grad=False, dtype=torch.float64)
+        if g is None
+        else g.double()
         for (name, p), g in zip(parameters.items(), grads, strict=True)
     }
+
+
+@contextmanager
+def _all_digits() -> Iterator[None]:
+    """TensorFloat-32 keeps three digits: a check in it could not tell a mixture from a rounding."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @contextmanager

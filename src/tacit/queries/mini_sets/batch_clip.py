@@ -14,9 +14,9 @@ from tacit.queries.blocks import Blocks
 from tacit.queries.bounded_gradient import BoundedGradient, Loss
 from tacit.queries.clip_rules import CLIP, ClipRule
 from tacit.queries.clipped_query import ClippedQuery, Frozen, MaxNorm, mean_norms
+from tacit.queries.keeps_nothing import keeps_nothing
 from tacit.queries.looking_inside import looks_inside
 from tacit.queries.mini_sets.engines import SetBySet, SetEngine, SetsAsRecords
-from tacit.queries.mini_sets.keeps_nothing import keeps_nothing
 from tacit.queries.mini_sets.set_gradients import MeanGradient, SetGradient
 from tacit.queries.mini_sets.sets import require_sets, sets_of
 from tacit.queries.record_mixing import mixes_records

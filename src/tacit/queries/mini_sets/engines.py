@@ -18,6 +18,7 @@ from tacit.queries.engines.record_losses import losses_of
 from tacit.queries.mini_sets.one_set import clipped_vector, norms_of_vector
 from tacit.queries.mini_sets.set_gradients import MeanGradient, SetGradient
 from tacit.queries.mini_sets.too_small import too_small_is_nothing
+from tacit.queries.record_mixing import refuse_mixing
 
 
 class SetEngine(Protocol):
@@ -104,6 +105,7 @@ class SetsAsRecords:
 
     def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
         _mean_only("SetsAsRecords", gradient)
+        refuse_mixing(task.model)
         return added_up(
             self.engine.clipped_sums(replace(task, views=len(alike[0])), _joined(alike))
             for alike in _by_size(sets, None)
@@ -111,6 +113,7 @@ class SetsAsRecords:
 
     def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
         _mean_only("SetsAsRecords", gradient)
+        refuse_mixing(task.model)
         found = [
             self.engine.block_norms(replace(task, views=len(alike[0])), _joined(alike))
             for alike in _by_size(sets, None)

@@ -1,0 +1,157 @@
+"""Models in which records meet, a little, late or only backwards, are refused at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tacit
+from tacit import PerSampleClip, batch_of
+from tacit.errors import UnsupportedModule
+from tacit.queries import BookKeeping, PerRecord
+
+D = 6
+
+
+class Around(nn.Module):
+    """A linear layer with something done to its input."""
+
+    def __init__(self, what) -> None:
+        super().__init__()
+        self.what, self.layer = what, nn.Linear(D, 3)
+
+    def forward(self, x):
+        return self.layer(self.what(x, self.training))
+
+
+class NormalisedBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / gradient.norm()
+
+
+class BackwardsTogether(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(D, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(NormalisedBack.apply(self.first(x)))
+
+
+def by_the_batch(x, training):
+    return (x - x.mean(0)) / (x.std(0) + 0.1) if training else x
+
+
+MEETING = {
+    "a hundredth of the mean": lambda x, t: x - 0.01 * x.mean(dim=0),
+    "a millionth of the mean": lambda x, t: x - 1e-6 * x.mean(dim=0),
+    "the batch's largest, above ten": lambda x, t: x / x.abs().max().clamp(min=10),
+    "two places on": lambda x, t: x + x.roll(2, 0),
+    "half a batch on": lambda x, t: x + x.roll(len(x) // 2, 0),
+    "sixteen places": lambda x, t: x * ((x[:, :1] > 0).cumsum(0) < 16),
+}
+
+
+def batch(n=24, dtype=torch.float32):
+    torch.manual_seed(0)
+    return batch_of(
+        torch.randn(n, D, dtype=dtype),
+        torch.randint(3, (n,)),
+        divisor=n,
+        scheme=tacit.Poisson(0.5),
+    )
+
+
+@pytest.mark.parametrize("what", MEETING)
+def test_records_that_meet_are_refused(what):
+    model = Around(MEETING[what])
+    with pytest.raises(UnsupportedModule, match="meet"):
+        PerSampleClip(1.0, engine=BookKeeping())(model, F.cross_entropy, batch())
+    PerSampleClip(1.0, engine=BookKeeping())(Around(lambda x, t: 2 * x), F.cross_entropy, batch())
+
+
+def test_records_that_meet_on_the_way_back_are_refused():
+    with pytest.raises(UnsupportedModule, match=r"off by|meet"):
+        PerSampleClip(1.0)(BackwardsTogether(), F.cross_entropy, batch())
+
+
+def test_another_mode_is_asked_again():
+    """In evaluation mode this norm keeps records apart; in training it is looked at again."""
+    model, query = Around(by_the_batch).eval(), PerSampleClip(1.0)
+    query(model, F.cross_entropy, batch())
+    with pytest.raises(UnsupportedModule, match=r"off by|meet"):
+        query(model.train(), F.cross_entropy, batch())
+
+
+@pytest.mark.parametrize("times", [1.0, 1e-5, 1e-9])
+def test_small_gradients_are_compared_as_well(times):
+    def loss(outputs, targets):
+        return times * F.cross_entropy(outputs, targets)
+
+    with pytest.raises(UnsupportedModule):
+        PerSampleClip(1e-6)(Around(by_the_batch), loss, batch())
+    PerSampleClip(1e-6)(Around(lambda x, t: x), loss, batch())
+
+
+def test_each_record_alone_does_not_meet():
+    model = Around(MEETING["a hundredth of the mean"])
+    found = PerSampleClip(1.0, engine=PerRecord())(model, F.cross_entropy, batch())
+    assert all(t.isfinite().all() for block in found.blocks for t in block.sums)
+
+
+class Scaled(nn.Module):
+    """A hook of the user's own makes the gradient a tenth, behind book-keeping's back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(D, 3)
+
+    def forward(self, x):
+        outputs = self.layer(x)
+        outputs.register_hook(lambda gradient: 0.1 * gradient)
+        return outputs
+
+
+class Aside(nn.Module):
+    """A small layer that is used without being called, beside a large one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large, self.small = nn.Linear(D, 3), nn.Linear(D, 3, bias=False)
+
+    def forward(self, x):
+        return self.large(x) + 0.01 * F.linear(x, self.small.weight)
+
+
+@pytest.mark.parametrize("make", [Scaled, Aside])
+def test_gradients_are_compared_by_length_and_by_parameter(make):
+    with pytest.raises(UnsupportedModule, match="off by"):
+        PerSampleClip(1.0)(make(), F.cross_entropy, batch())
+
+
+def test_half_precision_is_taken():
+    model = nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, 3)).half()
+    PerSampleClip(1.0)(model, F.cross_entropy, batch(dtype=torch.float16))
+
+
+def test_whole_numbers_are_not_made_louder():
+    """They may be rows of a table."""
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.last = nn.Embedding(7, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.last(self.table(x.long()).mean(dim=1))
+
+    numbers = torch.randint(7, (12, 5)).float()
+    some = batch_of(numbers, torch.zeros(12).long(), divisor=12, scheme=tacit.Poisson(0.5))
+    PerSampleClip(1.0)(Rows(), F.cross_entropy, some)
