@@ -67,7 +67,7 @@ def test_training_reaches_a_use(tmp_path) -> None:
         sampler=tacit.PoissonSampler(data, expected_batch_size=1000, steps=30, pad_to=32),
         optimizer=torch.optim.SGD(model.parameters(), lr=2.0, momentum=0.9),
         budget=tacit.Budget(8.0, 1e-4),
-        evaluate_on=data,
+        evaluate_on=tacit.training.Unprotected(data),
         device="cuda",
         ledger=tmp_path / "ledger.sqlite",
         moving_average=tacit.MovingAverage(0.9),

@@ -15,6 +15,7 @@ from tacit.noise import (
     NoiseSource,
     joint_noise_multiplier,
     noise_left,
+    seed_for,
 )
 from tacit.private_gradient import PrivateGradient
 from tacit.queries.bounded_gradient import Adapting, GradientQuery, Loss, sizes_of
@@ -57,6 +58,11 @@ class Mechanism:
         self._noise = NoiseSource(seed)
         # Of each parameter's released gradient, the noise's standard deviation. Public.
         self.noise_of: dict[str, float] = {}
+
+    def draw_anew(self, what: str) -> None:
+        """From now on noise is of the seed and these words; without a seed nothing changes."""
+        if self._noise.seed is not None:
+            self._noise = NoiseSource(seed_for(self._noise.seed, what))
 
     def privatise(self, model: nn.Module, loss: Loss, batch: Batch) -> PrivateGradient:
         """The private gradient of one step: bounded, costed, and not yet drawn.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import secrets
@@ -34,6 +35,11 @@ def generator_for(device: torch.device | str, seed: int | None) -> torch.Generat
         state[_MT_STATE_OFFSET:end] = torch.from_numpy(words.astype(np.uint64).view(np.uint8))
         generator.set_state(state)
     return generator
+
+
+def seed_for(seed: int, what: str) -> int:
+    """A seed of its own for each use of a seed: two streams from one number would be the same."""
+    return int.from_bytes(hashlib.sha256(f"{what} {seed}".encode()).digest()[:6], "big")
 
 
 class NoiseSource:

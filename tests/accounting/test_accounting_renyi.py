@@ -9,6 +9,7 @@ from hockey_stick import renyi_between
 from tiny_run import ADD, REPLACE
 
 from tacit import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement, epsilon, epsilon_rdp
+from tacit.accounting.pld import gaussian_epsilon
 from tacit.accounting.rdp import ORDERS, renyi_curve
 from tacit.sampling.schemes import RevealedSampleDpEvent
 
@@ -97,3 +98,10 @@ def test_pld_is_the_tighter_also_where_its_rounding_is_felt(z, q, relation):
     settings = {"delta": 1e-12, "relation": relation}
     by_pld = epsilon(z, Poisson(q), 100_000, **settings)
     assert by_pld <= epsilon_rdp(z, Poisson(q), 100_000, **settings) * 1.002
+
+
+def test_a_divergence_below_roundings_is_not_none():
+    """One step of q = 1e-7, z = 1e4 is below float64's digits; 10⁸ of them are not."""
+    steps, rate, z, delta = 10**8, 1e-7, 1e4, 1e-10
+    found = epsilon_rdp(z, Poisson(rate), steps, delta=delta)
+    assert found >= gaussian_epsilon(z / (rate * math.sqrt(steps)), delta)

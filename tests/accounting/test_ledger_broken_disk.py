@@ -111,9 +111,3 @@ def test_a_busy_ledger_is_waited_for_or_refused(tmp_path, monkeypatch):
     assert release(ledger, PLAN, 1) == 1
     other.close()
     assert charged(tmp_path / "ledger") == 2
-
-
-def test_a_file_that_is_no_ledger_is_an_error(tmp_path):
-    (tmp_path / "ledger").write_bytes(b"these are not the bytes of a database" * 100)
-    with pytest.raises(sqlite3.DatabaseError):
-        Ledger(tmp_path / "ledger", ROOMY)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sqlite3
 
 import pytest
 from ledger_children import charge_late
@@ -102,3 +103,29 @@ def test_a_copied_noise_source_does_not_repeat_its_noise(copy_of):
     except TypeError:
         return
     assert not source.normal(*size).equal(other.normal(*size))
+
+
+def test_an_end_that_is_interrupted_gives_the_lease_back_once(tmp_path, monkeypatch):
+    """Ctrl-C may come when the commit is made and nobody knows yet; closing ends it again."""
+
+    class Interrupted(sqlite3.Connection):
+        armed = False
+
+        def close(self):
+            super().close()
+            if Interrupted.armed:
+                Interrupted.armed = False
+                raise KeyboardInterrupt
+
+    def connect(*args, **settings):
+        return connected(*args, factory=Interrupted, **settings)
+
+    connected = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    ledger = Ledger(tmp_path / "ledger", ROOMY, lease_steps=20)
+    assert release(ledger, gaussian_plan(steps=40), 30) == 30
+    Interrupted.armed = True
+    with pytest.raises(KeyboardInterrupt):
+        ledger.end()
+    ledger.close()
+    assert charged(tmp_path / "ledger") == 30

@@ -65,9 +65,9 @@ def test_opening_a_fresh_file_together_is_no_accident(tmp_path):
 def test_a_fresh_file_that_somebody_else_is_writing_is_waited_for(tmp_path):
     """The race above, held still: going over to the write-ahead log does not wait by itself."""
     other = sqlite3.connect(tmp_path / "ledger", isolation_level=None, check_same_thread=False)
-    other.execute("CREATE TABLE theirs (number)")
+    other.execute("CREATE TABLE claims (run, what, noise_multiplier, PRIMARY KEY (run, what))")
     other.execute("BEGIN IMMEDIATE")
-    other.execute("INSERT INTO theirs VALUES (1)")
+    other.execute("INSERT INTO claims VALUES (9, 'theirs', 1.0)")
     done = threading.Timer(0.3, lambda: other.execute("COMMIT"))
     done.start()
     try:

@@ -132,7 +132,7 @@ def test_own_csv(tmp_path: Path) -> None:
         (["--batch-size", "99999"], "more than"),
         (["--sampling", "shuffle", "--relation", "add-or-remove-one"], "replace-one"),
         (["--feature-range", "5", "--data", "no.csv", "--target", "y"], "lower,upper"),
-        (["--max-norm", "0"], "max_norm"),
+        (["--max-norm", "0"], "--max-norm"),
     ],
 )
 def test_a_wrong_argument_is_named(tmp_path: Path, arguments: list[str], says: str) -> None:

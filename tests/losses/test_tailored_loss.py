@@ -268,7 +268,7 @@ def test_the_trainer_says_the_epoch_to_a_copy_of_its_own():
             tacit.PoissonSampler(records, 0.25, steps=5),
             torch.optim.SGD(model.parameters(), lr=0.1),
             tacit.Budget(3.0, 1e-4),
-            evaluate_on=records,
+            evaluate_on=tacit.training.Unprotected(records),
             callbacks=[Note()],
             progress=False,
         )

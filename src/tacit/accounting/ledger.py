@@ -28,7 +28,7 @@ from torch import nn
 
 from tacit.accounting.filter import allowance, best_order
 from tacit.accounting.ledger_statement import Statement, statement_of
-from tacit.accounting.ledger_store import LedgerStore, RunRow
+from tacit.accounting.ledger_store import LedgerStore, RunRow, copy_of
 from tacit.accounting.plan import Plan
 from tacit.accounting.rdp import ORDERS, renyi_curve
 from tacit.budget import Budget
@@ -166,13 +166,29 @@ class Ledger:
             raise ValueError("no run has begun; begin one, or release a gradient")
         return run.charged - self._lease, min(run.event_limit, self._own_limit)
 
+    def life(self) -> tuple[int, int]:
+        """Of the current run: how many runs came before it, and what was charged to it before.
+
+        (0, 0) is the first of all on this ledger; no two beginnings that released something agree.
+        """
+        charged, _ = self.run_status()
+        with self._store.transaction():
+            assert self._run_id is not None
+            before = sum(run.id < self._run_id for run in self._store.runs())
+        return before, charged
+
     def end(self) -> None:
-        """End the current run in good order: the unused part of its lease is given back."""
-        if self._run_id is not None and os.getpid() == self._pid:
-            with self._store.transaction():
-                self._store.add_charge(self._run_id, -self._lease)
-                self._store.drop_if_nothing_was_released(self._run_id)
+        """End the current run in good order: the unused part of its lease is given back.
+
+        It is forgotten first: interrupted after the commit, a second end gives nothing back again,
+        and interrupted before it, the lease is spent.
+        """
+        run_id, lease, own = self._run_id, self._lease, os.getpid() == self._pid
         self._forget()
+        if run_id is not None and own:
+            with self._store.transaction():
+                self._store.add_charge(run_id, -lease)
+                self._store.drop_if_nothing_was_released(run_id)
 
     def close(self) -> None:
         self.end()
@@ -194,11 +210,7 @@ class Ledger:
 
     def statement(self) -> Statement:
         """Every run and the total. Reading it costs nothing."""
-        with self._store.transaction():
-            held = self._store.budget()
-            rows = self._store.runs()
-        assert held is not None
-        return statement_of(*held, rows)
+        return _statement_in(self._store)
 
     def _forget(self) -> None:
         self._pid = os.getpid()
@@ -301,3 +313,23 @@ class Ledger:
                 )
             self._store.add_charge(run.id, events)
         return events
+
+
+def read_statement(path: str | os.PathLike[str]) -> Statement:
+    """Every run of the ledger at `path` and the total, without a change to any file there.
+
+    Raises ValueError where there is no ledger.
+    """
+    with copy_of(path) as store:
+        with store.transaction():
+            if store.budget() is None:
+                raise ValueError(f"{path} holds no budget, so nothing was spent from it")
+        return _statement_in(store)
+
+
+def _statement_in(store: LedgerStore) -> Statement:
+    with store.transaction():
+        held = store.budget()
+        rows = store.runs()
+    assert held is not None
+    return statement_of(*held, rows)

@@ -72,10 +72,12 @@ def _leaf_curve(leaf: dpa.DpEvent, relation: Relation) -> np.ndarray:
 
 
 def _from_dp_accounting(leaf: dpa.DpEvent, relation: dpa.NeighboringRelation) -> np.ndarray:
+    """With a rounding of 1e-14 in log E_Q[(P/Q)^α], which comes out negative where it is tiny."""
     accountant = dpa_rdp.RdpAccountant(orders=ORDERS, neighboring_relation=relation)
     with _without_warnings():
         accountant.compose(leaf)
-    return accountant.rdp
+    above_one = np.array(ORDERS) - 1
+    return (np.maximum(accountant.rdp * above_one, 0.0) + 1e-14) / above_one
 
 
 @contextmanager

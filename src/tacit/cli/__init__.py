@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 
 import typer
@@ -55,5 +56,11 @@ def main() -> None:
     try:
         app()
     except (TacitError, ValueError, OSError) as error:
-        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        sys.exit(1)
+        _refuse(str(error))
+    except sqlite3.Error as error:
+        _refuse(f"the ledger could not be read or written: {error}")
+
+
+def _refuse(message: str) -> None:
+    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    sys.exit(1)

@@ -13,6 +13,7 @@ from rich.console import Console
 import tacit
 from tacit.certificates import CertifiedAccuracy, certified_accuracy
 from tacit.cli import accounting_options as options
+from tacit.cli.devices import device_from
 from tacit.cli.feature_options import FeaturesName
 from tacit.cli.saved_run import SavedRun, read_run
 from tacit.cli.train_data import load_records
@@ -38,7 +39,7 @@ def certify(
 
     Example: tacit certify runs/x --radii 0,1,2,4,8,16,36
     """
-    found, facts = certificate_of(folder, _numbers(radii), _device(device))
+    found, facts = certificate_of(folder, _numbers(radii), device_from(device))
     about = facts["inputs"]
     if as_json:
         typer.echo(to_json(facts))
@@ -102,9 +103,3 @@ def _numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"--radii is {text!r}; give numbers such as 0,1,2,4") from None
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)

@@ -11,6 +11,7 @@ from tacit.accounting import epsilon_rdp, gaussian_dp_mu
 from tacit.accounting.no_privacy import no_privacy_note
 from tacit.cli import accounting_options as options
 from tacit.cli.accounting_options import AccountedSampling, RelationName
+from tacit.cli.numbers import check_noise
 from tacit.cli.output import show
 from tacit.errors import UnsupportedEvent
 
@@ -30,6 +31,7 @@ def epsilon(
 
     Example: tacit epsilon --noise-multiplier 1.54 --sampling-rate 0.02048 --steps 1465 --delta 1e-5
     """
+    check_noise(noise_multiplier)
     scheme = options.scheme_from(sampling, sampling_rate, population, batch_size)
     between = options.relation_from(relation, sampling)
     unit = options.unit_from(sampling)

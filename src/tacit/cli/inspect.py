@@ -7,6 +7,7 @@ from rich.console import Console
 
 from tacit.cli import accounting_options as options
 from tacit.cli.networks import ModelName, QueryName, network_for
+from tacit.cli.numbers import check_gradient_clip
 from tacit.cli.recipes import recipe_for
 from tacit.data import load
 from tacit.lipschitz import propagate
@@ -29,6 +30,7 @@ def inspect(
 
     Example: tacit inspect --dataset mnist --model lipschitz-lenet
     """
+    check_gradient_clip(gradient_clip)
     records, _ = load(dataset)
     network, changes = network_for(model, records, QueryName.CLIPLESS)
     recipe = recipe_for(dataset, QueryName.CLIPLESS)

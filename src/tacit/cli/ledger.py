@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.accounting.ledger import Ledger
+from tacit.accounting.ledger import Ledger, read_statement
 from tacit.accounting.ledger_statement import Statement
 from tacit.budget import Budget, Relation
 from tacit.cli import accounting_options as options
@@ -26,14 +26,13 @@ ledger = typer.Typer(
 def show(
     file: Path = typer.Argument(..., help="The ledger's file."), as_json: bool = options.JSON
 ) -> None:
-    """Every run that the ledger holds, and their total.
+    """Every run that the ledger holds, and their total. The file is only read.
 
     Example: tacit ledger show runs/digits/ledger.sqlite --json
     """
     if not file.is_file():
         raise ValueError(f"there is no ledger at {file}; make one with: tacit ledger create {file}")
-    with Ledger(file) as book:
-        statement = book.statement()
+    statement = read_statement(file)
     if as_json:
         typer.echo(to_json(facts_of(statement)))
     else:

@@ -6,6 +6,7 @@ import typer
 
 from tacit.accounting import calibrate
 from tacit.accounting import epsilon as epsilon_by_pld
+from tacit.accounting.no_privacy import no_privacy_note
 from tacit.budget import Budget
 from tacit.cli import accounting_options as options
 from tacit.cli.accounting_options import AccountedSampling, RelationName
@@ -27,6 +28,8 @@ def noise(
 
     Example: tacit noise --epsilon 3 --delta 1e-5 --sampling-rate 0.02048 --steps 1465
     """
+    if steps < 1:
+        raise ValueError(f"--steps is {steps}, which asks for no noise; give at least 1")
     scheme = options.scheme_from(sampling, sampling_rate, population, batch_size)
     budget = Budget(epsilon, delta, options.relation_from(relation, sampling))
     unit = options.unit_from(sampling)
@@ -42,4 +45,7 @@ def noise(
         "sampling": scheme.describe(),
         "steps": steps,
     }
+    note = no_privacy_note(reached, delta)
+    if note is not None:
+        facts["note"] = note
     show(facts, as_json, "noise for a budget")

@@ -1,4 +1,4 @@
-"""Which options of `tacit train` go with which query."""
+"""Which options of `tacit train` go with which query, and with each other."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ _SCOPE: dict[str, tuple[QueryName, ...]] = {
     "local_batch": (QueryName.BATCH_CLIP,),
     "statistics": (QueryName.BATCH_CLIP,),
     "statistics_noise": (QueryName.BATCH_CLIP,),
+    "max_norm": _CLIPPING,
+    "rule": _CLIPPING,
+    "blocks": _CLIPPING,
+    "gradient_clip": (QueryName.CLIPLESS,),
     "layerwise": _CLIPPING,
     "groups": _CLIPPING,
     "master_decay": _CLIPPING,
@@ -41,4 +45,24 @@ def check_scope(given: Mapping[str, object], query: QueryName) -> None:
             f"--sampling is {given['sampling']}, and --query batch-clip draws mini-sets, which are "
             "fixed by record id; say how with --mini-sets or --mini-set-rate, and leave --sampling "
             "out"
+        )
+    if given["steps"] is not None and given["epochs"] is not None:
+        raise ValueError(
+            f"--steps is {given['steps']} and --epochs is {given['epochs']:g}; the one follows "
+            "from the other: give one of them"
+        )
+    if given["data"] is not None and given["dataset"] is not None:
+        raise ValueError(
+            f"--data is {given['data']} and --dataset is {given['dataset']}; a run has one of "
+            "them: leave the other out"
+        )
+    if given["data"] is None and given["public_size"] is not None:
+        raise ValueError(
+            f"--public-size is {given['public_size']}, and the size of a named dataset is known; "
+            "it goes with --data: give that, or leave --public-size out"
+        )
+    if given["optimizer"] == "adam" and given["momentum"] is not None:
+        raise ValueError(
+            f"--momentum is {given['momentum']:g}, and --optimizer adam does not look at it; give "
+            "--optimizer sgd, or leave --momentum out"
         )

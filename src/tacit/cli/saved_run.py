@@ -13,7 +13,7 @@ from torch import nn
 
 from tacit.cli.networks import ModelName, QueryName, network_for
 from tacit.cli.statistics_options import StatisticsName
-from tacit.cli.train_data import DataOptions
+from tacit.cli.train_data import DataOptions, class_names
 from tacit.data import Records
 
 
@@ -26,13 +26,13 @@ class SavedRun:
 
     def data_options(self) -> DataOptions:
         told = self.options
-        classes, span = told["classes"], told["feature_range"]
+        span = told["feature_range"]
         return DataOptions(
             dataset=told["dataset"],
             file=_path(told["data"]),
             target=told["target"],
             test_file=_path(told["test_data"]),
-            classes=tuple(classes.split(",")) if classes else (),
+            classes=class_names(told["classes"]),
             public_size=told["public_size"],
             feature_range=tuple(float(part) for part in span.split(",")) if span else None,  # type: ignore[arg-type]
             unit_norm=told["unit_norm"],

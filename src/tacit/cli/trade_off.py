@@ -19,6 +19,7 @@ from tacit.accounting import trade_off as trade_off_of
 from tacit.accounting.no_privacy import no_privacy_note
 from tacit.cli import accounting_options as options
 from tacit.cli.accounting_options import AccountedSampling, RelationName
+from tacit.cli.numbers import check_noise
 from tacit.cli.output import show
 from tacit.cli.saved_plan import read_plan
 from tacit.errors import UnsupportedEvent
@@ -57,6 +58,9 @@ def trade_off(
     --batch-size 64 --steps 42200 --delta 1e-5 --out curve.png
     """
     picture = out
+    check_noise(noise_multiplier)
+    if out is not None and out.is_dir():
+        raise ValueError(f"--out is {out}, which is a folder; give a file such as {out}/curve.png")
     if runs:
         given = (noise_multiplier, sampling_rate, steps, delta, population, batch_size, relation)
         if any(value is not None for value in given) or layers != 1:

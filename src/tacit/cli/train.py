@@ -27,6 +27,7 @@ from tacit.cli import (
 from tacit.cli.accounting_options import RelationName, SamplingName
 from tacit.cli.certify import certificate_of
 from tacit.cli.clip_options import RuleName
+from tacit.cli.devices import device_from
 from tacit.cli.feature_options import FeaturesName, feature_note, with_features
 from tacit.cli.found import found_on_the_way
 from tacit.cli.layerwise_options import BlocksName, LayerwiseName, LayerwiseOptions
@@ -34,10 +35,12 @@ from tacit.cli.local_options import LocalName, LocalOptions
 from tacit.cli.loss_options import LossName, LossOptions
 from tacit.cli.mini_set_options import MiniSetOptions
 from tacit.cli.networks import ModelName, QueryName, network_for, notes_on
+from tacit.cli.numbers import check_numbers
 from tacit.cli.option_scope import check_scope
 from tacit.cli.queries import EngineName, QueryOptions
 from tacit.cli.recipes import recipe_for, tailored_for
-from tacit.cli.run_place import FORGOTTEN, make_room, open_ledger, require_room
+from tacit.cli.run_notes import delta_note, no_step_note
+from tacit.cli.run_place import FORGOTTEN, ask_for_room, make_room, open_ledger, require_room
 from tacit.cli.samplers import record_sampler
 from tacit.cli.scaling import refuse_scaled, scale_privately
 from tacit.cli.statistics_options import StatisticsName, StatisticsOptions
@@ -52,6 +55,7 @@ from tacit.cli.steppers import (
 )
 from tacit.cli.train_data import (
     DataOptions,
+    class_names,
     load_records,
     refuse_row_numbers,
     require_declared_rows,
@@ -65,7 +69,9 @@ from tacit.training import MovingAverage, Sparsification, Trainer
 
 
 def train(
-    dataset: str = typer.Option("digits", help="A named dataset; `tacit data` lists them."),
+    dataset: str | None = typer.Option(
+        None, show_default="digits", help="A named dataset; `tacit data` lists them."
+    ),
     data: Path | None = typer.Option(None, help="A file of your own: .csv, .parquet or .npz."),
     target: str | None = typer.Option(None, help="The column (or array) of --data with classes."),
     test_data: Path | None = typer.Option(None, help="Held-out records; else a share of --data."),
@@ -93,14 +99,18 @@ def train(
     max_norm: float | None = typer.Option(
         None, help="clip, batch-clip: the norm C to clip to, or the master constant of blocks."
     ),
-    rule: RuleName = typer.Option(RuleName.CLIP, help="How gradients are scaled to it."),
+    rule: RuleName | None = typer.Option(
+        None, show_default="clip", help="How gradients are scaled to it."
+    ),
     adaptive_quantile: float | None = typer.Option(
         None, help="Let the clip follow this quantile of the gradients' norms, privately."
     ),
     augment: int | None = typer.Option(
         None, help="Average over so many random crops and flips of each image."
     ),
-    blocks: BlocksName = typer.Option(BlocksName.FLAT, help="What is clipped together."),
+    blocks: BlocksName | None = typer.Option(
+        None, show_default="flat", help="What is clipped together."
+    ),
     layerwise: LayerwiseName = layerwise_options.LAYERWISE,
     groups: int | None = layerwise_options.GROUPS,
     master_decay: float | None = layerwise_options.MASTER_DECAY,
@@ -162,6 +172,9 @@ def train(
     """
     given = {name: _plain(value) for name, value in locals().items()}
     check_scope(given, query)
+    check_numbers(given)
+    dataset, rule, blocks = dataset or "digits", rule or RuleName.CLIP, blocks or BlocksName.FLAT
+    given |= {"dataset": dataset, "rule": rule.value, "blocks": blocks.value}
     wanted = LossOptions(loss, temperature, threshold_epoch, beta, gamma)
     wanted.check(query)
     layers = LayerwiseOptions(blocks, layerwise, groups, master_decay)
@@ -169,7 +182,8 @@ def train(
     norms = StatisticsOptions(statistics, statistics_noise)
     norms.check()
     folder = out or Path("runs") / f"{data.stem if data else dataset.replace('/', '-')}-{_now()}"
-    require_room(folder, overwrite)
+    require_room(folder, overwrite, ledger)
+    place = device_from(device)
     if sampling is None and query is not QueryName.BATCH_CLIP:
         sampling = SamplingName.POISSON
     budget = Budget(epsilon, delta, options.relation_from(relation, sampling))
@@ -178,7 +192,7 @@ def train(
         file=data,
         target=target,
         test_file=test_data,
-        classes=tuple(classes.split(",")) if classes else (),
+        classes=class_names(classes),
         public_size=public_size,
         feature_range=_pair(feature_range),
         unit_norm=unit_norm,
@@ -190,7 +204,6 @@ def train(
     by_id = with_public or query is QueryName.BATCH_CLIP
     refuse_row_numbers(about, budget.relation, by_id)
     torch.manual_seed(seed) if seed is not None else torch.seed()
-    place = _device(device)
     records, test_records = with_features(
         features, *load_records(about), place, standardised=scale_noise is not None
     )
@@ -245,8 +258,7 @@ def train(
     notes = [*notes_on(changes), *feature_note(features, scale_noise is not None)]
     if layers.needs_public:
         notes.append(public_records.CONSTANTS_NOTE)
-    if make_room(folder) and ledger is None:
-        notes.append(FORGOTTEN)
+    notes += delta_note(delta, size)
     trainer = Trainer(
         network,
         loss=objective,
@@ -262,7 +274,6 @@ def train(
         evaluate_on=test_records,
         callbacks=[] if sparsification is None else [sparsification],
         progress=not quiet,
-        ledger=open_ledger(ledger, folder, budget),
         run_name=run_name or f"{folder.name}-{secrets.token_hex(3)}",
         prelude=statistics_event(about),
         device=place,
@@ -291,9 +302,20 @@ def train(
             "plan": trainer.plan.to_json(),
         },
     }
+    before, limit = 0, 0
+    if ledger is not None:
+        book = open_ledger(ledger, budget)
+        before, limit = ask_for_room(book, trainer.plan, trainer.run_name, budget)
+        make_room(folder, ledger)
+    else:
+        if make_room(folder):
+            trainer.notes.append(FORGOTTEN)
+        book = open_ledger(folder / "ledger.sqlite", budget)
+    trainer.ledger = book
     if about.scale_noise is not None:
         scale_privately(trainer, about, budget, seed)
     run = trainer.fit()
+    run.notes += no_step_note(run, before, limit)
     run.config["used"] |= found_on_the_way(trainer, sparsification)
     facts = save_run(run, folder, trainer.evaluate_on)
     as_given = about.scale_noise is None and features is FeaturesName.AS_THEY_ARE
@@ -307,12 +329,6 @@ def train(
     console = Console()
     console.print(summary_table(facts))
     console.print(f"written to {folder}/", highlight=False)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
 
 
 def _pair(text: str | None) -> tuple[float, float] | None:

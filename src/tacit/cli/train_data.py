@@ -40,6 +40,16 @@ class DataOptions:
     by_channel: bool = False
 
 
+def class_names(text: str | None) -> tuple[str, ...]:
+    """The names in --classes, without the blanks around them."""
+    if text is None:
+        return ()
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError(f"--classes is {text!r}, and one of its names is empty; give a,b,c")
+    return names
+
+
 SIZE_NOTE = (
     "the number of records was read from the file and is treated as public; "
     "declare it with --public-size"

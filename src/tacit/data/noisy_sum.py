@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import TYPE_CHECKING
 
@@ -36,19 +35,15 @@ def noisy_sum(
     Of a seed the stream is this sum's own: gradients draw from the same number too, and the same
     noise on two releases cancels.
     """
-    from tacit.noise import generator_for
+    from tacit.noise import generator_for, seed_for
 
     if generator is None:
-        generator = generator_for(torch.device("cpu"), None if seed is None else _own(seed))
+        own = None if seed is None else seed_for(seed, "a noisy sum")
+        generator = generator_for(torch.device("cpu"), own)
     noise = torch.randn(
         total.shape, dtype=total.dtype, generator=generator, device=generator.device
     )
     return total + std * noise.cpu()
-
-
-def _own(seed: int) -> int:
-    digest = hashlib.sha256(f"a noisy sum {seed}".encode()).digest()
-    return int.from_bytes(digest[:6], "big")
 
 
 def gaussian_event(noise_multiplier: float) -> dp_accounting.GaussianDpEvent:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
@@ -64,7 +64,7 @@ def keeps_nothing(model: nn.Module) -> Iterator[None]:
 
 def _held(model: nn.Module, exempt: set[str]) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name not in exempt and not isinstance(tensor, UninitializedTensorMixin):
+        if name not in exempt and not is_lazy(tensor):
             yield name, tensor
 
 

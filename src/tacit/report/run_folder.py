@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from tacit.report.plot import plot_history
 from tacit.statistics import refuse_private_statistics
 from tacit.training.run import Run
 
+_FILES = ("run.json", "weights.safetensors", "progress.png")
+
 
 def environment() -> dict[str, Any]:
     """The versions that a figure depends on."""
-    import dp_accounting
     import numpy
     import scipy
 
@@ -32,7 +34,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "scipy": scipy.__version__,
-        "dp_accounting": getattr(dp_accounting, "__version__", "unknown"),
+        "dp_accounting": version("dp-accounting"),
         "platform": platform.platform(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "command": sys.argv,
@@ -40,14 +42,24 @@ def environment() -> dict[str, Any]:
 
 
 def save_run(
-    run: Run, folder: str | os.PathLike[str], test: Records | None = None
+    run: Run,
+    folder: str | os.PathLike[str],
+    test: Records | None = None,
+    *,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Write the run into `folder` and return its facts. Files appear whole or not at all.
 
-    Raises PrivateStatistics, and writes nothing, if the model remembers private records.
+    A run that is there already is kept, and ValueError raised, unless `overwrite`; other files,
+    such as a ledger, are left alone. Raises PrivateStatistics, and writes nothing, if the model
+    remembers private records.
     """
     refuse_private_statistics(run.model)
     target = Path(folder)
+    if not overwrite and any((target / name).exists() for name in _FILES):
+        raise ValueError(
+            f"folder {str(target)!r} holds a run already; give another folder, or overwrite=True"
+        )
     target.mkdir(parents=True, exist_ok=True)
     facts = run.facts(test)
     facts["environment"] = environment()
@@ -57,6 +69,8 @@ def save_run(
     os.replace(temporary, target / "weights.safetensors")
     if run.history:
         plot_history(facts, target / "progress.png")
+    else:
+        (target / "progress.png").unlink(missing_ok=True)  # of a run that is overwritten
     write_json(facts, target / "run.json")
     return facts
 

@@ -11,9 +11,8 @@ from rich.table import Table
 
 def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """What a reader must know of a run, in the order they ask."""
-    rows = []
-    if facts["accuracy"] is not None:
-        rows.append(("accuracy (held out)", f"{facts['accuracy']:.2%}"))
+    accuracy = facts["accuracy"]
+    rows = [("accuracy (held out)", "none" if accuracy is None else f"{accuracy:.2%}")]
     if facts.get("certificate"):
         rows.append(("certified accuracy", _certified(facts["certificate"])))
     rows += [

@@ -14,6 +14,7 @@ from tacit.batch import Batch, Draw
 from tacit.data.records import as_records
 from tacit.sampling.draws import index_generator, to_device
 from tacit.sampling.schemes import Scheme
+from tacit.sampling.whole_number import whole_number
 
 
 class Sampler(abc.ABC):
@@ -39,8 +40,7 @@ class Sampler(abc.ABC):
         pad_to: int | None,
         seed: int | None,
     ) -> None:
-        if steps < 0:
-            raise ValueError(f"steps is {steps}; give 0 or more")
+        steps = whole_number("steps", steps, least=0)
         if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
             raise ValueError(f"expected_batch_size is {expected_batch_size}; give a number above 0")
         if max_physical_batch is not None and max_physical_batch < 1:
@@ -121,6 +121,21 @@ class Sampler(abc.ABC):
                 "a seeded sampler was carried into a forked process, where it would repeat its "
                 "parent's batches; make a new one there with a seed of its own"
             )
+        self._generator = index_generator(None)
+        self._pid = os.getpid()
+        self.forget()
+
+    def __getstate__(self) -> dict[str, object]:
+        """A copy that repeated these draws would not be an independent sample either."""
+        if self.seed is not None:
+            raise TypeError(
+                "a copy of a seeded sampler would repeat its batches; make a new one with a seed "
+                "of its own"
+            )
+        return {**self.__dict__, "_generator": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
         self._generator = index_generator(None)
         self._pid = os.getpid()
         self.forget()

@@ -62,7 +62,7 @@ class ShuffleSampler(Sampler):
 
     def draw(self) -> tuple[np.ndarray, None]:
         if len(self._order) == 0:
+            self._epoch += 1  # first: interrupted, the next order is never the last one's epoch
             self._order = self._generator.permutation(len(self.records))
-            self._epoch += 1
         rows, self._order = self._order[: self._batch_size], self._order[self._batch_size :]
         return rows, None

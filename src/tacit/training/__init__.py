@@ -2,6 +2,7 @@
 
 from tacit.training.callbacks import Callback, Evaluation
 from tacit.training.evaluate import Metrics, evaluate
+from tacit.training.held_out import Unprotected
 from tacit.training.moving_average import MovingAverage
 from tacit.training.progress import ProgressBar
 from tacit.training.run import Run
@@ -17,5 +18,6 @@ __all__ = [
     "Run",
     "Sparsification",
     "Trainer",
+    "Unprotected",
     "evaluate",
 ]

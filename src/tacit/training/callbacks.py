@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class Evaluation:
     """How good the model was after `step` steps, and what had been spent by then.
 
-    `epsilon` is a slight over-estimate, on a coarse grid, for progress bars and plots.
+    `epsilon` is a slight over-estimate, on a coarse grid, for progress bars and plots. It is never
+    above the run's own.
     """
 
     step: int

@@ -15,8 +15,10 @@ from tacit.statistics.modes import evaluating
 
 @dataclass(frozen=True)
 class Metrics:
-    accuracy: float
-    loss: float
+    """None for both where there was no record to evaluate."""
+
+    accuracy: float | None
+    loss: float | None
 
 
 @torch.no_grad()
@@ -24,9 +26,11 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
     """Share of records whose largest output is the target's, and their mean loss.
 
     A single output stands for two classes, by its sign; outputs with positions, (B, T, K), are
-    right at a position each.
+    right at a position each. Without records there is neither: both are None.
     The guarantee covers the training records only: what is read off these is not private.
     """
+    if len(records) == 0:
+        return Metrics(accuracy=None, loss=None)
     device = next(model.parameters()).device
     correct, total = 0.0, 0.0
     with evaluating(model):
@@ -37,8 +41,7 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
                 outputs = model(records.inputs[rows].to(device))
                 total += float(loss(outputs, targets).mean()) * len(targets)
             correct += float(_right(outputs, targets).sum())
-    count = max(len(records), 1)
-    return Metrics(accuracy=correct / count, loss=total / count)
+    return Metrics(accuracy=correct / len(records), loss=total / len(records))
 
 
 def _right(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +12,7 @@ from torch import Tensor, nn
 class MovingAverage:
     """w̄ ← d·w̄ + (1 − d)·w after each step, d = min(decay, (1 + t)/(10 + t)) at step t.
 
-    The early cap lets the average forget the initial weights  [De 2022, App. C].
+    w̄ begins as the weights after step 1, and the early cap lets it forget them  [De 2022, App. C].
     """
 
     def __init__(self, decay: float = 0.99) -> None:
@@ -38,3 +41,12 @@ class MovingAverage:
             current = parameter.detach().clone()
             parameter.copy_(self._average[name])
             self._average[name] = current
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """The average in the model for a while; its own weights return, whatever ends it."""
+        self.swap(model)
+        try:
+            yield
+        finally:
+            self.swap(model)

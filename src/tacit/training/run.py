@@ -17,7 +17,13 @@ from tacit.queries.bounded_gradient import Loss
 from tacit.training.callbacks import Evaluation
 from tacit.training.evaluate import Metrics, evaluate
 
-SEEDED = "seeded: not private against whoever knows the seed"
+SEEDED = (
+    "seeded: not private against whoever knows the seed, or sees another run that was drawn from it"
+)
+BEYOND = (
+    "charged for more steps than this budget allows, when it had a larger one: epsilon counts all "
+    "of them"
+)
 EARLY = (
     "ended before its plan did: epsilon is that of the whole plan, since when to stop may have "
     "been chosen by looking"
@@ -47,10 +53,13 @@ class Run:
         return evaluate(self.model, records, self.loss)
 
     def certificate(self, test: Records) -> dict[str, Any] | None:
-        """Certified accuracy on `test`, in units of its inputs; None for an ordinary network."""
+        """Certified accuracy on `test`, in units of its inputs.
+
+        None for an ordinary network, and without records.
+        """
         from tacit.certificates import certified_accuracy
 
-        if not constraints_of(self.model):
+        if len(test) == 0 or not constraints_of(self.model):
             return None
         try:
             found = certified_accuracy(self.model, test)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import dp_accounting as dpa
@@ -17,24 +19,33 @@ from tacit.accounting.plan import Plan
 from tacit.accounting.pld import COARSE
 from tacit.budget import Budget
 from tacit.data.records import Records
-from tacit.errors import BudgetExceeded
+from tacit.errors import BudgetExceeded, PlanChanged
 from tacit.lipschitz.projection import project
 from tacit.losses.schedule import Scheduled, fresh
 from tacit.mechanism import Mechanism
-from tacit.noise import Allocation
+from tacit.noise import Allocation, seed_for
 from tacit.queries.bounded_gradient import GradientQuery, Loss
 from tacit.sampling.epochs import epochs_of
 from tacit.sampling.sampler import Sampler
+from tacit.sampling.whole_number import whole_number
 from tacit.statistics.modes import train_unfrozen
 from tacit.statistics.needed import Statistics, check_statistics
 from tacit.statistics.public import PublicStatistics
 from tacit.statistics.released import ReleasedStatistics
 from tacit.training.callbacks import Callback, Evaluation
+from tacit.training.earlier_runs import (
+    TRAINED_BEFORE,
+    ledger_key,
+    remember_run,
+    trained_elsewhere,
+)
 from tacit.training.evaluate import evaluate
+from tacit.training.held_out import NOT_COVERED, Unprotected, require_held_out
 from tacit.training.memory import PeakMemory
 from tacit.training.moving_average import MovingAverage
+from tacit.training.optimizer_parameters import check_optimizer
 from tacit.training.progress import ProgressBar
-from tacit.training.run import EARLY, SEEDED, Run
+from tacit.training.run import BEYOND, EARLY, SEEDED, Run
 
 
 class Trainer:
@@ -43,7 +54,8 @@ class Trainer:
     Without `noise_multiplier` the noise is calibrated so that the sampler's steps just fit the
     budget; with it, the run ends when its steps are done or the next would pass the budget.
     `ledger` is a file to charge (shared by all runs over the same data), an open `Ledger`, or
-    None for one in memory. `evaluate_on` must be records that the guarantee need not cover.
+    None for one in memory, which counts a single `fit`. `evaluate_on` must be held-out records,
+    which the guarantee need not cover: training records are refused.
     `seed` fixes the noise, and the sampling where the sampler has no seed of its own; what the
     model draws (initial weights, dropout) is PyTorch's to seed.
 
@@ -67,7 +79,7 @@ class Trainer:
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         moving_average: MovingAverage | None = None,
         statistics: Statistics | None = None,
-        evaluate_on: Records | None = None,
+        evaluate_on: Records | Unprotected | None = None,
         evaluate_every: int | None = None,
         callbacks: Iterable[Callback] = (),
         progress: bool = True,
@@ -85,14 +97,19 @@ class Trainer:
         self.moving_average = moving_average
         check_statistics(model, statistics, sampler.records, query)
         self.statistics = statistics
-        self.evaluate_on = evaluate_on
-        self.evaluate_every = evaluate_every or max(1, sampler.steps // 20)
+        if evaluate_every is None:
+            evaluate_every = max(1, sampler.steps // 20)
+        self.evaluate_every = whole_number("evaluate_every", evaluate_every, least=1)
         self.callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
         self.run_name = run_name
         self.seed = seed
         if seed is not None and sampler.seed is None:
             sampler.reseed(seed)
         self.notes = [*sampler.records.notes, *notes]
+        self.evaluate_on = self._held_out(evaluate_on)
+        left_out = check_optimizer(model, optimizer)
+        if left_out is not None:
+            self.notes.append(left_out)
         if statistics is not None:
             self.notes.append(statistics.note)
         if isinstance(statistics, ReleasedStatistics):
@@ -114,7 +131,9 @@ class Trainer:
             seed=seed,
         )
         self._stop_asked = False
+        self._charged_to: Hashable = None
         self._events_before = 0
+        self._epsilon = math.inf
 
     @property
     def plan(self) -> Plan:
@@ -125,9 +144,21 @@ class Trainer:
         self._stop_asked = True
 
     def fit(self) -> Run:
-        """Run the loop and return what happened. It ends normally when the budget does."""
-        train_unfrozen(self.model)
+        """Run the loop and return what happened. It ends normally when the budget does.
+
+        On a ledger, `fit` may be called again: it charges another run, or goes on with the one of
+        that `run_name`. Without one a second call is refused: its ε would not count the first.
+        """
         given = self.ledger
+        if given is None and self._charged_to is not None:
+            raise PlanChanged(
+                "fit() was called again without a ledger, so that epsilon would count the second "
+                "run alone; make a new model and a new Trainer, or give Trainer(ledger=...) so "
+                "that one ledger counts both runs"
+            )
+        self._ledger_key = ledger_key(given)
+        elsewhere = trained_elsewhere(self.model, self._ledger_key)
+        train_unfrozen(self.model)
         ledger = given if isinstance(given, Ledger) else Ledger(given, self.budget)
         memory = PeakMemory(self._device)
         started = time.perf_counter()
@@ -136,7 +167,10 @@ class Trainer:
             callback.on_begin(self)
         try:
             ledger.begin(self.plan, name=self.run_name, budget=self.budget)
-            self._events_before = ledger.run_status()[0]
+            self._events_before, limit = ledger.run_status()
+            counted = max(self._events_before, limit)
+            self._epsilon = self.plan.epsilon_of_count(counted, self.budget.delta)
+            self._vary_seeds(*ledger.life())
             if isinstance(self.statistics, ReleasedStatistics):
                 self.statistics.check(self.model, ledger)  # before any step is spent
             steps, stopped = self._loop(ledger, history)
@@ -151,10 +185,19 @@ class Trainer:
         finally:
             ledger.end() if ledger is given else ledger.close()
             self._forget_recordings()
+            self._stop_asked = False
         # Short of its limit, a run answers for all of its plan: what ended it may have looked.
-        run = self._finished(steps, limit, stopped, history)
+        # Beyond it, for all that it was charged under a larger budget.
+        if max(charged, limit) != counted:
+            counted = max(charged, limit)
+            self._epsilon = self.plan.epsilon_of_count(counted, self.budget.delta)
+        run = self._finished(steps, counted, stopped, history)
         if charged < limit:
             run.notes.append(EARLY)
+        if charged > limit:
+            run.notes.append(BEYOND)
+        if elsewhere:
+            run.notes.append(TRAINED_BEFORE)
         run.seconds = time.perf_counter() - started
         run.peak_memory_bytes = memory.read()
         for callback in self.callbacks:
@@ -168,6 +211,7 @@ class Trainer:
                 if isinstance(self.loss, Scheduled):
                     self.loss.at(epochs_of(self.plan.scheme, steps))
                 private = self.mechanism.privatise(self.model, self.loss, batch)
+                self._remember()
                 try:
                     ledger.release(private, into=self.model)
                 except BudgetExceeded:
@@ -193,27 +237,30 @@ class Trainer:
             return
         if step % self.evaluate_every and step != self.sampler.steps:
             return
-        if self.moving_average is not None:
-            self.moving_average.swap(self.model)
-        if self.statistics is not None:
-            self.statistics.apply(self.model)
-        self._evaluate(self.evaluate_on, step, history)
-        if self.moving_average is not None:
-            self.moving_average.swap(self.model)
+        average = self.moving_average
+        with average.applied(self.model) if average is not None else nullcontext():
+            if self.statistics is not None:
+                self.statistics.apply(self.model)
+            self._evaluate(self.evaluate_on, step, history)
 
     def _set_statistics(self, ledger: Ledger, steps: int, history: list[Evaluation]) -> None:
         """BatchNorm's running statistics for the weights that the run ends with."""
         if isinstance(self.statistics, PublicStatistics):
             self.statistics.apply(self.model)
         elif isinstance(self.statistics, ReleasedStatistics):
+            self._remember()
             self.statistics.apply(self.model, ledger)
             if self.evaluate_on is not None:
                 self._evaluate(self.evaluate_on, steps, history)
 
     def _evaluate(self, records: Records, step: int, history: list[Evaluation]) -> None:
         metrics = evaluate(self.model, records, self.loss)
+        if metrics.accuracy is None or metrics.loss is None:
+            return
         events = self._events_before + self.plan.scheme.num_events(step)
         spent = self.plan.epsilon_of_count(events, self.budget.delta, COARSE)
+        # The run's own ε is on a finer grid, and holds for any part of the run.
+        spent = min(spent, self._epsilon)
         evaluation = Evaluation(step, spent, metrics.accuracy, metrics.loss)
         history.append(evaluation)
         for callback in self.callbacks:
@@ -232,7 +279,7 @@ class Trainer:
             budget=self.budget,
             plan=self.plan,
             steps=steps,
-            epsilon=self.plan.epsilon_of_count(counted, delta),
+            epsilon=self._epsilon,
             epsilon_rdp=self.plan.epsilon_rdp_of_count(counted, delta),
             seconds=0.0,
             peak_memory_bytes=0,
@@ -242,6 +289,33 @@ class Trainer:
             notes=notes,
             config=self.config,
         )
+
+    def _vary_seeds(self, runs_before: int, events_before: int) -> None:
+        """A seed that comes again on a ledger must draw neither its noise nor its batches again.
+
+        The same noise on two gradients cancels, and the same batch twice is not two samples.
+        """
+        if runs_before == events_before == 0:
+            return
+        words = f"after {runs_before} runs and {events_before} events"
+        if self.seed is not None:
+            self.mechanism.draw_anew(words)
+        if self.sampler.seed is not None:
+            self.sampler.reseed(seed_for(self.sampler.seed, words))
+
+    def _remember(self) -> None:
+        """Before anything is released: what is cut off on the way may have been seen."""
+        if self._charged_to != self._ledger_key:
+            remember_run(self.model, self._ledger_key)
+        self._charged_to = self._ledger_key
+
+    def _held_out(self, given: Records | Unprotected | None) -> Records | None:
+        if isinstance(given, Unprotected):
+            self.notes.append(NOT_COVERED)
+            return given.records
+        if given is not None:
+            require_held_out(given, self.sampler.records)
+        return given
 
     def _forget_recordings(self) -> None:
         """A recorded graph holds the memory of a step; a finished run must not."""

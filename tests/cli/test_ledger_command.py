@@ -1,0 +1,100 @@
+"""`tacit ledger show` reads, and files that are no ledger are refused in one line."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tacit.cli import app, main
+
+
+def make(kind: str, file: Path) -> None:
+    if kind == "text":
+        file.write_text("month,pounds\n" * 50)
+    elif kind == "empty":
+        file.touch()
+    elif kind == "foreign":
+        with sqlite3.connect(file) as db:
+            db.execute("CREATE TABLE people (name TEXT)")
+        db.close()
+    else:
+        told = ["ledger", "create", str(file), "--epsilon", "1", "--delta", "1e-4"]
+        assert CliRunner().invoke(app, told).exit_code == 0
+        if kind == "truncated":
+            file.write_bytes(file.read_bytes()[:-5000])
+
+
+NO_LEDGERS = {
+    "text": "not an SQLite database",
+    "foreign": "table 'people'",
+    "truncated": "damaged or cut short",
+    "empty": "empty file",
+}
+CASES = [(command, kind) for command in ("show", "train") for kind in NO_LEDGERS]
+
+
+# An empty file is made into a ledger by train.
+@pytest.mark.parametrize(("command", "kind"), CASES[:-1])
+def test_no_ledger(tmp_path: Path, kind: str, command: str) -> None:
+    file = tmp_path / "file"
+    make(kind, file)
+    before = file.read_bytes()
+    told = ["ledger", "show", str(file)]
+    if command == "train":
+        told = ["train", "--steps", "2", "--noise-multiplier", "9", "--quiet"]
+        told += ["--ledger", str(file), "--out", str(tmp_path / "x")]
+    result = CliRunner().invoke(app, told)
+    assert isinstance(result.exception, ValueError)
+    assert NO_LEDGERS[kind] in str(result.exception)
+    assert file.read_bytes() == before
+    assert [f.name for f in tmp_path.iterdir()] == ["file"]
+
+
+def test_train_makes_a_ledger_of_an_empty_file(tmp_path: Path) -> None:
+    make("empty", tmp_path / "book")
+    told = ["train", "--steps", "2", "--noise-multiplier", "9", "--quiet"]
+    told += ["--ledger", str(tmp_path / "book"), "--out", str(tmp_path / "x")]
+    assert CliRunner().invoke(app, told).exit_code == 0
+    assert CliRunner().invoke(app, ["ledger", "show", str(tmp_path / "book")]).exit_code == 0
+
+
+def test_show_changes_nothing(tmp_path: Path) -> None:
+    make("ledger", tmp_path / "book")
+    before = (tmp_path / "book").read_bytes(), (tmp_path / "book").stat().st_mtime_ns
+    assert CliRunner().invoke(app, ["ledger", "show", str(tmp_path / "book")]).exit_code == 0
+    after = (tmp_path / "book").read_bytes(), (tmp_path / "book").stat().st_mtime_ns
+    assert after == before
+    assert [f.name for f in tmp_path.iterdir()] == ["book"]
+
+
+def test_a_folder_as_a_ledger_is_one_line_on_standard_error(tmp_path: Path) -> None:
+    told = ["train", "--steps", "1", "--quiet", "--ledger", str(tmp_path)]
+    told += ["--out", str(tmp_path / "x")]
+    done = subprocess.run(
+        [sys.executable, "-c", "import tacit.cli; tacit.cli.main()", *told],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "not a file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_of_sqlite_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def locked() -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    monkeypatch.setattr("tacit.cli.app", locked)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("error: the ledger could not be read or written: ")

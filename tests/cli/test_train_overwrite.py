@@ -1,0 +1,93 @@
+"""`tacit train --overwrite`: what is replaced, what is kept, and when."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tacit.accounting.ledger import read_statement
+from tacit.cli import app
+from tacit.cli.run_place import make_room, require_room
+
+FAST = ["--steps", "3", "--epsilon", "1", "--delta", "1e-4", "--quiet", "--json", "--seed", "0"]
+STALE = ("certificate.json", "certified.png", "trade_off.png")
+
+
+def train(folder: Path, *arguments: str):
+    return CliRunner().invoke(app, ["train", *FAST, "--out", str(folder), *arguments])
+
+
+def create(file: Path, epsilon: float = 9) -> None:
+    told = ["ledger", "create", str(file), "--epsilon", str(epsilon), "--delta", "1e-4"]
+    assert CliRunner().invoke(app, told).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["ledger.sqlite", "book.sqlite"])
+@pytest.mark.parametrize("by", ["its name", "a way round", "a link"])
+def test_the_shared_ledger_outlives_the_run(tmp_path: Path, name: str, by: str) -> None:
+    folder = tmp_path / "x"
+    book = folder / name
+    create(book)
+    given = {"its name": book, "a way round": folder / ".." / "x" / name, "a link": tmp_path / "l"}
+    (tmp_path / "l").symlink_to(book)
+    for charged in (1, 2):
+        result = train(folder, "--ledger", str(given[by]), "--overwrite")
+        assert result.exit_code == 0, result.exception
+        assert len(read_statement(book).runs) == charged
+    assert not any("replaced" in note for note in json.loads(result.stdout)["notes"])
+
+
+def test_a_shared_ledger_alone_is_no_run(tmp_path: Path) -> None:
+    create(tmp_path / "ledger.sqlite")
+    require_room(tmp_path, False, tmp_path / "ledger.sqlite")
+    with pytest.raises(ValueError, match="holds a run already"):
+        require_room(tmp_path, False)
+    with pytest.raises(ValueError, match=r"--ledger is .*run\.json; give another file"):
+        require_room(tmp_path, True, tmp_path / "run.json")
+
+
+def test_what_spoke_of_the_old_run_goes_with_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    for name in STALE:
+        (tmp_path / name).touch()
+    assert not make_room(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        ["--lr", "-1"],
+        ["--device", "gpu"],
+        ["--model", "mnist-cnn"],
+        ["--ema", "2"],
+        ["--epsilon", "1e-9", "--delta", "1e-15"],
+        ["--ledger", "text"],
+        ["--ledger", "full"],
+    ],
+)
+def test_a_run_that_cannot_begin_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("no ledger at all")
+    create(tmp_path / "full", 1)
+    assert train(tmp_path / "y", "--ledger", "full").exit_code == 0
+    folder = tmp_path / "x"
+    assert train(folder).exit_code == 0
+    (folder / "certificate.json").touch()
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    result = train(folder, "--overwrite", *mistake)
+    assert result.exit_code != 0
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_the_new_run_says_that_the_old_ledger_is_gone(tmp_path: Path) -> None:
+    assert train(tmp_path).exit_code == 0
+    result = train(tmp_path, "--overwrite")
+    assert result.exit_code == 0, result.exception
+    assert any("replaced an earlier one" in note for note in json.loads(result.stdout)["notes"])
+    assert len(read_statement(tmp_path / "ledger.sqlite").runs) == 1

@@ -1,0 +1,70 @@
+"""Training records are not evaluated on, unless the run says so."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_trainer import small_trainer, some_records
+
+import tacit
+from tacit.errors import NotPublic
+from tacit.training import Unprotected
+from tacit.training.held_out import NOT_COVERED, require_held_out
+
+TRAIN = some_records()
+COPY = replace(TRAIN, inputs=TRAIN.inputs.clone(), targets=TRAIN.targets.clone(), name="copy")
+
+
+def joined(*parts):
+    return tacit.Records(
+        torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]), 2
+    )
+
+
+def part(records, rows):
+    return tacit.Records(records.inputs[rows], records.targets[rows], 2)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        TRAIN,
+        COPY,
+        part(TRAIN, slice(39, None)),
+        part(TRAIN, slice(None, None, 7)),
+        part(COPY, torch.randperm(40)),
+        # Few held-out records before many training records are found too.
+        joined(some_records(64, seed=8), *[TRAIN] * 4),
+    ],
+)
+def test_training_records_are_refused(same):
+    with pytest.raises(NotPublic, match=r"evaluate_on.*training records.*Unprotected"):
+        small_trainer(records=TRAIN, evaluate_on=same)
+
+
+def test_held_out_records_pass():
+    whole = some_records(60)
+    train, test = part(whole, slice(40)), part(whole, slice(40, None))  # of one memory
+    require_held_out(test, train)
+    require_held_out(part(whole, slice(1, None, 2)), part(whole, slice(0, None, 2)))
+    require_held_out(joined(some_records(seed=9), part(train, slice(3))), train)
+    require_held_out(some_records(0), train)
+    relabelled = replace(COPY, targets=1 - TRAIN.targets)
+    require_held_out(relabelled, TRAIN)  # one input may be of two classes
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.long])
+def test_scalar_inputs_of_any_kind_are_compared(kind):
+    x = torch.arange(40).remainder(2).to(kind)
+    some, other = tacit.Records(x, x.long()), tacit.Records(1 - x.long(), x.long())
+    require_held_out(other, some)
+    with pytest.raises(NotPublic):
+        require_held_out(tacit.Records(x.clone(), x.long()), some)
+
+
+def test_a_run_on_unprotected_records_says_so():
+    run = small_trainer(records=TRAIN, evaluate_on=Unprotected(TRAIN)).fit()
+    assert len(run.history) == 4
+    assert NOT_COVERED in run.notes
+    held_out = small_trainer(records=TRAIN, evaluate_on=some_records(seed=9)).fit()
+    assert NOT_COVERED not in held_out.notes
