@@ -13,6 +13,7 @@ _FAR_AHEAD = 2**40
 
 # Every module's own tables of parameters, children and hooks: most of its attributes, none plain.
 _TABLES = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
+_PLAIN = (bool, int, float, str, tuple, list)
 
 
 class CaptureFailed(RuntimeError):
@@ -85,13 +86,29 @@ def state_of(model: nn.Module) -> Hashable:
 
 
 def settings_of(model: nn.Module) -> Hashable:
-    """Every module of the model, with its attributes that are plain values."""
-    plain = (bool, int, float, str, tuple)
+    """Every module of the model, with its children and its attributes that are plain values.
+
+    The children are named where they are: a module may be used once more, and is no new one.
+    """
     return tuple(
         (
             type(m),
             id(m),
-            *[(k, v) for k, v in vars(m).items() if k not in _TABLES and isinstance(v, plain)],
+            tuple((name, id(child)) for name, child in m._modules.items()),
+            *[
+                (k, _frozen(v))
+                for k, v in vars(m).items()
+                if k not in _TABLES and isinstance(v, _PLAIN)
+            ],
         )
         for m in model.modules()
     )
+
+
+def _frozen(value: Any) -> Hashable:
+    """Lists and tuples all the way down; what is neither they nor plain is known by its place."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_frozen, value))
+    if isinstance(value, bool | int | float | str):
+        return value
+    return type(value), id(value)

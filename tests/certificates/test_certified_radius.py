@@ -15,7 +15,7 @@ from tacit.certificates import certified_radius
 from tacit.data import PublicScaler, RangeScaler, UnitNorm
 from tacit.data.colour import HSV, YIQ, Greyscale
 from tacit.errors import UnboundedLayer
-from tacit.lipschitz import BoundedInput, ClipGradient, SpectralBall, SpectralLinear
+from tacit.lipschitz import BoundedInput, ClipGradient, SpectralBall, SpectralLinear, propagate
 from tacit.lipschitz.layers.centering import LayerCentering
 from tacit.lipschitz.layers.convolution import SpectralConv2d
 from tacit.lipschitz.layers.residual import AverageResidual, Residual
@@ -330,3 +330,34 @@ def test_convolutions_and_residuals_are_attacked_too(front):
     radii = certified_radius(model, x)
     assert (radii > 0).all()
     assert not flipped(model, x, ALMOST * radii).any()
+
+
+@pytest.mark.parametrize("softplus", [nn.Softplus(threshold=0), nn.Softplus(beta=1e-9)], ids=str)
+def test_a_softplus_that_jumps_is_refused(softplus):
+    """It falls by log(1 + e^-t)/β at its threshold, which no derivative shows."""
+    model = nn.Sequential(SpectralLinear(2, 2), softplus, SpectralLinear(2, 2)).double()
+    with pytest.raises(UnboundedLayer, match="jumps by"):
+        certified_radius(model, torch.zeros(1, 2))
+    propagate(model, 1.0, (2,), input_norm=1.0)  # gradients do not see it
+    model[1] = nn.Softplus()
+    certified_radius(model, torch.zeros(1, 2))
+
+
+def test_a_large_record_before_a_sphere_has_a_finite_radius():
+    torch.manual_seed(0)
+    model = nn.Sequential(BoundedInput(1.0, sphere=True), SpectralLinear(3, 3)).double()
+    x = torch.tensor([[1.0, 0.2, 0.3]], dtype=torch.float64)
+    expected = certified_radius(model, x)
+    for size in (1e-200, 1e160, 1e200):
+        torch.testing.assert_close(certified_radius(model, x * size) / size, expected)
+    beyond = torch.full((1, 3), 1.7e308, dtype=torch.float64)
+    assert certified_radius(model, beyond).tolist() == [0.0]
+
+
+def test_a_record_that_overflows_has_no_radius():
+    model = nn.Sequential(SpectralLinear(2, 2, max_norm=10.0), Scale(1.0)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(10 * torch.eye(2))
+    assert certified_radius(model, torch.tensor([[1e308, 1.0]], dtype=torch.float64)).tolist() == [
+        0.0
+    ]

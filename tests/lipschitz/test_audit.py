@@ -12,7 +12,6 @@ from tacit.errors import UnboundedLayer
 from tacit.lipschitz import (
     AddBias,
     BoundedInput,
-    LayerCentering,
     MaxMin,
     Parameterless,
     SpectralLinear,
@@ -34,7 +33,7 @@ class BiasForgottenInTheOutput(AddBias):
         return x.norm
 
 
-class CentresOverTheBatch(LayerCentering):
+class CentresOverTheBatch(nn.Module, Parameterless):
     def forward(self, x):
         return x - x.mean(dim=0, keepdim=True)
 
@@ -233,16 +232,19 @@ def test_a_loss_constant_that_is_too_small_is_found():
     assert not next(f for f in report.findings if f.what == "gradient of 4.weight").holds
 
 
-class WrongInput(BoundedInput):
+class WrongInput(nn.Module, Parameterless):
     """Says that it bounds the input, and does not."""
 
     def forward(self, x):
         return x
 
+    def output_norm(self, x):
+        return 1.0
+
 
 def test_an_input_that_is_not_bounded_is_found():
     model = network()
-    model[0] = WrongInput(1.0)
+    model[0] = WrongInput()
     assert not audit_model(model, CrossEntropy(), (2, 4), CLASSES, steps=20, rows=4).passed
 
 

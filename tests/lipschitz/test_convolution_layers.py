@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -233,3 +234,77 @@ def test_layers_of_one_kind_are_one_set():
         first, second = (SpectralConv2d(4, 4, 3, padding="same") for _ in range(2))
     assert first.within == second.within
     assert hash(first.within) == hash(second.within)
+
+
+SURGERY = {
+    "stride": (1, 1),
+    "padding": (1, 1),
+    "dilation": (2, 2),
+    "groups": 2,
+    "padding_mode": "circular",
+    "weight": nn.Parameter(torch.zeros(8, 1, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("name", SURGERY)
+def test_a_setting_that_changed_after_the_layer_was_built_is_refused(name):
+    conv = SpectralConv2d(4, 8, 3, stride=3, groups=4)
+    here = Bound(1.0, (4, 6, 6))
+    assert conv.lipschitz(here) <= 1 + SLACK
+    conv.stride = 3  # says the same
+    assert conv.lipschitz(here) <= 1 + SLACK
+    setattr(conv, name, SURGERY[name])
+    for answer in (conv.lipschitz, conv.output_norm, lambda x: conv.gradient_norms(x, 1.0)):
+        with pytest.raises(ValueError, match="after it was built"):
+            answer(here)
+
+
+def test_padding_that_only_the_other_modes_read_is_seen_too():
+    conv = SpectralConv2d(1, 1, 3, padding=1, padding_mode="circular", input_size=6)
+    conv.padding = (5, 5)  # not read
+    conv.lipschitz(Bound(1.0, (1, 6, 6)))
+    conv._reversed_padding_repeated_twice = (2, 2, 2, 2)
+    with pytest.raises(ValueError, match="after it was built"):
+        conv.lipschitz(Bound(1.0, (1, 6, 6)))
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+def test_padding_that_is_named_is_that_of_its_amount(mode, dilation):
+    for name, amount in (("same", dilation), ("valid", 0)):
+        options = {"dilation": dilation, "padding_mode": mode}
+        named, given = (SpectralConv2d(1, 1, 3, padding=p, **options) for p in (name, amount))
+        assert named.axes == given.axes
+        named.lipschitz(Bound(1.0, (1, 9, 9)))
+    if mode == "zeros":
+        given.padding = "same"
+        with pytest.raises(ValueError, match="after it was built"):
+            given.lipschitz(Bound(1.0, (1, 9, 9)))
+
+
+def test_negative_padding_is_refused():
+    with pytest.raises(ValueError, match="padding is -1"):
+        SpectralConv2d(1, 1, 3, padding=-1, padding_mode="circular")
+
+
+@pytest.mark.parametrize("make", [SpectralLinear, partial(SpectralConv2d, kernel_size=1)])
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_norm": 0.0}, "max_norm is 0"),
+        ({"max_norm": -1.0}, "max_norm is -1"),
+        ({"max_norm": math.nan}, "max_norm is nan"),
+        ({"bias": True, "max_bias": -0.9}, "max_bias is -0.9"),
+        ({"bias": True, "max_bias": math.inf}, "max_bias is inf"),
+    ],
+)
+def test_limits_that_are_none_are_refused(make, limits, words):
+    with pytest.raises(ValueError, match=words):
+        make(3, 3, **limits)
+
+
+def test_a_limit_that_becomes_negative_is_refused():
+    layer = SpectralLinear(3, 3, bias=True)
+    layer.max_bias = -0.9
+    with pytest.raises(ValueError, match=r"max_norm is -0\.9"):
+        layer.constraints()

@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 import tacit
-from tacit.lipschitz import Orthogonal, SpectralBall, SpectralConv2d, SpectralLinear, enforce
+from tacit.lipschitz import (
+    Orthogonal,
+    SpectralBall,
+    SpectralConv1d,
+    SpectralConv2d,
+    SpectralLinear,
+    enforce,
+)
 from tacit.lipschitz.operator_norm import (
     operator_norm_exact,
     operator_norm_upper,
@@ -192,3 +199,27 @@ def test_a_weight_that_is_computed_is_refused() -> None:
     layer = nn.utils.parametrizations.weight_norm(SpectralLinear(4, 4))
     with pytest.raises(tacit.errors.UnboundedLayer, match="parametrization"):
         enforce(layer)
+
+
+@pytest.mark.parametrize("norms", [(0.5, 4.0), (4.0, 0.5)])
+def test_a_weight_in_two_sets_is_left_in_both(norms: tuple[float, float]) -> None:
+    first, second = (SpectralLinear(6, 6, max_norm=norm) for norm in norms)
+    second.weight = first.weight
+    model = nn.Sequential(first, SpectralLinear(6, 6), second)
+    tacit.project(model)
+    assert 0.499 <= true_norm(first.weight) <= 0.5 * LIMIT
+    kept = first.weight.clone()
+    enforce(model)
+    assert torch.equal(kept, first.weight)  # it was certified as it is, for both
+    first.weight.data.mul_(3)
+    enforce(model)
+    assert true_norm(first.weight) <= 0.5 * LIMIT
+
+
+def test_a_kernel_in_two_convolutions_is_left_in_both_sets() -> None:
+    dense = SpectralConv1d(2, 2, 3, padding=1, padding_mode="circular")
+    strided = SpectralConv1d(2, 2, 3, stride=3)
+    strided.weight = dense.weight
+    tacit.project(nn.Sequential(dense, strided))
+    operator = dense(torch.eye(18).reshape(18, 2, 9)).flatten(1).detach()
+    assert float(torch.linalg.matrix_norm(operator.double(), 2)) <= LIMIT

@@ -9,9 +9,9 @@ from torch import nn
 
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz import (
-    AddBias,
     BoundedInput,
     MaxMin,
+    Parameterless,
     SpectralLinear,
     audit_layer,
     propagate,
@@ -230,8 +230,36 @@ def test_a_trace_that_misses_something_is_noticed():
 
 
 def test_an_answer_of_its_own_comes_first():
-    class Answers(AddBias):
+    class Answers(nn.Module, Parameterless):
         def forward(self, x):
-            return x + self.bias * x.flip(0).sum() * 0 + self.bias
+            return x * x.flip(1).sum() * 0 + x
 
-    assert "bias" in bounds_of(Answers(4)).by_parameter
+    assert bounds_of(nn.Sequential(Answers(), linear())).by_parameter["1.weight"] == 1.0
+
+
+class OtherWayBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 10 * gradient
+
+
+def test_a_way_back_that_forward_does_not_show_is_refused():
+    module = module_of(lambda self, x: OtherWayBack.apply(self.a(x)), a=linear())
+    with pytest.raises(UnboundedLayer, match="way back"):
+        bounds_of(module)
+    # To the parameters alone, with the input reached another way.
+    module = module_of(lambda self, x: x + OtherWayBack.apply(self.a(x)), a=linear())
+    with pytest.raises(UnboundedLayer, match="way back"):
+        bounds_of(nn.Sequential(BoundedInput(1.0, sphere=True), module))
+
+
+def test_where_nothing_goes_back_there_is_nothing_to_compare():
+    def forward(self, x):
+        with torch.no_grad():
+            return self.a(x)
+
+    assert bounds_of(module_of(forward, a=linear())).by_parameter["a.weight"] == 1.0

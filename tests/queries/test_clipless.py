@@ -11,9 +11,20 @@ from torch import nn
 
 import tacit
 from tacit import AdaptiveNorm, Augmentation, Clipless, Records
-from tacit.cuda_graph import state_of
+from tacit.cuda_graph import settings_of, state_of
 from tacit.errors import UnboundedLayer
-from tacit.lipschitz import BoundedInput, ClipGradient, MaxMin, Parameterless, SpectralLinear
+from tacit.lipschitz import (
+    AddBias,
+    BoundedInput,
+    ClipGradient,
+    MaxMin,
+    Parameterless,
+    Scale,
+    SpectralConv1d,
+    SpectralLinear,
+    Sum,
+)
+from tacit.lipschitz.layers.clip_gradient import limit_rows
 from tacit.losses import CrossEntropy, MeanSquaredError, WithConstant
 
 
@@ -249,3 +260,94 @@ def test_without_an_engine_it_records_and_the_sums_are_the_same(monkeypatch) -> 
         for one, first in zip(blocks, runs[0], strict=True):
             for a, b in zip(one.sums, first.sums, strict=True):
                 assert torch.equal(a.as_subclass(torch.Tensor), b.as_subclass(torch.Tensor))
+
+
+@pytest.mark.parametrize("views", [1, 8])
+def test_clipped_cotangents_are_clipped_view_by_view(views: int) -> None:
+    """A cotangent that is divided by the views first would pass a clip K times."""
+    torch.manual_seed(0)
+    layers = [SpectralLinear(5, 4), ClipGradient(0.05), SpectralLinear(4, 3)]
+    model = nn.Sequential(BoundedInput(1.0, sphere=True), *layers).double()
+    query = Clipless(augmentation=Augmentation(views, torch.clone) if views > 1 else None)
+    found = query(model, CrossEntropy(0.1), batch_of(1)).blocks[0]
+    assert 0.9 * found.bound <= float(found.sums[0].norm()) <= found.bound
+
+
+def test_a_layer_used_once_more_has_another_bound() -> None:
+    scale = Scale(3.0)
+    model = network()
+    query, loss = Clipless(), CrossEntropy()
+    before = query(model, loss, batch_of(1)).blocks[0].bound
+    for times in (1, 2):
+        model.append(scale)
+        after = query(model, loss, batch_of(1)).blocks[0].bound
+        assert after == pytest.approx(3**times * before, rel=1e-6)
+
+
+def test_settings_in_lists_count() -> None:
+    layer = nn.Identity()
+    layer.sizes = [1, (2, [3])]
+    before = settings_of(layer)
+    assert hash(before) == hash(settings_of(layer))
+    layer.sizes[1][1][0] = 4
+    assert settings_of(layer) != before
+
+
+@pytest.mark.parametrize("front", ["linear", "sum", "convolution", "bias"])
+def test_a_record_that_would_overflow_adds_nothing(front: str) -> None:
+    """Nothing limits it before tanh, and one NaN would void the sum of all."""
+    torch.manual_seed(0)
+    fronts = {
+        "linear": SpectralLinear(4, 4, max_norm=10.0).requires_grad_(False),
+        "sum": Sum([Scale(10.0), Scale(-10.0)]),
+        "convolution": nn.Sequential(
+            nn.Unflatten(1, (1, 4)), SpectralConv1d(1, 1, 3, padding=1), nn.Flatten()
+        ).requires_grad_(False),
+        # Forwards all is finite; backwards the cube of GELU's formula is not.
+        "bias": nn.Sequential(AddBias(4), nn.GELU(approximate="tanh")),
+    }
+    model = nn.Sequential(fronts[front], nn.Tanh(), SpectralLinear(4, 3))
+    query, loss = Clipless(), CrossEntropy()
+    for _ in range(20):
+        inputs, targets = torch.randn(3, 4), torch.tensor([0, 1, 2])
+        alone = tacit.batch_of(inputs[::2], targets[::2], divisor=3.0, scheme=tacit.Poisson(0.1))
+        inputs[1] = 3.3e38 * torch.randn(4).sign()
+        batch = tacit.batch_of(inputs, targets, divisor=3.0, scheme=tacit.Poisson(0.1))
+        pairs = zip(query(model, loss, batch).blocks, query(model, loss, alone).blocks, strict=True)
+        for one, other in pairs:
+            torch.testing.assert_close(one.sums, other.sums)
+
+
+def test_a_large_record_counts_where_nothing_overflows() -> None:
+    """The first layer limits it, or it is not that large."""
+    far = tacit.batch_of(
+        1e30 * torch.ones(1, 5), torch.tensor([0]), divisor=1.0, scheme=tacit.Poisson(0.1)
+    )
+    assert Clipless()(network().float(), CrossEntropy(), far).blocks[-1].sums[0].any()
+    model = nn.Sequential(Scale(2.0), nn.Tanh(), SpectralLinear(5, 3))
+    assert not Clipless()(model, CrossEntropy(), far).blocks[0].sums[0].any()
+    near = replace(far, records=Records(1e10 * torch.ones(1, 5), torch.tensor([0]), 3))
+    assert Clipless()(model, CrossEntropy(), near).blocks[0].sums[0].any()
+
+
+class Endless(nn.Module, Parameterless):
+    """Says nothing about its output."""
+
+    def forward(self, x):
+        return x
+
+    def output_norm(self, x):
+        return math.inf
+
+
+def test_a_layer_whose_output_has_no_bound_is_refused() -> None:
+    model = nn.Sequential(Endless(), nn.Tanh(), SpectralLinear(5, 3)).double()
+    with pytest.raises(UnboundedLayer, match="may overflow"):
+        Clipless()(model, CrossEntropy(), batch_of(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_limited_rows_are_within_the_limit_as_they_are_rounded(dtype: torch.dtype) -> None:
+    for width in range(2, 200):
+        limited, _, _ = limit_rows(torch.ones(1, width, dtype=dtype), 1.0)
+        assert 0.98 <= float(limited.double().norm()) <= 1.0

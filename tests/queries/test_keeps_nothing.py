@@ -11,6 +11,7 @@ from torch.nn.utils import parametrizations, spectral_norm
 import tacit
 from tacit import PerSampleClip, batch_of
 from tacit.errors import MixesRecords
+from tacit.lipschitz import BoundedInput, SpectralLinear
 from tacit.queries.keeps_nothing import keeps_nothing
 
 
@@ -70,3 +71,30 @@ def test_what_is_computed_from_weights_alone_may_be_written(normed):
     with keeps_nothing(model):
         model(torch.randn(5, 4))
     assert any(not torch.equal(before[n], b) for n, b in model.named_buffers())
+
+
+def test_clipless_refuses_a_layer_that_remembers():
+    class Remembers(nn.Module):
+        exact = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(4))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.seen.add_(x.sum(dim=0))
+            return x
+
+        def output_norm(self, x):
+            return x.norm
+
+        def lipschitz(self, x):
+            return 1.0
+
+        def gradient_norms(self, x, cotangent):
+            return {}
+
+    model = nn.Sequential(BoundedInput(1.0), Remembers(), SpectralLinear(4, 3))
+    with pytest.raises(MixesRecords, match=r"buffer '1\.seen'"):
+        tacit.Clipless()(model, tacit.losses.CrossEntropy(), batch())

@@ -20,6 +20,7 @@ from tacit.certificates.preprocessing import as_layers
 from tacit.certificates.sphere import radius_before_sphere
 from tacit.data.scaling import Scaler
 from tacit.errors import UnboundedLayer
+from tacit.lipschitz.as_written import require_as_written
 from tacit.lipschitz.layers.clip_gradient import ClipGradient
 from tacit.lipschitz.layers.inputs import BoundedInput
 from tacit.lipschitz.propagate import input_lipschitz
@@ -62,10 +63,11 @@ class Certifier:
         decided_B = decisions(outputs_BK)
         allowed_B = allowed_moves(outputs_BK, decided_B, self.slopes_KK)
         if self.sphere is not None:
-            norms_B = torch.linalg.vector_norm(u.flatten(1), dim=1)
+            norms_B = _norms(u)
             allowed_B = radius_before_sphere(allowed_B, norms_B, self.sphere.max_norm)
             allowed_B = allowed_B / self.front_lipschitz
-        finite_B = inputs.flatten(1).isfinite().all(dim=1)
+        # What overflows on its way has outputs that say nothing about the record.
+        finite_B = inputs.flatten(1).isfinite().all(dim=1) & outputs_BK.isfinite().all(dim=1)
         radii_B = torch.where(finite_B, allowed_B, 0.0)
         return Certificates(decided_B, radii_B, one_output=outputs_BK.shape[1] == 1)
 
@@ -74,6 +76,10 @@ def certifier_for(
     model: nn.Module, shape: Sequence[int], before: Scaler | Iterable[Scaler] = ()
 ) -> Certifier:
     """Take the network apart; `UnboundedLayer` if it has no Lipschitz constant."""
+    try:
+        require_as_written(model)  # while it is whole: a sequence has hooks of its own
+    except UnboundedLayer as error:
+        raise UnboundedLayer(f"no certificate: {error}") from error
     # A copy of each: a layer that is used twice must count twice.
     layers = [certified_copy(layer) for layer in [*as_layers(before), *_in_turn(model)]]
     first = next(model.parameters(), None)
@@ -100,6 +106,17 @@ def certifier_for(
             "where it is one step of an nn.Sequential, once"
         )
     return Certifier(front_module, front_lipschitz, sphere, nn.Sequential(*rest), slopes)
+
+
+def _norms(u: Tensor) -> Tensor:
+    """‖u‖ of each record, and 0 where that is no finite number.
+
+    Squares overflow long before norms do: the largest entry is divided out first.
+    """
+    largest_B = u.flatten(1).abs().amax(dim=1)
+    safe_B = torch.where(largest_B > 0, largest_B, 1.0)
+    norms_B = torch.linalg.vector_norm(u.flatten(1) / safe_B[:, None], dim=1) * safe_B
+    return torch.where(norms_B.isfinite(), norms_B, 0.0)
 
 
 def _slopes(

@@ -10,12 +10,18 @@ from torch import nn
 from tacit.lipschitz.answers.dropout import DropoutAnswers
 from tacit.lipschitz.answers.max_pooling import AdaptiveMaxPool, MaxPool
 from tacit.lipschitz.answers.moving import Moving, flatten, pixel_shuffle, unflatten
-from tacit.lipschitz.answers.non_negative import NonNegativeLinear, average_pool, upsample
+from tacit.lipschitz.answers.non_negative import (
+    NonNegativeLinear,
+    average_pool,
+    circular_pad,
+    upsample,
+)
 from tacit.lipschitz.answers.padding import ConstantPadAnswers
 from tacit.lipschitz.answers.pointwise import ACTIVATIONS
 from tacit.lipschitz.answers.refusals import REFUSED
 from tacit.lipschitz.answers.softmax import LogSoftmaxAnswers, SoftmaxAnswers
 from tacit.lipschitz.bounds import Bound, Bounded, Composite, Pullback, Walk
+from tacit.lipschitz.own_answers import require_own_answers
 from tacit.lipschitz.refused import Refused
 
 
@@ -85,9 +91,9 @@ KNOWN: dict[type[nn.Module], Callable[[Any], Bounded | Composite]] = {
     nn.ConstantPad1d: ConstantPadAnswers,
     nn.ConstantPad2d: ConstantPadAnswers,
     nn.ConstantPad3d: ConstantPadAnswers,
-    nn.CircularPad1d: NonNegativeLinear,
-    nn.CircularPad2d: NonNegativeLinear,
-    nn.CircularPad3d: NonNegativeLinear,
+    nn.CircularPad1d: circular_pad,
+    nn.CircularPad2d: circular_pad,
+    nn.CircularPad3d: circular_pad,
     nn.ReflectionPad1d: NonNegativeLinear,
     nn.ReflectionPad2d: NonNegativeLinear,
     nn.ReflectionPad3d: NonNegativeLinear,
@@ -111,5 +117,6 @@ def answers_of(module: nn.Module) -> Bounded | Composite | None:
         found: Bounded | Composite = known(module)
         return found
     if isinstance(module, Composite | Bounded):
+        require_own_answers(module)
         return module
     return None

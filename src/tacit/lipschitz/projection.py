@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,12 +114,13 @@ class _Keeper:
     def __init__(self, key: object, groups: list[_Alike]) -> None:
         self.key = key
         self.groups = groups
+        self.alone, self.shared = _apart(groups)
         self._projecting, self._certifying, self._checking = Recorded(), Recorded(), Recorded()
         self._versions: list[int] | None = None
         self._branches: list[torch.cuda.Stream] = []
 
     def project(self) -> None:
-        self._run(self._projecting, lambda alike: alike.keep(alike.within.project(alike.now())))
+        self._run(self._projecting, lambda alike: alike.keep(alike.within.project(alike.now())), 2)
         self._versions = self._versions_now()
 
     def enforce(self) -> None:
@@ -129,7 +131,7 @@ class _Keeper:
         if self._versions == self._versions_now():
             self._run(self._checking, _Alike.check)
         else:
-            self._run(self._certifying, lambda alike: alike.keep(alike.now()))
+            self._run(self._certifying, lambda alike: alike.keep(alike.now()), 1)
         self._versions = self._versions_now()
 
     def _versions_now(self) -> list[int]:
@@ -138,21 +140,41 @@ class _Keeper:
     def _streams(self, device: torch.device) -> list[torch.cuda.Stream]:
         """One a group: their matrices are too small to fill a GPU, and do not wait for others."""
         if not self._branches:
-            self._branches = [torch.cuda.Stream(device) for _ in self.groups]
+            self._branches = [torch.cuda.Stream(device) for _ in self.alone]
         return self._branches
 
-    def _run(self, recorded: Recorded, work: Callable[[_Alike], None]) -> None:
+    def _run(
+        self, recorded: Recorded, work: Callable[[_Alike], None], shrink_again: int = 0
+    ) -> None:
+        """Groups that share a weight work in turn, and then `shrink_again` times certify it.
+
+        Projecting onto one set can leave another; shrinking leaves none, so that after one round
+        the weight is in all of its sets. The second round finds it there, and remembers it.
+        """
         device = self.groups[0].certified.device
 
         def all_groups() -> None:
             if device.type == "cuda":
-                side_by_side([partial(work, alike) for alike in self.groups], self._streams(device))
-                return
-            for alike in self.groups:
+                side_by_side([partial(work, alike) for alike in self.alone], self._streams(device))
+            else:
+                for alike in self.alone:
+                    work(alike)
+            for alike in self.shared:
                 work(alike)
+            for _ in range(shrink_again):
+                for alike in self.shared:
+                    alike.keep(alike.now())
 
         with _plain_arithmetic(device.type):
             recorded(all_groups, self.key, self, device)
+
+
+def _apart(groups: list[_Alike]) -> tuple[list[_Alike], list[_Alike]]:
+    """The groups whose weights are in no other, and those that share some."""
+    uses = Counter(place for alike in groups for place in {w.data_ptr() for w in alike.weights})
+    shared = [any(uses[w.data_ptr()] > 1 for w in alike.weights) for alike in groups]
+    pairs = list(zip(groups, shared, strict=True))
+    return [g for g, common in pairs if not common], [g for g, common in pairs if common]
 
 
 # Nothing is kept of a model that is gone.

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 from tacit.errors import UnboundedLayer
+from tacit.lipschitz.answers.pointwise import NEGLIGIBLE
+from tacit.lipschitz.as_written import require_as_written, require_plain_gradients
 from tacit.lipschitz.bounds import Bound, Bounded, Composite, Pullback, Walk
 from tacit.lipschitz.known_modules import answers_of
 from tacit.lipschitz.loss_constant import loss_constant
@@ -63,9 +65,11 @@ def propagate(
     `loss` is a loss with a Lipschitz constant, or that constant: the largest norm of one record's
     loss gradient in the outputs. The input's norm is unknown (∞) unless `input_norm` is given; a
     `BoundedInput` at the front makes it known. A weight used twice has the sum of both bounds.
-    Raises `UnboundedLayer` for a module without the three answers, and for a trainable parameter
-    that would have no finite bound.
+    Raises `UnboundedLayer` for a module without the three answers or with hooks, and for a
+    trainable parameter that would have no finite bound.
     """
+    require_as_written(model)
+    require_plain_gradients(model)
     found = Sensitivities()
     walker = _Walker(model, precision, found)
     output, back = walker.walk(model, "", Bound(float(input_norm), tuple(input_shape)))
@@ -89,8 +93,9 @@ def input_lipschitz(
 ) -> float:
     """The Lipschitz constant of the outputs in the input: what a unit cotangent becomes.
 
-    Of the forward pass, where `ClipGradient` is the identity.
+    Of the forward pass, where `ClipGradient` is the identity and a function must not jump.
     """
+    require_as_written(model)
     walker = _Walker(model, EXACT, Sensitivities(), clips=False)
     _, back = walker.walk(model, "", Bound(float(input_norm), tuple(input_shape)))
     return back(1.0)
@@ -138,6 +143,8 @@ class _Walker:
     def _leaf(
         self, module: nn.Module, layer: Bounded, path: str, x: Bound
     ) -> tuple[Bound, Pullback]:
+        if not self.clips:
+            _require_no_jump(layer)
         slack = 0.0 if getattr(layer, "exact", False) else self.precision.slack
         out = Bound(layer.output_norm(x) * (1 + slack), shape_after(module, x.shape))
         lipschitz = layer.lipschitz(x) * (1 + slack)
@@ -210,6 +217,16 @@ def _require_finite(name: str, found: Sensitivities, model: nn.Module) -> None:
         raise UnboundedLayer(
             f"parameter {name!r} has no finite gradient bound: the norm of the input is not "
             f"bounded{where}; begin the model with tacit.lipschitz.BoundedInput(max_norm)"
+        )
+
+
+def _require_no_jump(layer: Bounded) -> None:
+    """A derivative may be bounded on both sides of a jump; the function's moves are not."""
+    jump = getattr(layer, "jump", 0.0)
+    if jump > NEGLIGIBLE:
+        raise Refused(
+            f"it jumps by {jump:.3g}, so it has no Lipschitz constant in its input; use "
+            "nn.Softplus with a larger threshold, such as 20 for a beta of 1"
         )
 
 

@@ -93,6 +93,10 @@ class FrobeniusBall:
 
     max_norm: float
 
+    def __post_init__(self) -> None:
+        if not self.max_norm >= 0:
+            raise ValueError(f"FrobeniusBall: max_norm is {self.max_norm}; give a number from 0")
+
     @property
     def spread(self) -> float:
         return 1.0

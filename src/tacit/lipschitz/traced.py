@@ -7,8 +7,9 @@ send back:
   cat(u, v)    (U² + V²)^(1/2), and both get at most G
   f(u)         by f's three answers
 Only what is known to keep records apart is let through. `fx` sees neither in-place arithmetic nor
-hooks, so both are refused, and two random records must come out of the trace as out of the module.
-A forward that draws numbers outside PyTorch, or changes with each call, is beyond this.
+the way back of an autograd Function, so two random records must come out of the trace as out of the
+module, and a random cotangent must come back alike, to the input and to each parameter. A forward
+that draws numbers outside PyTorch, or changes with each call, is beyond this.
 """
 
 from __future__ import annotations
@@ -209,8 +210,6 @@ class _Tracer(fx.Tracer):
 
 
 def _trace(module: nn.Module) -> fx.Graph:
-    if module._forward_hooks or module._forward_pre_hooks:
-        raise Refused("it has forward hooks, which may change anything; remove them")
     inputs = list(inspect.signature(module.forward).parameters.values())
     if len(inputs) != 1 or inputs[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
         raise Refused(
@@ -234,13 +233,39 @@ def _require_agreement(module: nn.Module, graph: fx.Graph, shape: tuple[int, ...
     generator = torch.Generator().manual_seed(0)
     records = torch.randn(2, *shape, generator=generator).to(like)
     traced = fx.GraphModule(module, graph)
-    with torch.no_grad():
+    with torch.enable_grad():
+        records.requires_grad_()
         one, other = (_with_same_draws(f, records) for f in (module, traced))
-    if one.shape != other.shape or not torch.allclose(one, other, 1e-3, 1e-5, equal_nan=True):
+        if one.shape != other.shape or not _alike(one, other):
+            raise Refused(
+                "its forward does something that following it does not show, such as writing into "
+                "a value that is used again; give it the three answers of tacit.lipschitz.Bounded"
+            )
+        if not one.requires_grad:
+            return  # nothing goes back, which is within any bound
+        cotangent = torch.randn(one.shape, generator=generator).to(one)
+        leaves = [records, *(p for p in module.parameters() if p.requires_grad)]
+        pairs = zip(*(_back(y, leaves, cotangent) for y in (one, other)), strict=True)
+    if not all(_alike(mine, shown) for mine, shown in pairs):
         raise Refused(
-            "its forward does something that following it does not show, such as writing into a "
-            "value that is used again; give it the three answers of tacit.lipschitz.Bounded"
+            "its way back is not the one that its forward shows, as with an autograd Function; "
+            "give it the three answers of tacit.lipschitz.Bounded"
         )
+
+
+def _back(y: Tensor, leaves: list[Tensor], cotangent: Tensor) -> list[Tensor]:
+    if not y.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    found = torch.autograd.grad(y, leaves, cotangent, allow_unused=True)
+    each = zip(found, leaves, strict=True)
+    return [torch.zeros_like(leaf) if g is None else g for g, leaf in each]
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """But for rounding: small next to each number, or next to the largest."""
+    finite = torch.where(b.isfinite(), b, 0).detach().abs()
+    largest = float(finite.max()) if b.numel() else 0.0
+    return torch.allclose(a, b, 1e-3, 1e-5 * (1 + largest), equal_nan=True)
 
 
 def _with_same_draws(module: nn.Module, records: Tensor) -> Tensor:

@@ -7,12 +7,15 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from tacit.batch import Batch
 from tacit.cuda_graph import settings_of
 from tacit.data.augmentation import Augmentation
+from tacit.lipschitz.as_written import require_as_written, require_plain_gradients
 from tacit.lipschitz.loss_constant import ClippedLoss
+from tacit.lipschitz.overflow import largest_entry
 from tacit.lipschitz.precision import Precision, precision_in_force
 from tacit.lipschitz.projection import constraints_of, enforce
 from tacit.lipschitz.propagate import Sensitivities, propagate
@@ -21,6 +24,7 @@ from tacit.queries.blocks import Blocks, by_parameter, check_cover
 from tacit.queries.bounded_gradient import BoundedGradient, Loss, blocks_from, trainable
 from tacit.queries.clipless_passes import AutomaticPasses, PassEngine, Passes
 from tacit.queries.clipping import accumulator, flattened
+from tacit.queries.keeps_nothing import keeps_nothing
 from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import Unit
 
@@ -38,8 +42,9 @@ class Clipless(Following):
     case; the constant itself is enforced in the same way. For a linear model on inputs of one norm
     it is per-sample clipping. An `AdaptiveNorm` follows a quantile of those norms, for a count that
     is charged. `augmentation` averages each record's gradient over views, each within the bound. A
-    record that is not finite adds nothing. `engine=Replayed()` makes the passes one CUDA graph;
-    without an engine that is done where it is sure to work.
+    record that is not finite adds nothing, nor one so large that it may overflow before anything
+    limits it. `engine=Replayed()` makes the passes one CUDA graph; without an engine that is done
+    where it is sure to work.
     """
 
     unit = Unit.RECORD
@@ -66,22 +71,25 @@ class Clipless(Following):
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
         parameters = trainable(model)
         blocks = self.blocks_of(model)
-        found = self.sensitivities(model, loss, batch.records.shape)
+        known = self._known_of(model, loss, batch.records.shape)
+        found = known.found
         enforce(model)
         below = self.clip_in_force() if isinstance(self.gradient_clip, AdaptiveNorm) else None
-        asked = Passes(model, loss, parameters, found.cotangent, below, self._views.views)
+        views, largest = self._views.views, known.largest
+        asked = Passes(model, loss, parameters, found.cotangent, below, views, largest)
         total = accumulator(parameters.values())
         counts = total.new_zeros(1)
-        for piece in self._views.of(batch):
-            if piece.records.shape != batch.records.shape:
-                raise ValueError(
-                    f"the augmentation turns records of shape {batch.records.shape} into "
-                    f"{piece.records.shape}, for which no bounds were made; keep their shape"
-                )
-            sums = self.engine.run(asked, piece)
-            total += flattened(sums.gradients, parameters, total.dtype)
-            if sums.count is not None:
-                counts += sums.count
+        with keeps_nothing(model):
+            for piece in self._views.of(batch):
+                if piece.records.shape != batch.records.shape:
+                    raise ValueError(
+                        f"the augmentation turns records of shape {batch.records.shape} into "
+                        f"{piece.records.shape}, for which no bounds were made; keep their shape"
+                    )
+                sums = self.engine.run(asked, piece)
+                total += flattened(sums.gradients, parameters, total.dtype)
+                if sums.count is not None:
+                    counts += sums.count
         bounds = [math.hypot(*(found.by_parameter[n] for n in names)) for names in blocks]
         followed = self._thresholds
         return BoundedGradient(
@@ -106,6 +114,12 @@ class Clipless(Following):
         self, model: nn.Module, loss: Loss, input_shape: tuple[int, ...]
     ) -> Sensitivities:
         """The bounds in force. They depend on the layers' sets and not on the weights."""
+        return self._known_of(model, loss, input_shape).found
+
+    def _known_of(self, model: nn.Module, loss: Loss, input_shape: tuple[int, ...]) -> _Known:
+        # A hook may have come since the last time, and nothing that is kept would show it.
+        require_as_written(model)
+        require_plain_gradients(model)
         clip = self.clip_in_force()
         kinds = {(p.dtype, p.device) for p in model.parameters()}
         precision = max((precision_in_force(*kind) for kind in kinds), key=lambda p: p.slack)
@@ -114,8 +128,9 @@ class Clipless(Following):
         if known is None or known.key != key or not _ours(model):
             limited = loss if clip is None else ClippedLoss(loss, clip)
             found = propagate(model, limited, input_shape, precision=precision)
-            known = self._known[model] = _Known(key, loss, found)
-        return known.found
+            largest = largest_entry(model, found, input_shape, _computed_in(kinds))
+            known = self._known[model] = _Known(key, loss, found, largest)
+        return known
 
 
 @dataclass(frozen=True)
@@ -125,6 +140,7 @@ class _Known:
     key: Hashable
     loss: Loss
     found: Sensitivities
+    largest: float
 
 
 def _key(
@@ -136,8 +152,14 @@ def _key(
 ) -> Hashable:
     """All that the bounds depend on: another stride or constant is another key."""
     sets = tuple((id(c.parameter), c.within) for c in constraints_of(model))
-    trained = tuple(p.requires_grad for p in model.parameters())
+    trained = tuple((p.requires_grad, p.shape, p.dtype) for p in model.parameters())
     return id(loss), clip, shape, precision, settings_of(model), sets, trained
+
+
+def _computed_in(kinds: set[tuple[torch.dtype, torch.device]]) -> set[torch.dtype]:
+    """The types of the weights, and what autocast would put in their place."""
+    cast = {d.type for _, d in kinds if torch.is_autocast_enabled(d.type)}
+    return {dtype for dtype, _ in kinds} | {torch.get_autocast_dtype(device) for device in cast}
 
 
 def _ours(model: nn.Module) -> bool:

@@ -7,6 +7,7 @@ outputs in the parameters. That is plain training's own work.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -30,7 +31,8 @@ class Passes:
 
     `limit` is the bound that is accounted for: the clip, or the loss's own constant, which a loss
     that keeps to it does not feel. `below` asks for the centred count of the records whose output
-    gradient is below it. `views` is how many rows a record has.
+    gradient is below it. `views` is how many rows a record has. A record with an entry above
+    `largest` in size adds nothing, since it may overflow on its way.
     """
 
     model: nn.Module
@@ -39,6 +41,7 @@ class Passes:
     limit: float | Tensor
     below: float | Tensor | None = None
     views: int = 1
+    largest: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Eager:
 
 def sums_of(asked: Passes, inputs: Tensor, targets: Tensor, mask: Tensor | None) -> Sums:
     keep = _finite(inputs) & _finite(targets)
+    if asked.largest < math.inf:
+        keep = keep & (inputs.abs() <= asked.largest).reshape(len(inputs), -1).all(dim=1)
     if mask is not None:
         keep = keep & mask
     # 0 · NaN is NaN: what must not count is replaced before it enters. Off a GPU nobody waits for
@@ -83,9 +88,13 @@ def sums_of(asked: Passes, inputs: Tensor, targets: Tensor, mask: Tensor | None)
         if asked.below is not None:
             count = centred_count(norms, asked.below, keep) / asked.views
     parameters = list(asked.parameters.values())
-    found = torch.autograd.grad(outputs, parameters, limited / asked.views, allow_unused=True)
-    named = zip(asked.parameters, found, strict=True)
-    return Sums({name: g for name, g in named if g is not None}, count)
+    # Views are averaged after the way back: a layer that limits cotangents limits each view's, and
+    # K views of which each was divided by K would pass it whole.
+    found = torch.autograd.grad(outputs, parameters, limited, allow_unused=True)
+    named = {n: g for n, g in zip(asked.parameters, found, strict=True) if g is not None}
+    if asked.views > 1:
+        named = {name: g / asked.views for name, g in named.items()}
+    return Sums(named, count)
 
 
 @dataclass
@@ -179,7 +188,13 @@ class AutomaticPasses:
 
 def _key(asked: Passes, piece: Batch) -> Hashable:
     shape = (len(piece), piece.records.shape, piece.records.inputs.dtype, piece.mask is None)
-    what = (id(asked.loss), tuple(asked.parameters), asked.below is None, asked.views)
+    what = (
+        id(asked.loss),
+        tuple(asked.parameters),
+        asked.below is None,
+        asked.views,
+        asked.largest,
+    )
     return what, shape, state_of(asked.model)
 
 

@@ -3,7 +3,7 @@
 y_w = max over window w, in each channel; a position is in at most M windows. In each window
 |max a − max b| ≤ max|a − b| ≤ ‖a − b‖, so Σ_w (y_w − y'_w)² ≤ M·‖x − x'‖²: the constant is √M, and
 1 where windows do not overlap. Reached: one number, the maximum of all M windows that it is in, is
-copied M times. Padding is with −∞ and never wins.
+copied M times. Padding is with −∞ and never wins, unless a window holds nothing else: refused.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ def _checked(module: nn.Module) -> tuple[nn.Module, int]:
 
 def _sizes(module: nn.Module, x: Bound, dims: int) -> tuple[Sequence[int], Sequence[int]]:
     after = module(torch.zeros(1, *x.shape))
+    if not after.isfinite().all():
+        raise Refused(
+            f"has a window without a pixel on a record of shape {x.shape}, whose maximum is −∞; "
+            "change its padding, dilation or kernel_size"
+        )
     return x.shape[-dims:], after.shape[-dims:]
 
 

@@ -14,6 +14,7 @@ upsampling): AᵀA counts the copies of each number, and the root of the largest
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -46,6 +47,17 @@ def average_pool(module: nn.Module) -> NonNegativeLinear:
     divisor = getattr(module, "divisor_override", None)
     if divisor is not None and divisor <= 0:
         raise Refused(f"divides by {divisor}; give a divisor_override above 0, or none")
+    return NonNegativeLinear(module)
+
+
+def circular_pad(module: nn.Module) -> NonNegativeLinear:
+    """Copies; with a negative amount, PyTorch may return memory that it never wrote."""
+    padding: Any = module.padding
+    if any(amount < 0 for amount in padding):
+        raise Refused(
+            f"pads by {tuple(padding)}, and PyTorch leaves memory unwritten where circular padding "
+            "is negative; give amounts from 0, and cut with nn.ConstantPad1d and its like"
+        )
     return NonNegativeLinear(module)
 
 

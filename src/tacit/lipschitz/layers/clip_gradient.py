@@ -67,14 +67,15 @@ def limit_rows(rows: Tensor, max_norm: float | Tensor) -> tuple[Tensor, Tensor, 
     """Each row scaled to norm at most C: g·min(1, C/‖g‖); the norms before, and which are finite.
 
     A row that is not finite becomes zero. C is first lowered by a few roundings, so that the
-    bound holds for the numbers that go on; half precision is scaled in single.
+    bound holds for the numbers that go on; half precision is scaled in single, and rounded once
+    more at the end.
     """
     flat = rows.flatten(1)
     finite = flat.isfinite().all(dim=1)
     wide = torch.promote_types(flat.dtype, torch.float32)
     flat = torch.where(finite[:, None], flat, 0).to(wide)
     norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
-    reach = max_norm * (1 - 16 * torch.finfo(wide).eps)
+    reach = max_norm * (1 - 16 * torch.finfo(wide).eps - torch.finfo(rows.dtype).eps)
     scale = (reach / norms.clamp_min(torch.finfo(torch.float64).tiny)).clamp(max=1.0)
     limited = (flat * scale[:, None].to(wide)).to(rows.dtype).reshape(rows.shape)
     return limited, norms, finite

@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from tacit.lipschitz.bounds import Bound
 from tacit.lipschitz.convolution_axis import Axis
 from tacit.lipschitz.convolution_sets import TrueConvolution
+from tacit.lipschitz.limits import require_limits
 from tacit.lipschitz.projection import Constraint
 from tacit.lipschitz.refused import Refused
 from tacit.lipschitz.sets import SLACK, FrobeniusBall, WeightSet, shrunk
@@ -65,6 +66,7 @@ class _SpectralConv(_ConvNd):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
+        require_limits(self, max_norm, max_bias)
         super().__init__(  # type: ignore[call-arg]
             in_channels,
             out_channels,
@@ -79,7 +81,7 @@ class _SpectralConv(_ConvNd):
             dtype=dtype,
         )
         self.max_norm, self.max_bias = float(max_norm), float(max_bias)
-        self.axes = axes_of(self, input_size)
+        self.axes, self.groups_of_axes = axes_of(self, input_size), groups
         self.within = within(self.max_norm, self.axes, groups)
         with torch.no_grad():
             _orthogonal_rows(self.weight, groups)
@@ -114,9 +116,20 @@ class _SpectralConv(_ConvNd):
     def _positions(self, x: Bound) -> int:
         return math.prod(a.outputs(n) for a, n in zip(self.axes, x.shape[1:], strict=True))
 
+    def _require_as_built(self, declared: tuple[int | None, ...]) -> None:
+        """The set is that of the axes the layer was built with."""
+        now = (axes_of(self, declared), self.groups)
+        if now != (self.axes, self.groups_of_axes):
+            raise Refused(
+                f"the stride, padding, padding_mode, dilation, kernel or groups of this "
+                f"{type(self).__name__} changed after it was built, and its bounds are those of "
+                "before; build a new one"
+            )
+
     def _require_covered(self, x: Bound) -> None:
         sizes = x.shape[1:]
         declared = tuple(axis.size for axis in self.axes)
+        self._require_as_built(declared)
         if len(sizes) != len(self.axes):
             raise Refused(
                 f"{type(self).__name__} is given one record of shape {x.shape}; it needs channels "
@@ -148,30 +161,43 @@ class SpectralConv3d(_SpectralConv, nn.Conv3d):
     """`nn.Conv3d` with the bounds of `_SpectralConv`."""
 
 
-def axes_of(layer: _ConvNd, input_size: int | Sequence[int] | None = None) -> tuple[Axis, ...]:
-    """The axes of a convolution of PyTorch's, of declared size or of any."""
-    dims = len(layer.kernel_size)
+def axes_of(
+    layer: _ConvNd, input_size: int | Sequence[int | None] | None = None
+) -> tuple[Axis, ...]:
+    """The axes of a convolution of PyTorch's as it computes now, of declared size or of any."""
+    kernel = layer.weight.shape[2:]
+    dims = len(kernel)
     sizes = [input_size] * dims if isinstance(input_size, int | None) else list(input_size)
     if len(sizes) != dims:
         raise ValueError(f"input_size is {input_size}; give {dims} numbers, channels left out")
-    # As for torch.nn.functional.pad: the last axis first, before and after in turn.
-    pads = list(layer._reversed_padding_repeated_twice)
+    strides, dilations = _each(layer.stride, dims), _each(layer.dilation, dims)
     found = []
-    for i, size in enumerate(sizes):
-        before, after = pads[2 * (dims - 1 - i)], pads[2 * (dims - 1 - i) + 1]
-        axis = Axis(
-            layer.kernel_size[i],
-            layer.stride[i],
-            layer.dilation[i],
-            before,
-            after,
-            layer.padding_mode,
-            size,
-        )
+    for i, (size, (before, after)) in enumerate(zip(sizes, _pads(layer, dims), strict=True)):
+        if before < 0 or after < 0:
+            raise Refused(f"padding is {before} and {after}; give numbers from 0")
+        axis = Axis(kernel[i], strides[i], dilations[i], before, after, layer.padding_mode, size)
         if size is not None and axis.outputs(size) < 1:
             raise ValueError(f"input_size is {input_size}; no window of {axis.kernel} fits")
         found.append(axis)
     return tuple(found)
+
+
+def _pads(layer: _ConvNd, dims: int) -> list[tuple[int, int]]:
+    """Before and after each axis. PyTorch keeps a second copy, which zero padding does not read."""
+    if layer.padding_mode != "zeros":
+        # As for torch.nn.functional.pad: the last axis first, before and after in turn.
+        pads = list(layer._reversed_padding_repeated_twice)
+        return [(pads[2 * i], pads[2 * i + 1]) for i in reversed(range(dims))]
+    if layer.padding == "same":
+        kernel, dilations = layer.weight.shape[2:], _each(layer.dilation, dims)
+        missing = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+        return [(total // 2, total - total // 2) for total in missing]
+    amounts = 0 if layer.padding == "valid" else layer.padding
+    return [(amount, amount) for amount in _each(amounts, dims)]  # type: ignore[arg-type]
+
+
+def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    return (value,) * dims if isinstance(value, int) else tuple(value)
 
 
 def _orthogonal_rows(weight: Tensor, groups: int) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tacit.lipschitz.bounds import Bound
+from tacit.lipschitz.limits import require_limits
 from tacit.lipschitz.projection import Constraint
 from tacit.lipschitz.sets import SLACK, FrobeniusBall, Orthogonal, WeightSet
 
@@ -37,6 +38,7 @@ class SpectralLinear(nn.Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        require_limits(self, max_norm, max_bias)
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         self.max_norm, self.max_bias = float(max_norm), float(max_bias)
         self.within = within(self.max_norm)  # type: ignore[call-arg]
