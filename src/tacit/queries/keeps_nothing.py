@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -44,62 +44,86 @@ def keeps_nothing(model: nn.Module) -> Iterator[None]:
     a device would have to be waited for after 1, 2, 4, 8 … passes in the same modes. What spectral
     normalisation keeps is of its weight alone, and may be written.
     """
-    refuse_what_meets(model)
-    exempt = _of_weights_alone(model)
-    before = {name: _state(tensor) for name, tensor in _held(model, exempt)}
-    buffers = {n: b for n, b in model.named_buffers() if n not in exempt}
-    modes = tuple(module.training for module in model.modules())
+    before, modes, buffers = _held(model)
     due = _looked.setdefault(model, _Looked()).due(modes)
-    copies = {n: b.detach().clone() for n, b in buffers.items() if due or b.device.type == "cpu"}
+    copies = {
+        place: buffer.detach().clone()
+        for place, buffer in buffers.items()
+        if due or buffer.device.type == "cpu"
+    }
     yield
-    for name, tensor in _held(model, exempt):
-        changed = before.get(name) != _state(tensor)
-        if changed or (name in copies and not _same(copies[name], tensor)):
-            kind = "buffer" if name in buffers else "parameter"
-            raise MixesRecords(
-                f"{kind} {name!r} was written during a pass over private records, and would be "
-                "saved without noise; keep such a state out of training, or in evaluation mode"
-            )
+    after, _, buffers = _held(model)
+    written: set[Place] = set()
+    if before != after:
+        written = {p for p in before.keys() | after.keys() if before.get(p) != after.get(p)}
+    written |= {p for p, copy in copies.items() if p in buffers and not _same(copy, buffers[p])}
+    if written:
+        raise MixesRecords(
+            f"{_name_of(min(written), model)} was written during a pass over private records, and "
+            "would be saved without noise; keep such a state out of training, or in evaluation mode"
+        )
 
 
-def _held(model: nn.Module, exempt: set[str]) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name not in exempt and not is_lazy(tensor):
-            yield name, tensor
+# A module, by id, and the name of a tensor that it holds.
+Place = tuple[int, str]
 
 
-def _of_weights_alone(model: nn.Module) -> set[str]:
-    """Names of buffers that are computed from weights and from no record."""
-    found = set()
-    for name, module in model.named_modules():
-        own = [n for n, _ in module.named_buffers(recurse=False)]
-        if isinstance(module, _SpectralNorm):
-            found |= {f"{name}.{n}" if name else n for n in own}
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, SpectralNorm):
-                kept = [n for n in own if n in (f"{hook.name}_u", f"{hook.name}_v")]
-                found |= {f"{name}.{n}" if name else n for n in kept}
-    return found
+def _held(
+    model: nn.Module,
+) -> tuple[dict[Place, tuple[int, int]], tuple[bool, ...], dict[Place, Tensor]]:
+    """Address and version of every parameter and buffer; all modes; the buffers themselves.
+
+    Asked twice a step, so that it goes over the modules once.
+    """
+    states: dict[Place, tuple[int, int]] = {}
+    buffers: dict[Place, Tensor] = {}
+    modes = []
+    for module in model.modules():
+        refuse_what_meets(module)
+        modes.append(module.training)
+        exempt = _of_weights_alone(module)
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is None or name in exempt or is_lazy(tensor):
+                    continue
+                states[id(module), name] = tensor.data_ptr(), tensor._version
+                if table is module._buffers:
+                    buffers[id(module), name] = tensor
+    return states, tuple(modes), buffers
 
 
-def refuse_what_meets(model: nn.Module) -> None:
-    """Modules that rewrite their weights, or that let mini-sets of several processes meet."""
-    for name, module in model.named_modules():
-        where = f"module {name!r} ({type(module).__name__})"
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-            raise MixesRecords(
-                f"{where} has max_norm, which rewrites the rows that records ask for without any "
-                "noise; build it without max_norm"
-            )
-        if isinstance(module, nn.SyncBatchNorm) and torch.distributed.is_initialized():
-            raise MixesRecords(
-                f"{where} normalises by the records of all processes together, and so lets their "
-                "mini-sets meet; use BatchNorm, which sees one mini-set at a time"
-            )
+def _name_of(place: Place, model: nn.Module) -> str:
+    holder, name = place
+    for path, module in model.named_modules():
+        if id(module) == holder:
+            kind = "buffer" if name in module._buffers else "parameter"
+            return f"{kind} {f'{path}.{name}' if path else name!r}"
+    return f"tensor {name!r}"
 
 
-def _state(buffer: Tensor) -> tuple[int, int]:
-    return buffer.data_ptr(), buffer._version
+def _of_weights_alone(module: nn.Module) -> Collection[str]:
+    """Names of its buffers that are computed from weights and from no record."""
+    if isinstance(module, _SpectralNorm):
+        return module._buffers.keys()
+    if not module._forward_pre_hooks:
+        return ()
+    hooks = [h for h in module._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
+    return {f"{hook.name}_{side}" for hook in hooks for side in "uv"}
+
+
+def refuse_what_meets(module: nn.Module) -> None:
+    """What rewrites its weights, or lets mini-sets of several processes meet."""
+    kind = type(module).__name__
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+        raise MixesRecords(
+            f"a module ({kind}) has max_norm, which rewrites the rows that records ask for without "
+            "any noise; build it without max_norm"
+        )
+    if isinstance(module, nn.SyncBatchNorm) and torch.distributed.is_initialized():
+        raise MixesRecords(
+            f"a module ({kind}) normalises by the records of all processes together, and so lets "
+            "their mini-sets meet; use BatchNorm, which sees one mini-set at a time"
+        )
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
