@@ -8,7 +8,7 @@ from engine_checks import batch_for, quadratic
 from torch import nn
 
 from tacit import PerSampleClip
-from tacit.queries import BookKeeping
+from tacit.queries import BookKeeping, PerRecord
 
 
 class Breaks(nn.Module):
@@ -65,3 +65,30 @@ def test_the_model_is_left_as_it_was(breaks, count):
         query(model, quadratic, batch_for(torch.randn(count, 3, 4)))
     assert state(model) == before
     assert torch.backends.mha.get_fastpath_enabled() == fused
+
+
+class UnderTwoNames(nn.Module):
+    """One layer registered twice, and another that borrows its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.again = self.first
+        self.tied = nn.Linear(4, 4)
+        self.tied.weight = self.first.weight
+
+    def forward(self, x):
+        return self.again(self.tied(self.first(x).tanh()).tanh())
+
+
+@pytest.mark.parametrize("engine", [BookKeeping, PerRecord])
+def test_a_module_under_two_names_keeps_its_weights(engine):
+    model = UnderTwoNames().double()
+    held = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
+    batch = batch_for(torch.randn(5, 4, dtype=torch.float64))
+    found = PerSampleClip(1e6, engine=engine())(model, quadratic, batch)
+    assert [id(p) for _, p in model.named_parameters(remove_duplicate=False)] == held
+    outputs = quadratic(model(batch.inputs), batch.targets)
+    expected = torch.autograd.grad(outputs.sum(), list(model.parameters()))
+    for got, wanted in zip(found.blocks[0].sums, expected, strict=True):
+        torch.testing.assert_close(got.reshape(wanted.shape), wanted)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from tacit.batch import Batch
 from tacit.queries.clipping import wide_dtype
+from tacit.queries.engines.called_with import called_with
 from tacit.queries.engines.scales import scales_and_counts
 from tacit.queries.engines.task import Clipped, Task
 from tacit.queries.engines.views import mask_of_records
@@ -38,7 +39,7 @@ class PerRecord:
         inputs, targets = piece.inputs, piece.targets
 
         def loss_of_one(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            outputs = functional_call(model, {**weights, **fixed}, (x.unsqueeze(0),))
+            outputs = called_with(model, {**weights, **fixed}, (x.unsqueeze(0),))
             # A loss may give a mean, a sum, or one number a record: of one record all are one.
             return loss(outputs, y.unsqueeze(0)).sum()
 

@@ -8,11 +8,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from tacit.batch import Batch, batch_of
 from tacit.errors import UnsupportedModule
 from tacit.queries.engines import BookKeeping, Clipped, Engine, Task
+from tacit.queries.engines.called_with import called_with
 from tacit.queries.engines.per_record import clipped_rows, norms_of_blocks
 from tacit.queries.engines.record_losses import losses_of
 from tacit.queries.mini_sets.one_set import clipped_vector, norms_of_vector
@@ -79,7 +80,7 @@ class SetsAtOnce:
         fixed |= dict(model.named_buffers())
 
         def loss_of_set(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return losses_of(loss, functional_call(model, {**weights, **fixed}, (x,)), y).mean()
+            return losses_of(loss, called_with(model, {**weights, **fixed}, (x,)), y).mean()
 
         weights = {n: p.detach() for n, p in parameters.items()}
         x_KS = torch.stack([one.inputs for one in sets])

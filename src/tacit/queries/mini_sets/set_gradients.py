@@ -12,9 +12,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from tacit.queries.bounded_gradient import Loss
+from tacit.queries.engines.called_with import called_with
 from tacit.queries.engines.record_losses import losses_of
 from tacit.queries.mini_sets.too_small import too_small_is_nothing
 
@@ -78,7 +78,7 @@ class LocalRun:
         for start in (*range(0, len(x), self.at_once),) * self.epochs:
             rows = slice(start, start + self.at_once)
             with too_small_is_nothing(), torch.enable_grad():
-                value = losses_of(loss, functional_call(model, moving, (x[rows],)), y[rows]).mean()
+                value = losses_of(loss, called_with(model, moving, (x[rows],)), y[rows]).mean()
                 grads = torch.autograd.grad(value, list(moving.values()), allow_unused=True)
                 for tensor, grad in zip(moving.values(), grads, strict=True):
                     tensor.grad = grad
