@@ -68,6 +68,9 @@ class NoiseSource:
         return torch.randn(size, device=device, dtype=dtype, generator=self._generator(device))
 
     def _generator(self, device: torch.device) -> torch.Generator:
+        if device.type == "cuda" and device.index is None:
+            # "cuda" and "cuda:0" are one device, and must not have one stream each.
+            device = torch.device("cuda", torch.cuda.current_device())
         if os.getpid() != self._pid:
             if self.seed is not None:
                 raise RuntimeError(

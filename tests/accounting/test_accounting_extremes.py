@@ -109,3 +109,11 @@ def test_noise_that_is_no_noise(account):
 
 def test_endless_noise_is_perfect_privacy():
     assert epsilon(math.inf, Poisson(0.5), 10, delta=1e-5) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("z", [1e-4, 1e-9, 1e-160])
+@pytest.mark.parametrize("of", [epsilon, epsilon_rdp])
+@pytest.mark.parametrize("scheme", [Poisson(0.01), Poisson(1.0), WithoutReplacement(100, 10)])
+def test_noise_too_little_for_floating_point_is_none(of, z, scheme):
+    relation = REPLACE if isinstance(scheme, WithoutReplacement) else ADD
+    assert of(z, scheme, 10, delta=1e-5, relation=relation) == math.inf

@@ -37,6 +37,7 @@ PrivacyLoss: TypeAlias = dpa_pld.PrivacyLossDistribution
 
 _TAIL_DEVIATIONS = 11.0  # N(0, 1) beyond this has mass 2e-28
 _MAX_POINTS = 4_000_000
+_LEAST_NOISE = 5e-4
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,15 @@ def grid_step(event: dpa.DpEvent, precision: Precision = FINE) -> float:
 
 
 def not_private(leaves: Counter[dpa.DpEvent]) -> bool:
-    """Whether some leaf gives everything away: released without noise, or called non-private."""
-    return any(isinstance(leaf, dpa.NonPrivateDpEvent) or _multiplier(leaf) == 0 for leaf in leaves)
+    """Whether some leaf gives everything away: released without noise, or called non-private.
+
+    So little noise that losses leave floating point on the way counts as none: ε = ∞ is never too
+    small.
+    """
+    return any(
+        isinstance(leaf, dpa.NonPrivateDpEvent) or _multiplier(leaf) < _LEAST_NOISE
+        for leaf in leaves
+    )
 
 
 def gaussian_multiplier(event: dpa.DpEvent) -> float | None:
