@@ -113,7 +113,14 @@ def test_endless_noise_is_perfect_privacy():
 
 @pytest.mark.parametrize("z", [1e-4, 1e-9, 1e-160])
 @pytest.mark.parametrize("of", [epsilon, epsilon_rdp])
-@pytest.mark.parametrize("scheme", [Poisson(0.01), Poisson(1.0), WithoutReplacement(100, 10)])
+@pytest.mark.parametrize("scheme", [Poisson(0.01), WithoutReplacement(100, 10)])
 def test_noise_too_little_for_floating_point_is_none(of, z, scheme):
     relation = REPLACE if isinstance(scheme, WithoutReplacement) else ADD
     assert of(z, scheme, 10, delta=1e-5, relation=relation) == math.inf
+
+
+@pytest.mark.parametrize("of", [epsilon, epsilon_rdp])
+def test_a_gaussian_alone_goes_on_further(of):
+    """ε ≈ T/2z² where noise is next to nothing, and ∞ where that is no number any more."""
+    assert of(1e-9, Poisson(1.0), 10, delta=1e-5) >= 10 / (2 * 1e-18)
+    assert of(1e-160, Poisson(1.0), 10, delta=1e-5) == math.inf

@@ -37,7 +37,7 @@ PrivacyLoss: TypeAlias = dpa_pld.PrivacyLossDistribution
 
 _TAIL_DEVIATIONS = 11.0  # N(0, 1) beyond this has mass 2e-28
 _MAX_POINTS = 4_000_000
-_LEAST_NOISE = 5e-4
+_LEAST_NOISE, _LEAST_ALONE = 5e-4, 1e-100
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,11 @@ def not_private(leaves: Counter[dpa.DpEvent]) -> bool:
     """Whether some leaf gives everything away: released without noise, or called non-private.
 
     So little noise that losses leave floating point on the way counts as none: ε = ∞ is never too
-    small.
+    small. A Gaussian that is not sampled is computed in closed form, and goes on further.
     """
     return any(
-        isinstance(leaf, dpa.NonPrivateDpEvent) or _multiplier(leaf) < _LEAST_NOISE
+        isinstance(leaf, dpa.NonPrivateDpEvent)
+        or _multiplier(leaf) < (_LEAST_ALONE if _is_gaussian(leaf) else _LEAST_NOISE)
         for leaf in leaves
     )
 
