@@ -26,7 +26,7 @@ def fill_up(path):
         os.path.getsize(f"{path}{end}") for end in ("", "-wal") if os.path.exists(f"{path}{end}")
     )
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest // 2, hard))
     model, error = one_weight(), None
     for _ in range(200):
         model.weight.grad = None
@@ -102,7 +102,7 @@ def test_a_busy_ledger_is_waited_for_or_refused(tmp_path, monkeypatch):
     """Somebody else holds the write lock for ever."""
     ledger = Ledger(tmp_path / "ledger", ROOMY, lease_steps=1)
     release(ledger, PLAN, 1)
-    monkeypatch.setattr("tacit.accounting.ledger_store._WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("tacit.accounting.ledger_store.WAIT_SECONDS", 0.05)
     other = sqlite3.connect(tmp_path / "ledger", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(sqlite3.OperationalError, match="locked"):

@@ -1,5 +1,7 @@
 """A crash wastes at most one lease; an end in good order wastes nothing."""
 
+import sqlite3
+
 import pytest
 from tiny_run import ADD, ROOMY, charged, gaussian_plan, release
 
@@ -99,3 +101,40 @@ def test_an_id_given_twice_does_not_mix_up_two_runs(tmp_path):
 def test_a_lease_is_at_least_one_step(lease_steps):
     with pytest.raises(ValueError, match="lease_steps"):
         Ledger(budget=ROOMY, lease_steps=lease_steps)
+
+
+def test_no_two_beginnings_are_one_life(tmp_path):
+    """Three processes take turns and give back: a charge comes again, a life does not."""
+    plan, lives, charges = gaussian_plan(steps=40), [], []
+    first, second = (Ledger(tmp_path / "ledger", ROOMY, lease_steps=8) for _ in range(2))
+    first.begin(plan, name="one")
+    second.begin(plan, name="one")  # nobody has released anything yet
+    lives += [first.life(), second.life()]
+    assert release(first, plan, 2) == 2
+    first.begin(plan, name="one")
+    lives.append(first.life())
+    charges.append(first.run_status()[0])
+    first.begin(plan, name="one")
+    lives.append(first.life())
+    charges.append(first.run_status()[0])
+    first.begin(gaussian_plan(steps=3), name="two")
+    lives.append(first.life())
+    first.close()
+    second.close()
+    assert lives[0] == (1, 1)
+    assert charges[0] == charges[1]
+    assert len(set(lives)) == len(lives)
+
+
+def test_a_ledger_from_before_lives_were_counted_is_taken(tmp_path):
+    plan = gaussian_plan(steps=4)
+    with Ledger(tmp_path / "ledger", ROOMY) as ledger:
+        ledger.begin(plan, name="one")
+        assert release(ledger, plan, 2) == 2
+    with sqlite3.connect(tmp_path / "ledger") as db:
+        db.execute("DROP TABLE beginnings")
+    db.close()
+    with Ledger(tmp_path / "ledger") as again:
+        again.begin(plan, name="one")
+        assert again.life() == (1, 1)
+        assert again.run_status()[0] == 2

@@ -27,8 +27,9 @@ import numpy as np
 from torch import nn
 
 from tacit.accounting.filter import allowance, best_order
+from tacit.accounting.ledger_file import copied
 from tacit.accounting.ledger_statement import Statement, statement_of
-from tacit.accounting.ledger_store import LedgerStore, RunRow, copy_of
+from tacit.accounting.ledger_store import LedgerStore, RunRow
 from tacit.accounting.plan import Plan
 from tacit.accounting.rdp import ORDERS, renyi_curve
 from tacit.budget import Budget
@@ -76,6 +77,7 @@ class Ledger:
         self._run_id: int | None = None
         self._plan: Plan | None = None
         self._own_limit, self._lease = 0, 0
+        self._life = 0, 0
         self._occasions: set[Hashable] = set()
 
     @property
@@ -115,7 +117,9 @@ class Ledger:
                     f"run {name!r} began with {same.plan}, not {plan}; give the new run "
                     "a name of its own"
                 )
+            beginning = self._store.add_beginning(run_id)
         self._run_id, self._plan, self._own_limit = run_id, plan, limit
+        self._life = run_id, beginning
 
     def release(self, private: PrivateGradient, into: nn.Module) -> None:
         """Charge a step, then draw its noise and set `.grad`; or refuse with BudgetExceeded.
@@ -167,15 +171,15 @@ class Ledger:
         return run.charged - self._lease, min(run.event_limit, self._own_limit)
 
     def life(self) -> tuple[int, int]:
-        """Of the current run: how many runs came before it, and what was charged to it before.
+        """Of the current run: its number on this ledger, and how often it has begun, from 1.
 
-        (0, 0) is the first of all on this ledger; no two beginnings that released something agree.
+        Counted within the transaction that lets the run in, so no two beginnings agree, whichever
+        processes they are in and however much is given back. (1, 1) is the first of all.
         """
-        charged, _ = self.run_status()
-        with self._store.transaction():
-            assert self._run_id is not None
-            before = sum(run.id < self._run_id for run in self._store.runs())
-        return before, charged
+        self._mind_forks()
+        if self._run_id is None:
+            raise ValueError("no run has begun; begin one, or release a gradient")
+        return self._life
 
     def end(self) -> None:
         """End the current run in good order: the unused part of its lease is given back.
@@ -216,6 +220,7 @@ class Ledger:
         self._pid = os.getpid()
         self._run_id, self._plan = None, None
         self._own_limit, self._lease = 0, 0
+        self._life = 0, 0
         self._occasions = set()
 
     def _mind_forks(self) -> None:
@@ -320,7 +325,8 @@ def read_statement(path: str | os.PathLike[str]) -> Statement:
 
     Raises ValueError where there is no ledger.
     """
-    with copy_of(path) as store:
+    with copied(path) as copy:
+        store = LedgerStore(copy)
         with store.transaction():
             if store.budget() is None:
                 raise ValueError(f"{path} holds no budget, so nothing was spent from it")

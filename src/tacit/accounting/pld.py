@@ -37,7 +37,7 @@ PrivacyLoss: TypeAlias = dpa_pld.PrivacyLossDistribution
 
 _TAIL_DEVIATIONS = 11.0  # N(0, 1) beyond this has mass 2e-28
 _MAX_POINTS = 4_000_000
-_LEAST_NOISE, _LEAST_ALONE = 5e-4, 1e-100
+LEAST_NOISE, _LEAST_ALONE = 1e-3, 1e-100
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def not_private(leaves: Counter[dpa.DpEvent]) -> bool:
     """
     return any(
         isinstance(leaf, dpa.NonPrivateDpEvent)
-        or _multiplier(leaf) < (_LEAST_ALONE if _is_gaussian(leaf) else _LEAST_NOISE)
+        or _multiplier(leaf) < (_LEAST_ALONE if _is_gaussian(leaf) else LEAST_NOISE)
         for leaf in leaves
     )
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-LEAST_NOISE = 1e-3
+from tacit.accounting.pld import LEAST_NOISE
+
 _MOST_SEED = 2**63
 
 

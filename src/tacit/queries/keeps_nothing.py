@@ -14,6 +14,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from tacit.errors import MixesRecords
+from tacit.queries.same_tensors import same_tensors
 
 
 @dataclass
@@ -56,7 +57,9 @@ def keeps_nothing(model: nn.Module) -> Iterator[None]:
     written: set[Place] = set()
     if before != after:
         written = {p for p in before.keys() | after.keys() if before.get(p) != after.get(p)}
-    written |= {p for p, copy in copies.items() if p in buffers and not _same(copy, buffers[p])}
+    written |= {
+        p for p, copy in copies.items() if p in buffers and not same_tensors(copy, buffers[p])
+    }
     if written:
         raise MixesRecords(
             f"{_name_of(min(written), model)} was written during a pass over private records, and "
@@ -79,7 +82,7 @@ def _held(
     buffers: dict[Place, Tensor] = {}
     modes = []
     for module in model.modules():
-        refuse_what_meets(module)
+        _refuse_what_meets(module, model)
         modes.append(module.training)
         exempt = _of_weights_alone(module)
         for table in (module._parameters, module._buffers):
@@ -111,20 +114,20 @@ def _of_weights_alone(module: nn.Module) -> Collection[str]:
     return {f"{hook.name}_{side}" for hook in hooks for side in "uv"}
 
 
-def refuse_what_meets(module: nn.Module) -> None:
+def _refuse_what_meets(module: nn.Module, model: nn.Module) -> None:
     """What rewrites its weights, or lets mini-sets of several processes meet."""
-    kind = type(module).__name__
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
         raise MixesRecords(
-            f"a module ({kind}) has max_norm, which rewrites the rows that records ask for without "
-            "any noise; build it without max_norm"
+            f"{_called(module, model)} has max_norm, which rewrites the rows that records ask for "
+            "without any noise; build it without max_norm"
         )
     if isinstance(module, nn.SyncBatchNorm) and torch.distributed.is_initialized():
         raise MixesRecords(
-            f"a module ({kind}) normalises by the records of all processes together, and so lets "
-            "their mini-sets meet; use BatchNorm, which sees one mini-set at a time"
+            f"{_called(module, model)} normalises by the records of all processes together, and so "
+            "lets their mini-sets meet; use BatchNorm, which sees one mini-set at a time"
         )
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(((a == b) | (a != a)).all())
+def _called(module: nn.Module, model: nn.Module) -> str:
+    name = next(name for name, found in model.named_modules() if found is module)
+    return f"module {name!r} ({type(module).__name__})"

@@ -29,7 +29,7 @@ def require_public(public: Records, private: Records) -> None:
             f"the public set and the private records are both {public.name!r} and have record ids "
             f"in common; {remedy}"
         )
-    if _found_among(public, private) > 0.5:
+    if found_among(public, private) > 0.5:
         raise NotPublic(
             f"most records of the public set {public.name!r} are among the private ones; {remedy}"
         )
@@ -45,7 +45,7 @@ def _ids_meet(public: Records, private: Records) -> bool:
     return bool(torch.isin(public.record_ids.cpu(), private.record_ids.cpu()).any())
 
 
-def _found_among(public: Records, private: Records) -> float:
+def found_among(public: Records, private: Records) -> float:
     """The share of some public rows that equal a private row, input for input."""
     if public.shape != private.shape or len(private) == 0:
         return 0.0

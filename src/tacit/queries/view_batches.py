@@ -13,6 +13,7 @@ from torch import Tensor
 from tacit.batch import Batch, batch_of
 from tacit.data.augmentation import Augmentation
 from tacit.errors import MixesRecords
+from tacit.queries.same_tensors import same_tensors
 
 _RECORDS_TO_CHECK, _HALVES = 64, 3
 
@@ -66,7 +67,7 @@ def rows_stay_apart(augmentation: Augmentation, inputs: Tensor) -> bool:
     some = inputs[:_RECORDS_TO_CHECK]
     views = augmentation.views
     expected = _views_again(augmentation, some)
-    if not _same(expected, _views_again(augmentation, some)):
+    if not same_tensors(expected, _views_again(augmentation, some)):
         raise MixesRecords(
             f"the augmentation {augmentation.transform!r} gives other views of the same batch with "
             "the same seeds, so it has a generator of its own and nobody can see whether records "
@@ -82,7 +83,7 @@ def rows_stay_apart(augmentation: Augmentation, inputs: Tensor) -> bool:
             exchanged[go] = other
             told = told or not torch.equal(some, exchanged)
             changed = _views_again(augmentation, exchanged)
-            if not _same(*(v.unflatten(0, (-1, views))[stay] for v in (expected, changed))):
+            if not same_tensors(*(v.unflatten(0, (-1, views))[stay] for v in (expected, changed))):
                 raise MixesRecords(
                     f"the augmentation {augmentation.transform!r} lets other records into a "
                     "record's views, so no record's share of the gradient is bounded; use one that "
@@ -101,7 +102,3 @@ def _views_again(augmentation: Augmentation, inputs: Tensor) -> Tensor:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(((a == b) | (a != a)).all())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tacit.data.records import Records
 from tacit.errors import NotPublic
-from tacit.queries.public_set import _found_among
+from tacit.queries.public_set import found_among
 
 _ROWS_TO_COMPARE = 64
 NOT_COVERED = (
@@ -73,11 +73,11 @@ def _mostly_copied(evaluated: Records, private: Records) -> bool:
         record_ids=evaluated.record_ids[::stride],
     )
     # Inputs alone first: to join them with their targets is to copy all private records.
-    if _found_among(_flat(some), _flat(private)) <= 0.5:
+    if found_among(_flat(some), _flat(private)) <= 0.5:
         return False
     if some.targets.shape[1:] != private.targets.shape[1:]:
         return True
-    return _found_among(_joined(some), _joined(private)) > 0.5
+    return found_among(_joined(some), _joined(private)) > 0.5
 
 
 def _flat(records: Records) -> Records:

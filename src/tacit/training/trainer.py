@@ -290,14 +290,14 @@ class Trainer:
             config=self.config,
         )
 
-    def _vary_seeds(self, runs_before: int, events_before: int) -> None:
+    def _vary_seeds(self, run: int, beginning: int) -> None:
         """A seed that comes again on a ledger must draw neither its noise nor its batches again.
 
         The same noise on two gradients cancels, and the same batch twice is not two samples.
         """
-        if runs_before == events_before == 0:
+        if run == beginning == 1 and self._events_before == 0:
             return
-        words = f"after {runs_before} runs and {events_before} events"
+        words = f"run {run}, beginning {beginning}"
         if self.seed is not None:
             self.mechanism.draw_anew(words)
         if self.sampler.seed is not None:
