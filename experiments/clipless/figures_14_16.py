@@ -126,9 +126,15 @@ def table(rows: Sequence[Mapping]) -> str:
 
 
 def draw(rows: Sequence[Mapping], path: Path) -> None:
-    """A panel a dataset: medians by architecture, bands from least to largest."""
+    """A panel a dataset: medians by architecture, bands from least to largest.
+
+    An architecture has one colour in all panels, and one legend stands below them.
+    """
     datasets = list(dict.fromkeys(row["dataset"] for row in rows))
-    figure, axes = blank(columns=len(datasets), size=(5.2 * len(datasets), 4.2))
+    names = list(dict.fromkeys(name for dataset in datasets for name in ARCHITECTURES[dataset]))
+    colours = {name: f"C{place}" for place, name in enumerate(names)}
+    figure, axes = blank(columns=len(datasets), size=(5.2 * len(datasets), 4.6))
+    drawn = {}
     for panel, dataset in zip(axes.flat, datasets, strict=True):
         for name in ARCHITECTURES[dataset]:
             points = [r for r in rows if (r["dataset"], r["architecture"]) == (dataset, name)]
@@ -138,15 +144,19 @@ def draw(rows: Sequence[Mapping], path: Path) -> None:
             least, middle, most = (
                 [100 * row[which] for row in points] for which in ("least", "median", "largest")
             )
-            (line,) = panel.plot(epsilons, middle, marker="o", markersize=3, label=name)
-            panel.fill_between(epsilons, least, most, alpha=0.2, color=line.get_color())
+            look = {"color": colours[name], "marker": "o", "markersize": 3}
+            (drawn[name],) = panel.plot(epsilons, middle, label=name, **look)
+            panel.fill_between(epsilons, least, most, alpha=0.2, color=colours[name])
         panel.set_xscale("log", base=2)
         panel.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
         panel.set_xlabel("ε")
         panel.set_title(dataset)
         panel.grid(alpha=0.3)
-        panel.legend(fontsize=7, loc="lower right")
     axes.flat[0].set_ylabel("test accuracy (%)")
+    shown = [name for name in names if name in drawn]
+    figure.legend(
+        [drawn[name] for name in shown], shown, loc="outside lower center", ncols=len(shown)
+    )
     save(figure, path)
 
 
