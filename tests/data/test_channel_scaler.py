@@ -74,9 +74,9 @@ def test_the_noise_is_that_of_the_event(relation, monkeypatch: pytest.MonkeyPatc
     """Two sums with √2·z·Δ each, which are one Gaussian mechanism of multiplier z."""
     stds, true = [], channel_scaler.noisy_sum
 
-    def noted(total, std, generator, seed):
-        stds.append((std, seed))
-        return true(total, std, generator, seed)
+    def noted(total, std, generator, seed, words):
+        stds.append((std, (seed, words)))
+        return true(total, std, generator, seed, words)
 
     monkeypatch.setattr(channel_scaler, "noisy_sum", noted)
     _, event = release_channel_scaler(

@@ -103,7 +103,7 @@ def test_the_estimate_is_right_when_the_noise_is_small():
     assert isinstance(scaler, PublicScaler)
     assert scaler.mean.shape == (2, 3)
     assert torch.allclose(scaler.mean, x.double().mean(0), atol=0.01)
-    assert torch.allclose(scaler.std, x.double().std(0), atol=0.02)
+    assert torch.allclose(scaler.std, x.double().std(0), atol=0.03)  # ranges cut the tails
     assert torch.allclose(scaler(x).std(0), torch.ones(2, 3), atol=0.05)
 
 

@@ -122,7 +122,9 @@ def test_wrong_numbers_are_refused(wrong: dict, words: str) -> None:
 def test_one_seed_is_not_one_noise():
     """A run that is given the same number must not repeat this noise: it would cancel."""
     total = torch.zeros(1000)
-    found = noisy_sum(total, 1.0, None, 3)
-    assert torch.equal(found, noisy_sum(total, 1.0, None, 3))
+    found = noisy_sum(total, 1.0, None, 3, "a sum")
+    assert torch.equal(found, noisy_sum(total, 1.0, None, 3, "a sum"))
+    other = noisy_sum(total, 1.0, None, 3, "another")
+    assert float((found * other).mean().abs()) < 0.2
     gradients = NoiseSource(3).normal(1000, torch.device("cpu"), torch.float32)
     assert float((found * gradients).mean().abs()) < 0.2

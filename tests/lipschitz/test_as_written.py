@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+    register_module_full_backward_hook,
+    register_module_full_backward_pre_hook,
+)
 
 from tacit import Clipless, Poisson, batch_of
 from tacit.certificates import certified_radius
+from tacit.certificates.certifier import certifier_for
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz import (
     Absolute,
@@ -156,3 +163,31 @@ def test_answers_for_another_forward_are_refused(layer: nn.Module) -> None:
 def test_answers_for_the_same_forward_are_taken(layer: nn.Module, norm: float) -> None:
     found = propagate(nn.Sequential(layer), 1.0, (4,), input_norm=1.0)
     assert found.output.norm == pytest.approx(norm, rel=1e-3)
+
+
+PROCESS_WIDE = {
+    "forward hook": (register_module_forward_hook, lambda m, args, out: 10 * out),
+    "forward pre-hook": (register_module_forward_pre_hook, lambda m, args: (10 * args[0],)),
+    "backward hook": (register_module_full_backward_hook, lambda m, gi, go: gi),
+    "backward pre-hook": (register_module_full_backward_pre_hook, lambda m, go: (10 * go[0],)),
+}
+
+
+@pytest.mark.parametrize("name", PROCESS_WIDE)
+def test_a_hook_of_all_modules_is_refused(name: str) -> None:
+    register, hook = PROCESS_WIDE[name]
+    model, query, loss = network(), Clipless(), CrossEntropy()
+    batch = batch_of(torch.randn(2, 4), torch.tensor([0, 1]), divisor=1.0, scheme=Poisson(0.1))
+    query(model, loss, batch)  # bounds are kept from here on
+    certify = certifier_for(model, (4,))
+    handle = register(hook)
+    try:
+        with pytest.raises(UnboundedLayer, match="all modules"):
+            query(model, loss, batch)
+        with pytest.raises(UnboundedLayer, match="all modules"):
+            propagate(model, 1.0, (4,))
+        with pytest.raises(UnboundedLayer, match="all modules"):
+            certify(torch.randn(2, 4))
+    finally:
+        handle.remove()
+    query(model, loss, batch)

@@ -1,6 +1,10 @@
 """Training records are not evaluated on, unless the run says so."""
 
-from dataclasses import replace
+import copy
+import gc
+import pickle
+import weakref
+from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -9,7 +13,7 @@ from small_trainer import small_trainer, some_records
 import tacit
 from tacit.errors import NotPublic
 from tacit.training import Unprotected
-from tacit.training.held_out import NOT_COVERED, require_held_out
+from tacit.training.held_out import NOT_COVERED, SHOWN, require_held_out
 
 TRAIN = some_records()
 COPY = replace(TRAIN, inputs=TRAIN.inputs.clone(), targets=TRAIN.targets.clone(), name="copy")
@@ -68,3 +72,27 @@ def test_a_run_on_unprotected_records_says_so():
     assert NOT_COVERED in run.notes
     held_out = small_trainer(records=TRAIN, evaluate_on=some_records(seed=9)).fit()
     assert NOT_COVERED not in held_out.notes
+
+
+def test_a_report_on_training_records_says_so():
+    run = small_trainer(records=TRAIN).fit()
+    for shown, expected in [(TRAIN, True), (COPY, True), (some_records(seed=9), False)]:
+        assert (SHOWN in run.facts(shown)["notes"]) is expected
+        assert (SHOWN[:30] in run.summary(shown)) is expected
+    assert SHOWN not in run.facts()["notes"]
+
+
+def test_a_run_does_not_carry_its_records():
+    trainer = small_trainer(records=some_records())
+    run = trainer.fit()
+    assert SHOWN in run.facts(trainer.sampler.records)["notes"]
+    again = pickle.loads(pickle.dumps(run))
+    assert again.epsilon == run.epsilon
+    copy.deepcopy(run)
+    assert not any(
+        isinstance(value, tacit.Records) for value in [*vars(run).values(), *astuple(run)]
+    )
+    kept = weakref.ref(trainer.sampler.records)
+    del trainer
+    gc.collect()
+    assert kept() is None

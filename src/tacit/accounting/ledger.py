@@ -18,7 +18,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Hashable
+import sys
+import threading
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 
@@ -31,7 +34,9 @@ from tacit.accounting.ledger_file import copied
 from tacit.accounting.ledger_statement import Statement, statement_of
 from tacit.accounting.ledger_store import LedgerStore, RunRow
 from tacit.accounting.plan import Plan
+from tacit.accounting.process_lock import ProcessLock
 from tacit.accounting.rdp import ORDERS, renyi_curve
+from tacit.accounting.release import Release
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded, PlanChanged
 from tacit.private_gradient import PrivateGradient
@@ -79,6 +84,8 @@ class Ledger:
         self._own_limit, self._lease = 0, 0
         self._life = 0, 0
         self._occasions: set[Hashable] = set()
+        self._owner = threading.get_ident()
+        self._lock = ProcessLock()
 
     @property
     def path(self) -> os.PathLike[str] | None:
@@ -91,8 +98,13 @@ class Ledger:
         stays charged; going on with it uses what is left. What comes before the first step
         (`plan.prelude`) is charged here: release it after this call, not before.
         """
+        with self._lock:
+            self._begin(plan, name, budget or self.budget)
+
+    def _begin(self, plan: Plan, name: str | None, own: Budget) -> None:
+        if os.getpid() == self._pid:
+            self._mind_owner()
         self.end()
-        own = budget or self.budget
         if plan.relation is not self.budget.relation or own.relation is not self.budget.relation:
             raise ValueError(
                 f"the run is for {plan.relation}, the ledger for {self.budget.relation}; "
@@ -117,7 +129,9 @@ class Ledger:
                     f"run {name!r} began with {same.plan}, not {plan}; give the new run "
                     "a name of its own"
                 )
+            self._acknowledge(run_id, plan)
             beginning = self._store.add_beginning(run_id)
+        self._owner = threading.get_ident()
         self._run_id, self._plan, self._own_limit = run_id, plan, limit
         self._life = run_id, beginning
 
@@ -127,7 +141,12 @@ class Ledger:
         A refusal draws no noise and leaves `.grad` as it was.
         """
         private.uncovered(into)  # raises where the release could not succeed
-        self._mind_forks()
+        with self._lock:
+            self._charge(private)
+            private.draw_into(into)
+
+    def _charge(self, private: PrivateGradient) -> None:
+        self._mind_owner()
         if private.plan != self._plan:
             if self._plan is not None:
                 raise PlanChanged(
@@ -143,7 +162,6 @@ class Ledger:
             self._lease -= 1
             if private.occasion is not None:
                 self._occasions.add(private.occasion)
-        private.draw_into(into)
 
     def claim(self, event: dpa.GaussianDpEvent, what: str) -> None:
         """Take, for the release `what`, a Gaussian that the run's plan has in its prelude.
@@ -151,20 +169,38 @@ class Ledger:
         It was charged when the run began; here it is put on disk that it is used. A run releases
         each `what` once, whoever goes on with it: what crashes after its claim has used it.
         """
-        with self._store.transaction():
+        with self._own_transaction():
             run_id = self._require_claimable(event, what)
             self._store.add_claim(run_id, what, event.noise_multiplier)
 
+    def claim_next(self, event: dpa.GaussianDpEvent, what: str) -> str:
+        """Claim one more such Gaussian of the run's plan, and say under which name.
+
+        However many the plan has of this multiplier, so many releases there are in the life of the
+        run, whichever processes make them. Once it is made, `name_claim` says which value it was.
+        """
+        with self._own_transaction():
+            run_id = self._require_planned(event, what)
+            name = f"{what}, claim {len(self._store.claims(run_id)) + 1}"
+            self._store.add_claim(run_id, name, event.noise_multiplier)
+        return name
+
+    def name_claim(self, claim: str, name: str) -> None:
+        """The value of that claim, so that the run knows it when it is handed in (`Release`)."""
+        with self._own_transaction():
+            assert self._run_id is not None
+            if name not in self._store.claims(self._run_id):
+                self._store.rename_claim(self._run_id, claim, name)
+
     def require_unclaimed(self, event: dpa.GaussianDpEvent, what: str) -> None:
         """Raise what `claim` would raise, and take nothing."""
-        with self._store.transaction():
+        with self._own_transaction():
             self._require_claimable(event, what)
 
     def run_status(self) -> tuple[int, int]:
         """Of the current run: events charged, less what this process has left of its lease, and
         the most there can be. Another process's lease counts as used."""
-        self._mind_forks()
-        with self._store.transaction():
+        with self._own_transaction():
             run = next((r for r in self._store.runs() if r.id == self._run_id), None)
         if run is None:
             raise ValueError("no run has begun; begin one, or release a gradient")
@@ -176,7 +212,7 @@ class Ledger:
         Counted within the transaction that lets the run in, so no two beginnings agree, whichever
         processes they are in and however much is given back. (1, 1) is the first of all.
         """
-        self._mind_forks()
+        self._mind_owner()
         if self._run_id is None:
             raise ValueError("no run has begun; begin one, or release a gradient")
         return self._life
@@ -184,19 +220,21 @@ class Ledger:
     def end(self) -> None:
         """End the current run in good order: the unused part of its lease is given back.
 
-        It is forgotten first: interrupted after the commit, a second end gives nothing back again,
-        and interrupted before it, the lease is spent.
+        Any thread may end it. It is forgotten first: interrupted after the commit, a second end
+        gives nothing back again, and interrupted before it, the lease is spent.
         """
-        run_id, lease, own = self._run_id, self._lease, os.getpid() == self._pid
-        self._forget()
-        if run_id is not None and own:
-            with self._store.transaction():
-                self._store.add_charge(run_id, -lease)
-                self._store.drop_if_nothing_was_released(run_id)
+        with self._lock:
+            run_id, lease, own = self._run_id, self._lease, os.getpid() == self._pid
+            self._forget()
+            if run_id is not None and own:
+                with self._store.transaction():
+                    self._store.add_charge(run_id, -lease)
+                    self._store.drop_if_nothing_was_released(run_id)
 
     def close(self) -> None:
-        self.end()
-        self._store.close()
+        with self._lock:
+            self.end()
+            self._store.close()
 
     def __enter__(self) -> Ledger:
         return self
@@ -214,7 +252,8 @@ class Ledger:
 
     def statement(self) -> Statement:
         """Every run and the total. Reading it costs nothing."""
-        return _statement_in(self._store)
+        with self._lock:
+            return _statement_in(self._store)
 
     def _forget(self) -> None:
         self._pid = os.getpid()
@@ -223,25 +262,59 @@ class Ledger:
         self._life = 0, 0
         self._occasions = set()
 
-    def _mind_forks(self) -> None:
-        """The parent's lease, and the epochs it paid for, are the parent's."""
+    def _mind_owner(self) -> None:
+        """A run is one thread's: another's would be counted with it, and its ε would be wrong.
+
+        After a fork the parent's lease, and the epochs it paid for, are the parent's.
+        """
+        here = threading.get_ident()
         if os.getpid() != self._pid:
             self._pid, self._lease = os.getpid(), 0
             self._occasions = set()
+            self._owner = here
+        if self._owner == here:
+            return
+        # Not Thread.is_alive(), which is always true of threads that Python did not start.
+        if self._run_id is not None and self._owner in sys._current_frames():
+            raise RuntimeError(
+                "the ledger's run was begun in another thread; end it first with ledger.end() "
+                "(claims stay), or open the ledger's file again in this one"
+            )
+        self._owner = here
+
+    @contextmanager
+    def _own_transaction(self) -> Iterator[None]:
+        with self._lock:
+            self._mind_owner()
+            with self._store.transaction():
+                yield
+
+    def _acknowledge(self, run_id: int, plan: Plan) -> None:
+        """The run pays for the values in its prelude, and for no others in their place.
+
+        The same value again is free. One more than the plan has raises BudgetExceeded.
+        """
+        for event in plan.prelude:
+            held = self._store.claims(run_id)
+            if not isinstance(event, Release) or not event.name or event.name in held:
+                continue
+            _require_one_more(event, event.name, plan, held)
+            self._store.add_claim(run_id, event.name, event.noise_multiplier)
 
     def _require_claimable(self, event: dpa.GaussianDpEvent, what: str) -> int:
+        run_id = self._require_planned(event, what)
+        if what in self._store.claims(run_id):
+            raise BudgetExceeded(_made(what, f"a release of multiplier {event.noise_multiplier:g}"))
+        return run_id
+
+    def _require_planned(self, event: dpa.GaussianDpEvent, what: str) -> int:
+        """Of the current run, whose plan must have one more such Gaussian than was claimed."""
         if self._run_id is None or self._plan is None or event not in self._plan.prelude:
             raise PlanChanged(
                 f"{what}: the release costs {event}, and the ledger's current run did not plan for "
                 "that; give it to the Trainer, or begin a run with it in Plan(prelude=...)"
             )
-        claims = self._store.claims(self._run_id)
-        taken = list(claims.values()).count(event.noise_multiplier)
-        if what in claims or taken >= self._plan.prelude.count(event):
-            raise BudgetExceeded(
-                f"{what}: the run was charged for one release, and the ledger says that it has "
-                "been made; nothing was released. To release again, begin another run"
-            )
+        _require_one_more(event, what, self._plan, self._store.claims(self._run_id))
         return self._run_id
 
     def _event_limit(self, plan: Plan, own: Budget) -> int:
@@ -318,6 +391,22 @@ class Ledger:
                 )
             self._store.add_charge(run.id, events)
         return events
+
+
+def _require_one_more(
+    event: dpa.GaussianDpEvent, what: str, plan: Plan, held: Mapping[str, float]
+) -> None:
+    planned = plan.prelude.count(event)
+    if list(held.values()).count(float(event.noise_multiplier)) >= planned:
+        number = "a release" if planned == 1 else f"{planned} releases"
+        raise BudgetExceeded(_made(what, f"{number} of multiplier {event.noise_multiplier:g}"))
+
+
+def _made(what: str, paid: str) -> str:
+    return (
+        f"{what}: what the run was charged for, {paid}, has been made; nothing more is let out. "
+        "Use what was released then, or begin another run under a name of its own"
+    )
 
 
 def read_statement(path: str | os.PathLike[str]) -> Statement:

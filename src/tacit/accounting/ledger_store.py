@@ -56,7 +56,9 @@ class LedgerStore:
         self._open: sqlite3.Connection | None = None
         self._in_memory: sqlite3.Connection | None = None
         if self.path is None:
-            self._in_memory = sqlite3.connect(":memory:", isolation_level=None)
+            self._in_memory = sqlite3.connect(
+                ":memory:", isolation_level=None, check_same_thread=False
+            )
             self._in_memory.executescript(SCHEMA)
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +172,14 @@ class LedgerStore:
         return dict(self._db.execute(query, (run_id,)).fetchall())
 
     def add_claim(self, run_id: int, what: str, noise_multiplier: float) -> None:
-        self._db.execute("INSERT INTO claims VALUES (?, ?, ?)", (run_id, what, noise_multiplier))
+        # As a float: SQLite would keep a number of NumPy's as bytes, which equal no number.
+        self._db.execute(
+            "INSERT INTO claims VALUES (?, ?, ?)", (run_id, what, float(noise_multiplier))
+        )
+
+    def rename_claim(self, run_id: int, what: str, name: str) -> None:
+        query = "UPDATE claims SET what = ? WHERE run = ? AND what = ?"
+        self._db.execute(query, (name, run_id, what))
 
     def drop_if_nothing_was_released(self, run_id: int) -> None:
         """Forget a run that ended without a charge and had nothing before its first step."""

@@ -16,6 +16,7 @@ from tacit.accounting.accountant import (
 )
 from tacit.accounting.pld import FINE, Precision
 from tacit.accounting.rdp import epsilon_of_curve, renyi_curve
+from tacit.accounting.release import Release
 from tacit.budget import Budget, Relation
 from tacit.errors import UnsupportedEvent
 from tacit.sampling import schemes
@@ -51,6 +52,12 @@ class Plan:
                 raise UnsupportedEvent(
                     f"{event!r} cannot come before a run; give GaussianDpEvent(noise_multiplier)"
                 )
+            if isinstance(event, Release) and event.relation not in (None, self.relation):
+                raise ValueError(
+                    f"{event.name} was released with noise for {event.relation}, and the run is "
+                    f"for {self.relation}; release it with relation={self.relation.value!r}"
+                )
+        object.__setattr__(self, "prelude", tuple(map(_with_float, self.prelude)))
         self.scheme.require(self.accounted_relation)
         self.scheme.step_event(self.noise_multiplier, self.unit)  # refuses a unit it cannot draw
 
@@ -125,3 +132,10 @@ class Plan:
             unit=Unit(fields["unit"]),
             prelude=tuple(dpa.GaussianDpEvent(z) for z in fields["prelude"]),
         )
+
+
+def _with_float(event: dpa.GaussianDpEvent) -> dpa.GaussianDpEvent:
+    """The same with a number that JSON and SQLite know: not one of NumPy's."""
+    if isinstance(event, Release):
+        return event
+    return dpa.GaussianDpEvent(float(event.noise_multiplier))

@@ -56,6 +56,8 @@ class Certifier:
 
     @torch.no_grad()
     def __call__(self, inputs: Tensor) -> Certificates:
+        for part in (self.front, self.rest):
+            require_as_written(part)  # hooks may have come since the bounds were found
         inputs = inputs.to(self.slopes_KK.device, torch.float64)
         u = self.front(inputs)
         outputs = self.rest(u if self.sphere is None else self.sphere(u))

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from tacit.budget import Relation
-from tacit.data.noisy_sum import check_release, gaussian_event, noisy_sum
+from tacit.data.noisy_sum import SEEDED, check_release, claimed, noisy_sum
 
 if TYPE_CHECKING:
-    import dp_accounting
+    from tacit.accounting.ledger import Ledger
+    from tacit.accounting.release import Release
 
 _CHUNK = 4096  # records at once
+_WHAT = "centre"
 
 
 @dataclass(frozen=True)
@@ -62,27 +64,30 @@ def release_centre(
     relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
     generator: torch.Generator | None = None,
     seed: int | None = None,
-) -> tuple[Centre, dp_accounting.GaussianDpEvent]:
+    ledger: Ledger | None = None,
+) -> tuple[Centre, Release]:
     """c = (Σ_i x_i/‖x_i‖ + N(0, (z·Δ)²·I)) / N, and the event to charge for it.
 
     A record adds a vector of norm 1, or 0 where it is zero or not finite. So one that is added or
     removed moves the sum by at most Δ = 1, and one that is replaced by at most Δ = 2, reached by
     opposite vectors. N is the *declared* number of records, never their count. It is one Gaussian
     mechanism of multiplier z under `relation`; charge it under the same one, before training:
-    `Trainer(prelude=(event,))`. Noise comes from the operating system unless `generator` or `seed`
-    is given; then it is not private against whoever knows the seed.
+    `Trainer(prelude=(event,))`. With a `ledger`, whose current run planned for it, it is claimed
+    there before a record is read. Noise comes from the operating system unless `generator` or
+    `seed` is given; then it is not private against whoever knows the seed.
     """
     relation = Relation(relation)
     check_release(noise_multiplier, public_size, generator, seed)
+    claim = claimed(noise_multiplier, relation, _WHAT, ledger)
     total = sum_on_sphere(inputs)
     std = noise_multiplier * sensitivity(relation)
-    centre = noisy_sum(total, std, generator, seed).div_(public_size)
+    centre = noisy_sum(total, std, generator, seed, claim.words).div_(public_size)
     origin = f"released with Gaussian noise of multiplier {noise_multiplier:g} ({relation})"
     if seed is not None:
-        origin += "; seeded: not private against whoever knows the seed"
+        origin += SEEDED
     return (
         Centre(centre.reshape(inputs.shape[1:]).float(), origin),
-        gaussian_event(noise_multiplier),
+        claim.release(centre),
     )
 
 

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from tacit.budget import Relation
-from tacit.data.noisy_sum import check_release, gaussian_event, noisy_sum
+from tacit.data.noisy_sum import SEEDED, check_release, claimed, noisy_sum
 from tacit.data.scaling import PublicScaler
 
 if TYPE_CHECKING:
-    import dp_accounting
+    from tacit.accounting.ledger import Ledger
+    from tacit.accounting.release import Release
 
 _CHUNK = 2048  # records at once
+_WHAT = "channel statistics"
 _SLACK = 1 - 1e-12  # for roundings of a norm in float64
 
 
@@ -34,7 +36,8 @@ def release_channel_scaler(
     public_size: int,
     relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
     seed: int | None = None,
-) -> tuple[PublicScaler, dp_accounting.GaussianDpEvent]:
+    ledger: Ledger | None = None,
+) -> tuple[PublicScaler, Release]:
     """A scaler that standardises each of C channels, and the event to charge for it.
 
     Record x has channels x_c with P positions. Two sums over records, the second once the first is
@@ -51,6 +54,7 @@ def release_channel_scaler(
     R and T are no assumptions: what is longer is cut, which biases the scaler and not the
     guarantee. Scattering features of images whose pixels have variance 1 have sizes of norm about
     √3 for three colours, 1 for one. N is the *declared* number of records, never their count.
+    With a `ledger`, whose current run planned for it, it is claimed there before a record is read.
     Noise comes from the operating system unless `seed` is given; then it is not private against
     whoever knows the seed.
     """
@@ -60,26 +64,29 @@ def release_channel_scaler(
         raise ValueError(f"size_bound is {size_bound!r}; give a finite number above 0")
     if inputs.ndim < 2:
         raise ValueError(f"inputs of shape {tuple(inputs.shape)}; give records with channels")
+    claim = claimed(noise_multiplier, relation, _WHAT, ledger)
     channels = inputs.shape[1]
     times = math.sqrt(2) * noise_multiplier * (1 if relation is Relation.ADD_OR_REMOVE_ONE else 2)
     std = times * size_bound
-    found = noisy_sum(sum_of_sizes(inputs, size_bound), std, None, seed)
-    sizes_C = found.div_(public_size).clamp_(min=std / public_size)
+    found = noisy_sum(sum_of_sizes(inputs, size_bound), std, None, seed, f"{claim.words}, sizes")
+    sizes_C = (found / public_size).clamp_(min=std / public_size)
 
     bound = moments_bound(channels)
     std = times * bound
-    again = None if seed is None else seed + 1  # its noise must not be the first's
-    total = noisy_sum(sum_of_moments(inputs, sizes_C, bound), std, None, again)
-    first_C, second_C = total.div_(public_size)
+    total = noisy_sum(
+        sum_of_moments(inputs, sizes_C, bound), std, None, seed, f"{claim.words}, moments"
+    )
+    first_C, second_C = total / public_size
     variance_C = (second_C - first_C**2).clamp_(min=std / public_size)
     origin = f"of each channel released with Gaussian noise of multiplier {noise_multiplier:g}"
     origin += f" ({relation}): its event must be charged to the budget"
     if seed is not None:
-        origin += "; seeded: not private against whoever knows the seed"
+        origin += SEEDED
     scaler = PublicScaler(
         (sizes_C * first_C).float(), (sizes_C * variance_C.sqrt()).float(), origin
     )
-    return scaler, gaussian_event(noise_multiplier)
+    released = torch.cat([found, total.flatten()])
+    return scaler, claim.release(released)
 
 
 def moments_bound(channels: int) -> float:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from tacit.budget import Relation
+
+SEEDED = "; seeded: not private against whoever knows the seed, or sees another release of it"
+
 if TYPE_CHECKING:
-    import dp_accounting
+    from tacit.accounting.ledger import Ledger
+    from tacit.accounting.release import Release
 
 
 def check_release(
@@ -27,27 +33,68 @@ def check_release(
         raise ValueError("both generator and seed were given; give one of them")
 
 
+@dataclass(frozen=True)
+class Claim:
+    """One Gaussian for the value `what`: taken from a ledger, or to be paid by whoever trains."""
+
+    noise_multiplier: float
+    relation: Relation
+    what: str
+    ledger: Ledger | None = None
+    name: str = ""
+
+    @property
+    def words(self) -> str:
+        """What a seed's stream is named by: never the same for two releases on one ledger."""
+        if self.ledger is None:
+            return f"a noisy sum: {self.what}"
+        run, beginning = self.ledger.life()
+        return f"a noisy sum: {self.name}, run {run}, beginning {beginning}"
+
+    def release(self, released: Tensor) -> Release:
+        """What the value cost; to be charged under the relation that its noise was made for."""
+        from tacit.accounting.release import Release, name_of
+
+        named = name_of(self.what, released)
+        if self.ledger is not None:
+            self.ledger.name_claim(self.name, named)
+        return Release(self.noise_multiplier, named, self.relation)
+
+
+def claimed(noise_multiplier: float, relation: Relation, what: str, ledger: Ledger | None) -> Claim:
+    """Take the Gaussian that the ledger's current run has paid for; before any record is read.
+
+    Raises if the run did not plan for it, has used it, or is for another relation: the noise would
+    be another share of the sensitivity than what was charged.
+    """
+    noise_multiplier = float(noise_multiplier)
+    if ledger is None:
+        return Claim(noise_multiplier, relation, what)
+    if relation is not ledger.budget.relation:
+        raise ValueError(
+            f"the release is for {relation}, the ledger for {ledger.budget.relation}; give "
+            "relation= the ledger's"
+        )
+    import dp_accounting
+
+    name = ledger.claim_next(dp_accounting.GaussianDpEvent(noise_multiplier), what)
+    return Claim(noise_multiplier, relation, what, ledger, name)
+
+
 def noisy_sum(
-    total: Tensor, std: float, generator: torch.Generator | None, seed: int | None
+    total: Tensor, std: float, generator: torch.Generator | None, seed: int | None, words: str
 ) -> Tensor:
     """T + N(0, std²·I), from the operating system unless a generator or a seed is given.
 
-    Of a seed the stream is this sum's own: gradients draw from the same number too, and the same
-    noise on two releases cancels.
+    Of a seed the stream belongs to `words`: gradients and other sums draw from the same number too,
+    and the same noise on two releases cancels.
     """
     from tacit.noise import generator_for, seed_for
 
     if generator is None:
-        own = None if seed is None else seed_for(seed, "a noisy sum")
+        own = None if seed is None else seed_for(seed, words)
         generator = generator_for(torch.device("cpu"), own)
     noise = torch.randn(
         total.shape, dtype=total.dtype, generator=generator, device=generator.device
     )
     return total + std * noise.cpu()
-
-
-def gaussian_event(noise_multiplier: float) -> dp_accounting.GaussianDpEvent:
-    """What the release costs; charge it under the relation that its sensitivity is for."""
-    import dp_accounting
-
-    return dp_accounting.GaussianDpEvent(noise_multiplier)

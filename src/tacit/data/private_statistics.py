@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from tacit.budget import Relation
-from tacit.data.noisy_sum import check_release, gaussian_event, noisy_sum
+from tacit.data.noisy_sum import SEEDED, check_release, claimed, noisy_sum
 from tacit.data.scaling import Constants, PublicScaler, align, as_constants
 
 if TYPE_CHECKING:
-    import dp_accounting
+    from tacit.accounting.ledger import Ledger
+    from tacit.accounting.release import Release
 
 _CHUNK = 1 << 22  # values converted to float64 at once
+_WHAT = "statistics"
 
 
 def release_statistics(
@@ -28,7 +30,8 @@ def release_statistics(
     relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
     generator: torch.Generator | None = None,
     seed: int | None = None,
-) -> tuple[PublicScaler, dp_accounting.GaussianDpEvent]:
+    ledger: Ledger | None = None,
+) -> tuple[PublicScaler, Release]:
     """A scaler with differentially private mean and std, and the event to charge for it.
 
     Each of the d features is clipped to its declared [lower, upper] and mapped to u in [-1, 1];
@@ -50,15 +53,18 @@ def release_statistics(
     noise in the variance itself; below it the estimate says nothing.
 
     The noise multiplier of the event is that standard deviation over the sensitivity *under
-    `relation`*; charge it under the same relation. Noise comes from the operating system unless
+    `relation`*; charge it under the same relation. With a `ledger`, whose current run planned for
+    it, it is claimed there before a record is read. Noise comes from the operating system unless
     `generator` or `seed` is given; then it is not private against whoever knows the seed.
     """
     relation = Relation(relation)
     check_release(noise_multiplier, public_size, generator, seed)
     middle, half = _range(inputs, lower, upper)
+    claim = claimed(noise_multiplier, relation, _WHAT, ledger)
     total = sum_of_moments(inputs, middle, half)
     std = noise_multiplier * sensitivity(middle.numel(), relation)
-    first, second = noisy_sum(total, std, generator, seed).div_(public_size)
+    released = noisy_sum(total, std, generator, seed, claim.words)
+    first, second = released / public_size
 
     mean = first.clamp(-1, 1)
     variance = (1 + second - mean**2).clamp(max=1.0).clamp(min=min(1.0, std / public_size))
@@ -68,11 +74,10 @@ def release_statistics(
         (half * variance.sqrt()).reshape(shape),
         origin=(
             f"released with Gaussian noise of multiplier {noise_multiplier:g} ({relation}): "
-            "its event must be charged to the budget"
-            + ("; seeded: not private against whoever knows the seed" if seed is not None else "")
+            "its event must be charged to the budget" + (SEEDED if seed is not None else "")
         ),
     )
-    return scaler, gaussian_event(noise_multiplier)
+    return scaler, claim.release(released)
 
 
 def sensitivity(num_features: int, relation: Relation) -> float:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import nn
 
 from tacit.errors import UnboundedLayer
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+from tacit.foreign_hooks import foreign_hooks, process_wide_hooks
 
 
 def require_as_written(model: nn.Module) -> None:
@@ -18,9 +15,14 @@ def require_as_written(model: nn.Module) -> None:
     of the instance's own; the answers would still be the class's. Hooks of this library only look.
     They can be added at any time, so whoever keeps bounds asks again each time.
     """
+    for hook in process_wide_hooks().values():
+        raise UnboundedLayer(
+            f"no module has a gradient bound: {getattr(hook, '__qualname__', hook)} was registered "
+            "as a hook of all modules of the process, which may change anything; remove it"
+        )
     for name, module in model.named_modules():
         where = f"layer {name or 'model'!r} ({type(module).__name__})"
-        if any(_foreign_hooks(module)):
+        if foreign_hooks(module):
             raise UnboundedLayer(
                 f"{where} has no gradient bound: it has hooks, which may change anything; remove "
                 "them, or make what they do a layer with the three answers of "
@@ -41,10 +43,3 @@ def require_plain_gradients(model: nn.Module) -> None:
                 f"parameter {name!r} has hooks, which may change its gradient after it was "
                 "bounded; remove them, and change the gradient once it is released"
             )
-
-
-def _foreign_hooks(module: nn.Module) -> Iterator[bool]:
-    for table in _HOOKS:
-        for hook in getattr(module, table).values():
-            if (getattr(hook, "__module__", None) or "").split(".")[0] != "tacit":
-                yield True

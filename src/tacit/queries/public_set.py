@@ -9,6 +9,8 @@ from tacit.data.records import Records
 from tacit.errors import NotPublic
 
 _ROWS_TO_COMPARE = 64
+_CHUNK = 4096  # rows at once
+_ROUNDING = 1e-10  # of a sum in float64, with much to spare
 
 
 def require_public(public: Records, private: Records) -> None:
@@ -49,14 +51,30 @@ def found_among(public: Records, private: Records) -> float:
     """The share of some public rows that equal a private row, input for input."""
     if public.shape != private.shape or len(private) == 0:
         return 0.0
-    some = public.inputs[:_ROWS_TO_COMPARE].to(private.device, private.inputs.dtype)
+    some = public.inputs[:_ROWS_TO_COMPARE].to(private.device, private.inputs.dtype).flatten(1)
     held = private.inputs.flatten(1)
     if held.shape[1] == 0:
         return 0.0
-    # Compare one column first: where it differs, so does the row.
+    # Where one number of two rows differs, so do the rows; the others are compared in full.
+    draws = torch.Generator().manual_seed(0)
+    weights = torch.randn(held.shape[1], generator=draws, dtype=torch.float64).to(held.device)
+    numbers = _one_number(held, weights)
+    slacks = _ROUNDING * _one_number(some.double().abs(), weights.abs())
     found = 0
-    for row in some.flatten(1):
-        place = int((row - row.median()).abs().argmax())
-        alike = held[held[:, place] == row[place]]
-        found += bool((alike == row).all(dim=1).any())
+    for row, wanted, slack in zip(some, _one_number(some, weights), slacks, strict=True):
+        found += _is_among(row, held, (numbers - wanted).abs() <= slack)
     return found / len(some)
+
+
+def _one_number(rows: Tensor, weights: Tensor) -> Tensor:
+    """A combination of each row's entries, in float64; what is not finite counts as a number."""
+    chunks = (
+        torch.nan_to_num(chunk.double(), 0.0, 1e300, -1e300) @ (weights / len(weights))
+        for chunk in rows.split(_CHUNK)
+    )
+    return torch.cat(list(chunks))
+
+
+def _is_among(row: Tensor, held: Tensor, candidates: Tensor) -> bool:
+    places = candidates.nonzero().flatten()
+    return any(bool((held[some] == row).all(dim=1).any()) for some in places.split(_CHUNK // 16))

@@ -17,6 +17,11 @@ NOT_COVERED = (
     "read off them"
 )
 
+SHOWN = (
+    "accuracy and loss are of records most of which equal training records: epsilon does not cover "
+    "what those show; look at records that were held out"
+)
+
 
 @dataclass(frozen=True)
 class Unprotected:
@@ -48,6 +53,15 @@ def require_held_out(evaluated: Records, private: Records) -> None:
             f"most records of evaluate_on {evaluated.name!r} are among the training records; "
             f"{remedy}"
         )
+
+
+def are_training_records(evaluated: Records, private: Records) -> bool:
+    """Whether `require_held_out` would refuse them."""
+    try:
+        require_held_out(evaluated, private)
+    except NotPublic:
+        return True
+    return False
 
 
 def _rows_in_common(a: Tensor, b: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from tacit.lipschitz.projection import constraints_of
 from tacit.queries.bounded_gradient import Loss
 from tacit.training.callbacks import Evaluation
 from tacit.training.evaluate import Metrics, evaluate
+from tacit.training.held_out import SHOWN, are_training_records
 
 SEEDED = (
     "seeded: not private against whoever knows the seed, or sees another run that was drawn from it"
@@ -49,6 +51,17 @@ class Run:
     notes: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
 
+    def trained_on(self, *private: Records) -> Run:
+        """Know these records again in a report, for as long as somebody else keeps them.
+
+        They are not the run's: where it is stored, sent or turned into a dict they must not go.
+        """
+        self._records = [weakref.ref(records) for records in private]
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_records"}
+
     def evaluate(self, records: Records) -> Metrics:
         return evaluate(self.model, records, self.loss)
 
@@ -68,9 +81,12 @@ class Run:
         return {**found.facts(), "inputs": "inputs as the network is given them"}
 
     def facts(self, test: Records | None = None) -> dict[str, Any]:
-        """Everything about the run as plain values, ready for JSON."""
+        """Everything about the run as plain values, ready for JSON.
+
+        Of `test` records that were trained on, a note says that ε does not cover what they show.
+        """
         metrics = self.evaluate(test) if test is not None else None
-        warning = no_privacy_note(self.epsilon, self.budget.delta)
+        warnings = [no_privacy_note(self.epsilon, self.budget.delta), self._not_covered(test)]
         return {
             "accuracy": metrics.accuracy if metrics else None,
             "loss": metrics.loss if metrics else None,
@@ -87,11 +103,17 @@ class Run:
             "seconds": self.seconds,
             "peak_memory_bytes": self.peak_memory_bytes,
             "seeded": self.seeded,
-            "notes": [*([warning] if warning else []), *self.notes],
+            "notes": [*filter(None, warnings), *self.notes],
             "plan": self.plan.to_json(),
             "history": [vars(evaluation) for evaluation in self.history],
             "config": self.config,
         }
+
+    def _not_covered(self, test: Records | None) -> str | None:
+        kept = (known() for known in getattr(self, "_records", ()))
+        if test is None or not any(are_training_records(test, one) for one in kept if one):
+            return None
+        return SHOWN
 
     def summary(self, test: Records | None = None) -> str:
         """The table that ends a run, as text."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import weakref
 from collections.abc import Hashable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -58,6 +59,10 @@ class Trainer:
     which the guarantee need not cover: training records are refused.
     `seed` fixes the noise, and the sampling where the sampler has no seed of its own; what the
     model draws (initial weights, dropout) is PyTorch's to seed.
+
+    `prelude` holds what was released before training, as the functions of `tacit.data` return it:
+    it is planned and charged with the run. When a run is gone on with, another value in the place
+    of the one that was paid for is refused.
 
     `statistics` says where BatchNorm's running statistics come from, for a query that takes such
     networks. `PublicStatistics` are set before every evaluation and at the end.
@@ -117,6 +122,7 @@ class Trainer:
             if seed is not None and statistics.seed is None:
                 statistics.reseed(seed)
         self.config = config or {}
+        self._given_records = weakref.ref(sampler.records)
         self._move(device)
         self.ledger = ledger
         if noise_multiplier is None:
@@ -288,7 +294,7 @@ class Trainer:
             history=history,
             notes=notes,
             config=self.config,
-        )
+        ).trained_on(*self._private_records())
 
     def _vary_seeds(self, run: int, beginning: int) -> None:
         """A seed that comes again on a ledger must draw neither its noise nor its batches again.
@@ -316,6 +322,12 @@ class Trainer:
         if given is not None:
             require_held_out(given, self.sampler.records)
         return given
+
+    def _private_records(self) -> list[Records]:
+        """As they were given, where somebody still has them, and as they were trained on."""
+        given = self._given_records()
+        moved = self.sampler.records
+        return [moved] if given is None or given is moved else [given, moved]
 
     def _forget_recordings(self) -> None:
         """A recorded graph holds the memory of a step; a finished run must not."""

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_replay_without_gpu import AsIfOnGpu, stand_in
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 import tacit
 from tacit import Augmentation, PerSampleClip
@@ -297,6 +298,15 @@ def test_what_is_recorded_by_itself(case):
     build, loss, expected = CASES[case]
     model = build()
     assert recordable(model, loss) is expected
+
+
+def test_nothing_is_recorded_while_all_modules_have_a_hook():
+    handle = register_module_forward_hook(lambda *_: None)
+    try:
+        assert not recordable(network(), LOSS)
+    finally:
+        handle.remove()
+    assert recordable(network(), LOSS)
 
 
 def test_a_loss_that_looks_inside_is_recorded_while_the_model_is_watched():

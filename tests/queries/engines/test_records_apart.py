@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 import tacit
 from tacit import PerSampleClip, batch_of
@@ -88,6 +89,52 @@ def test_another_mode_is_asked_again():
     query(model, F.cross_entropy, batch())
     with pytest.raises(UnsupportedModule, match=r"off by|meet"):
         query(model.train(), F.cross_entropy, batch())
+
+
+def test_a_hook_of_all_modules_is_seen_although_the_model_had_been_looked_at():
+    model, query = Around(lambda x, t: 2 * x), PerSampleClip(1.0)
+    query(model, F.cross_entropy, batch())
+    handle = register_module_forward_pre_hook(lambda m, args: (args[0] - 0.01 * args[0].mean(0),))
+    try:
+        with pytest.raises(UnsupportedModule, match=r"off by|meet"):
+            query(model, F.cross_entropy, batch())
+    finally:
+        handle.remove()
+    query(model, F.cross_entropy, batch())
+
+
+def mixing(module, args):
+    return (args[0] - 0.01 * args[0].mean(0),)
+
+
+@pytest.mark.parametrize(
+    "register",
+    [register_module_forward_pre_hook, lambda hook: MODEL.layer.register_forward_pre_hook(hook)],
+)
+def test_a_hook_in_the_place_of_another_is_seen(register):
+    """Functions come and go at one address in memory, and as many hooks as before are there."""
+    for _ in range(20):
+        query = PerSampleClip(1.0, engine=BookKeeping())
+        handle = register(lambda module, args: None)
+        query(MODEL, F.cross_entropy, batch())
+        handle.remove()
+        handle = register(lambda module, args: mixing(module, args))
+        try:
+            with pytest.raises(UnsupportedModule, match=r"off by|meet"):
+                query(MODEL, F.cross_entropy, batch())
+        finally:
+            handle.remove()
+
+
+def test_a_hook_on_the_way_back_is_seen_after_the_first_step():
+    model, query = nn.Sequential(nn.Linear(D, 4), nn.Linear(4, 3)), PerSampleClip(1.0)
+    query(model, F.cross_entropy, batch())
+    model[1].register_full_backward_hook(lambda m, gi, go: (gi[0] + gi[0].mean(0),))
+    with pytest.raises(UnsupportedModule, match=r"off by|meet"):
+        query(model, F.cross_entropy, batch())
+
+
+MODEL = Around(lambda x, t: 2 * x)
 
 
 @pytest.mark.parametrize("times", [1.0, 1e-5, 1e-9])

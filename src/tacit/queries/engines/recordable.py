@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
+from tacit.foreign_hooks import foreign_hooks, process_wide_hooks
 from tacit.queries.engines.plain_forward import plain_forward
 from tacit.queries.engines.rules import RULES
 
@@ -51,7 +51,6 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
 # By exact type, as for the rules: a subclass may do anything in its forward pass.
 _KNOWN = frozenset([*RULES, *_ACTIVATIONS, *_POOLS, *_SHAPES, *_DROPOUTS, *_CONTAINERS])
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def recordable(model: nn.Module, loss: object) -> bool:
@@ -62,11 +61,13 @@ def recordable(model: nn.Module, loss: object) -> bool:
     of the model, and the loss, must be ones that are known to have none of these: PyTorch's own
     layers, this library's, and forward passes whose code shows it (`plain_forward`).
     """
+    if process_wide_hooks():
+        return False
     return _known_loss(loss) and all(map(_known, model.modules()))
 
 
 def _known(module: nn.Module) -> bool:
-    if "forward" in vars(module) or any(_foreign_hooks(module)):
+    if "forward" in vars(module) or foreign_hooks(module):
         return False
     kind: Any = type(module)
     return _known_kind(kind) or plain_forward(module)
@@ -83,11 +84,3 @@ def _known_loss(loss: object) -> bool:
 
 def _ours(kind: type) -> bool:
     return kind.__module__.split(".")[0] == "tacit"
-
-
-def _foreign_hooks(module: nn.Module) -> Iterator[object]:
-    """Hooks that are not the library's, which are part of the work or gone before it."""
-    for table in _HOOKS:
-        for hook in getattr(module, table).values():
-            if (getattr(hook, "__module__", None) or "").split(".")[0] != "tacit":
-                yield hook

@@ -22,6 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from tacit.batch import Batch
 from tacit.errors import UnsupportedModule
+from tacit.foreign_hooks import foreign_hooks, process_wide_hooks
 from tacit.losses.pre_activations import needs_pre_activations
 from tacit.queries.bounded_gradient import Loss
 from tacit.queries.engines.records_apart import records_meet
@@ -61,10 +62,8 @@ def _key(model: nn.Module, loss: Loss, parameters: Iterable[str]) -> Hashable:
 
     A loss that looks inside the model asks for more than the outputs' gradients.
     """
-    modules = tuple(
-        (m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()
-    )
-    return tuple(parameters), needs_pre_activations(loss), modules
+    modules = tuple((m.training, *foreign_hooks(m)) for m in model.modules())
+    return tuple(parameters), needs_pre_activations(loss), modules, tuple(process_wide_hooks())
 
 
 def _check_pair(
