@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import dp_accounting as dpa
-from torch import nn
+from torch import Tensor, nn
 
 from tacit.accounting.plan import Plan
 from tacit.batch import Batch
@@ -18,8 +20,15 @@ from tacit.noise import (
     seed_for,
 )
 from tacit.private_gradient import PrivateGradient
-from tacit.queries.bounded_gradient import Adapting, GradientQuery, Loss, sizes_of
+from tacit.queries.bounded_gradient import (
+    Adapting,
+    BoundedGradient,
+    GradientQuery,
+    Loss,
+    sizes_of,
+)
 from tacit.sampling.sampler import Sampler
+from tacit.secret_draws import SecretDraws
 
 
 class Mechanism:
@@ -29,6 +38,9 @@ class Mechanism:
     that a query asks for have noise of their own, fixed beforehand; the blocks get what is left:
 
         1/z² = Σ_h (Δ_h/s_h)² + Σ_b (Δ_b/s_b)².
+
+    Without a seed, what the model and its augmentation draw from PyTorch's generators (dropout,
+    views) is secret as well, whatever `torch.manual_seed` was given: see `SecretDraws`.
 
     One mechanism is one run: a query that adapts is taken at its beginning (`query.fresh()`), and
     the one that was given stays as it is.
@@ -56,6 +68,7 @@ class Mechanism:
             prelude=prelude,
         )
         self._noise = NoiseSource(seed)
+        self._secret_draws = SecretDraws() if seed is None else None
         # Of each parameter's released gradient, the noise's standard deviation. Public.
         self.noise_of: dict[str, float] = {}
 
@@ -63,6 +76,10 @@ class Mechanism:
         """From now on noise is of the seed and these words; without a seed nothing changes."""
         if self._noise.seed is not None:
             self._noise = NoiseSource(seed_for(self._noise.seed, what))
+
+    def _drawn(self, step: Callable[[], BoundedGradient], records: Tensor) -> BoundedGradient:
+        """Of a seed, all is repeated that PyTorch's is; else no seed of PyTorch's may matter."""
+        return step() if self._secret_draws is None else self._secret_draws(step, records)
 
     def privatise(self, model: nn.Module, loss: Loss, batch: Batch) -> PrivateGradient:
         """The private gradient of one step: bounded, costed, and not yet drawn.
@@ -74,7 +91,7 @@ class Mechanism:
                 f"the batch was drawn by {batch.scheme}, and {self.plan.scheme} is accounted for; "
                 "make the mechanism with the sampler that draws the batches"
             )
-        bounded = self.query(model, loss, batch)
+        bounded = self._drawn(lambda: self.query(model, loss, batch), batch.indices)
         if bounded.unit is not self.plan.unit:
             raise PlanChanged(f"the query bounds a {bounded.unit}, planned was a {self.plan.unit}")
         sensitivities = bounded.sensitivities(self.plan.relation)

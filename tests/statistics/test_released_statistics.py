@@ -176,6 +176,25 @@ def test_records_that_meet_before_a_norm_are_refused():
     release.check(model)
 
 
+class KeepsTheLast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        if not self.training:
+            self.seen.copy_(x[-1].detach())
+        return x
+
+
+def test_a_model_that_keeps_records_in_evaluation_mode_is_refused():
+    records = Records(torch.randn(9, 4), torch.zeros(9, dtype=torch.long), public_size=9)
+    release = ReleasedStatistics(records, 1.0)
+    model = nn.Sequential(KeepsTheLast(), nn.BatchNorm1d(4))
+    with pytest.raises(MixesRecords, match=r"0\.seen.*written"):
+        release.apply(model, ledger_for(release.event))
+
+
 def test_without_a_charge_nothing_is_read():
     model, release = image_net(), ReleasedStatistics(images(), 2.0)
     before = buffers(model)

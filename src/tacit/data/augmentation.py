@@ -1,8 +1,8 @@
 """Random views of records, for gradients that are averaged over several views of each.
 
-Views need no secrecy. The bound on a record holds for any views whatever, and the guarantee is by
-the noise of the mechanism alone; so they are drawn from torch's global generator, and
-`torch.manual_seed` repeats them.
+The bound on a record holds for any views whatever, where the others' stay the same. They are drawn
+row by row from torch's global generator, so with a record fewer all later rows have others; that is
+no matter while nobody knows them. A `Mechanism` without a seed sees to that (`SecretDraws`).
 """
 
 from __future__ import annotations

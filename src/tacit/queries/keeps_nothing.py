@@ -40,25 +40,26 @@ def keeps_nothing(model: nn.Module) -> Iterator[None]:
 
     Both are part of the model and are saved with it, so what a forward pass writes there (a
     running mean, a codebook, a count) is released without noise. Each time the tensors' version
-    counters are asked, which waits for no device. Kernels that update running statistics do not
-    move those counters on, so buffers are also compared entry by entry: always on a CPU, and where
-    a device would have to be waited for after 1, 2, 4, 8 … passes in the same modes. What spectral
+    counters are asked, which waits for no device. Kernels that update running statistics, and what
+    is written through `.data`, do not move those counters on, so all are also compared entry by
+    entry: buffers always on a CPU, and parameters, or where a device would have to be waited for,
+    after 1, 2, 4, 8 … passes in the same modes. What spectral
     normalisation keeps is of its weight alone, and may be written.
     """
-    before, modes, buffers = _held(model)
+    before, modes, tensors = _held(model)
     due = _looked.setdefault(model, _Looked()).due(modes)
     copies = {
-        place: buffer.detach().clone()
-        for place, buffer in buffers.items()
-        if due or buffer.device.type == "cpu"
+        place: tensor.detach().clone()
+        for place, tensor in tensors.items()
+        if due or (tensor.device.type == "cpu" and not isinstance(tensor, nn.Parameter))
     }
     yield
-    after, _, buffers = _held(model)
+    after, _, tensors = _held(model)
     written: set[Place] = set()
     if before != after:
         written = {p for p in before.keys() | after.keys() if before.get(p) != after.get(p)}
     written |= {
-        p for p, copy in copies.items() if p in buffers and not same_tensors(copy, buffers[p])
+        p for p, copy in copies.items() if p in tensors and not same_tensors(copy, tensors[p])
     }
     if written:
         raise MixesRecords(
@@ -74,12 +75,12 @@ Place = tuple[int, str]
 def _held(
     model: nn.Module,
 ) -> tuple[dict[Place, tuple[int, int]], tuple[bool, ...], dict[Place, Tensor]]:
-    """Address and version of every parameter and buffer; all modes; the buffers themselves.
+    """Address and version of every parameter and buffer; all modes; and the tensors themselves.
 
     Asked twice a step, so that it goes over the modules once.
     """
     states: dict[Place, tuple[int, int]] = {}
-    buffers: dict[Place, Tensor] = {}
+    tensors: dict[Place, Tensor] = {}
     modes = []
     for module in model.modules():
         _refuse_what_meets(module, model)
@@ -90,9 +91,8 @@ def _held(
                 if tensor is None or name in exempt or is_lazy(tensor):
                     continue
                 states[id(module), name] = tensor.data_ptr(), tensor._version
-                if table is module._buffers:
-                    buffers[id(module), name] = tensor
-    return states, tuple(modes), buffers
+                tensors[id(module), name] = tensor
+    return states, tuple(modes), tensors
 
 
 def _name_of(place: Place, model: nn.Module) -> str:

@@ -16,6 +16,7 @@ from tacit.data.records import Records, as_records
 from tacit.errors import UnsupportedModule
 from tacit.noise import NoiseSource
 from tacit.queries.clipping import sum_dtype
+from tacit.queries.keeps_nothing import keeps_nothing
 from tacit.queries.record_mixing import refuse_mixing
 from tacit.statistics.marks import mark
 from tacit.statistics.modes import evaluating
@@ -111,7 +112,9 @@ class ReleasedStatistics:
             norms = self._in_order(model, unfrozen)
             ledger.claim(self.event, _WHAT)
             for norm in norms:
-                self._release(model, norm, len(norms), ledger.budget.relation)
+                with keeps_nothing(model):
+                    total = self._sum_of_moments(model, norm)
+                self._release(total, norm, len(norms), ledger.budget.relation)
 
     @torch.no_grad()
     def check(self, model: nn.Module, ledger: Ledger | None = None) -> None:
@@ -122,10 +125,7 @@ class ReleasedStatistics:
         if ledger is not None:
             ledger.require_unclaimed(self.event, _WHAT)
 
-    def _release(
-        self, model: nn.Module, norm: nn.Module, num_norms: int, relation: Relation
-    ) -> None:
-        total = self._sum_of_moments(model, norm)
+    def _release(self, total: Tensor, norm: nn.Module, num_norms: int, relation: Relation) -> None:
         std = self.noise_std(len(total) // 2, num_norms, relation)
         noise = self._noise.normal(len(total), total.device, total.dtype)
         mean_C, second_C = ((total + std * noise) / self.divisor).chunk(2)

@@ -58,7 +58,7 @@ class Trainer:
     None for one in memory, which counts a single `fit`. `evaluate_on` must be held-out records,
     which the guarantee need not cover: training records are refused.
     `seed` fixes the noise, and the sampling where the sampler has no seed of its own; what the
-    model draws (initial weights, dropout) is PyTorch's to seed.
+    model draws in its steps (dropout, views) is PyTorch's to seed then, and secret without it.
 
     `prelude` holds what was released before training, as the functions of `tacit.data` return it:
     it is planned and charged with the run. When a run is gone on with, another value in the place

@@ -17,7 +17,7 @@ import tacit
 from tacit import BatchClip, LayerFactors, PerSampleClip, Records, Replay, ReplayedSets
 from tacit.losses import CrossEntropy
 from tacit.queries.engines import replay, scaling_triton
-from tacit.queries.mini_sets import replayed_sets
+from tacit.queries.mini_sets import SetBySet, replayed_sets
 
 LOSS = CrossEntropy()
 
@@ -145,3 +145,16 @@ def test_a_number_that_was_recorded_for_good_is_caught(no_gpu, monkeypatch):
         pairs = zip(sums_of(found), sums_of(expected), strict=True)
         wrong += not all(torch.allclose(a, b) for a, b in pairs)
     assert wrong == 4
+
+
+@pytest.mark.parametrize("engine", [SetBySet, ReplayedSets])
+def test_a_set_that_batch_norm_refuses_adds_nothing_recorded_or_not(no_gpu, engine):
+    """Else a run would end, or not, by whether one record is there."""
+    records = Records(torch.randn(8, 4), torch.arange(8) % 2, public_size=8)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    query = BatchClip(1.0, 2, engine=engine())
+    for held in (records, records.without(0)):
+        batch = tacit.MiniSetSampler(held, 2, steps=1, rate=1.0, seed=0).next_batch()
+        batch = dataclasses.replace(batch, indices=batch.indices.as_subclass(AsIfOnGpu))
+        for _ in range(2):
+            assert all(sum_.isfinite().all() for sum_ in sums_of(query(model, LOSS, batch)))

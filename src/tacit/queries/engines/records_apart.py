@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tacit.batch import Batch
 from tacit.queries.bounded_gradient import Loss
 from tacit.queries.engines.record_losses import losses_of
+from tacit.queries.remembers import Pass, remembers
 
 _MOST_RECORDS = 256
 _LOUD = 1e4
@@ -26,7 +27,7 @@ Exchange = Callable[[Tensor, Tensor], Tensor]
 def records_meet(model: nn.Module, loss: Loss, piece: Batch) -> bool:
     """Whether records of this batch that stay see others come and go.
 
-    False too where the same batch, run twice, is not the same (a model with randomness or a state
+    False too where the same batch, run twice, is not the same (a model that draws from a generator
     of its own): then nothing can be told this way.
     """
     some = piece.first(_MOST_RECORDS)
@@ -42,6 +43,23 @@ def records_meet(model: nn.Module, loss: Loss, piece: Batch) -> bool:
         if not all(map(_alike, expected, _seen(model, loss, changed, y, stay))):
             return True
     return False
+
+
+def remembers_records(model: nn.Module, loss: Loss, piece: Batch) -> bool:
+    """Whether what some records give depends on those that the model saw before."""
+    some = piece.first(_MOST_RECORDS)
+    half = (len(some) + 1) // 2
+    rows = torch.arange(len(some), device=some.inputs.device)
+
+    def of(rows: Tensor) -> Pass:
+        def one(model: nn.Module) -> dict[str, Tensor]:
+            x, y = some.inputs[rows], some.targets[rows]
+            seen = _seen(model, loss, x, y, torch.arange(len(x), device=x.device))
+            return {str(place): tensor for place, tensor in enumerate(seen)}
+
+        return one
+
+    return remembers(model, of(rows[:half]), of(rows[half:]), some.inputs.device)
 
 
 def _exchanges(x: Tensor) -> list[Exchange]:

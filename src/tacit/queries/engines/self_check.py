@@ -25,7 +25,8 @@ from tacit.errors import UnsupportedModule
 from tacit.foreign_hooks import foreign_hooks, process_wide_hooks
 from tacit.losses.pre_activations import needs_pre_activations
 from tacit.queries.bounded_gradient import Loss
-from tacit.queries.engines.records_apart import records_meet
+from tacit.queries.engines.records_apart import records_meet, remembers_records
+from tacit.queries.remembers import remembering
 
 # Clipped to so little of the smaller norm, records of different norms count alike.
 _LOW = 1e-2
@@ -47,6 +48,8 @@ def check_once(
         return
     with _without_dropout(model), _all_digits():
         sure = _check_pair(model, loss, parameters, piece.first(2), sums)
+        if remembers_records(model, loss, piece):
+            raise UnsupportedModule(remembering(model))
         if records_meet(model, loss, piece):
             raise UnsupportedModule(
                 f"records meet inside {type(model).__name__}: what one of them gives changes with "

@@ -16,6 +16,7 @@ from tacit.queries.engines import BookKeeping, Clipped, Engine, Task
 from tacit.queries.engines.called_with import called_with
 from tacit.queries.engines.per_record import clipped_rows, norms_of_blocks
 from tacit.queries.engines.record_losses import losses_of
+from tacit.queries.mini_sets.memory import refuse_memory
 from tacit.queries.mini_sets.one_set import clipped_vector, norms_of_vector
 from tacit.queries.mini_sets.set_gradients import MeanGradient, SetGradient
 from tacit.queries.mini_sets.too_small import too_small_is_nothing
@@ -36,16 +37,24 @@ class SetBySet:
     """Each mini-set in a pass of its own, with any g and any module. Of one set, it is the best."""
 
     def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
+        refuse_memory(task, self._gradient, gradient, sets)
         return added_up(clipped_vector(task, self._gradient(task, gradient, one)) for one in sets)
 
     def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
         each = [norms_of_vector(task, self._gradient(task, gradient, one)) for one in sets]
         return list(torch.stack(each, dim=1).unbind())
 
+    @classmethod
+    def _gradient(cls, task: Task, gradient: SetGradient, one: Batch) -> dict[str, Tensor]:
+        return cls.gradient_of(task, gradient, one.inputs, one.targets)
+
     @staticmethod
-    def _gradient(task: Task, gradient: SetGradient, one: Batch) -> dict[str, Tensor]:
+    def gradient_of(
+        task: Task, gradient: SetGradient, inputs: Tensor, targets: Tensor
+    ) -> dict[str, Tensor]:
+        """g of one set; zero where BatchNorm refuses so few records."""
         with too_small_is_nothing() as nothing:
-            return gradient(task.model, task.loss, task.parameters, one.inputs, one.targets)
+            return gradient(task.model, task.loss, task.parameters, inputs, targets)
         assert nothing
         return {n: torch.zeros_like(p, requires_grad=False) for n, p in task.parameters.items()}
 

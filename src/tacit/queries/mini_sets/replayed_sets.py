@@ -75,9 +75,8 @@ class ReplayedSets:
         constants, still = HeldConstants.of(task, inputs.device)
 
         def run() -> Clipped:
-            return clipped_vector(
-                still, gradient(task.model, task.loss, task.parameters, inputs, targets)
-            )
+            found = SetBySet.gradient_of(task, gradient, inputs, targets)
+            return clipped_vector(still, found)
 
         graph, clipped = capture(run, pool=self._pool)
         self._pool = graph.pool()  # recordings take turns, so they may share their memory

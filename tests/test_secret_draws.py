@@ -1,0 +1,160 @@
+"""Masks and views of a step without a seed cannot be repeated by torch.manual_seed."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tacit
+from tacit.errors import UnsupportedModule
+from tacit.queries.bounded_gradient import BoundedGradient
+
+torch.set_num_threads(1)
+N = 64
+RECORDS = tacit.Records(
+    torch.randn(N, 6, generator=torch.Generator().manual_seed(0)),
+    torch.arange(N) % 3,
+    num_classes=3,
+    public_size=N,
+)
+LOSS = tacit.losses.CrossEntropy()
+
+
+class Noted:
+    """A query whose sums are noted, without noise."""
+
+    def __init__(self, query) -> None:
+        self.query, self.unit, self.sums = query, query.unit, []
+
+    def __call__(self, model, loss, batch) -> BoundedGradient:
+        found = self.query(model, loss, batch)
+        self.sums.append(torch.cat([s.reshape(-1) for b in found.blocks for s in b.sums]))
+        return found
+
+
+def clip(**more):
+    return tacit.PerSampleClip(0.1, **more), tacit.PoissonSampler(
+        RECORDS, expected_batch_size=N, steps=9
+    )
+
+
+def sets(**more):
+    sampler = tacit.MiniSetSampler(RECORDS, 2, steps=9, rate=1.0, seed=0)
+    return tacit.BatchClip(0.1, 2, **more), sampler
+
+
+def clipless(**more):
+    return tacit.Clipless(**more), clip()[1]
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def dropped() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def seed_all() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+
+
+def drawn() -> list[float]:
+    return [float(torch.rand(())), float(np.random.rand()), random.random()]
+
+
+def noted(made, model, seed=None, steps=1, before=lambda step: None) -> list[torch.Tensor]:
+    query, sampler = made
+    query = Noted(query)
+    mechanism = tacit.Mechanism(
+        query, sampler, 1.0, relation=tacit.Relation.ADD_OR_REMOVE_ONE, seed=seed
+    )
+    seed_all()
+    for step in range(steps):
+        before(step)
+        mechanism.privatise(model, LOSS, sampler.next_batch())
+    return query.sums
+
+
+DRAWS = {
+    "torch": lambda x: x + torch.randn_like(x),
+    "numpy": lambda x: x + torch.from_numpy(np.random.randn(*x.shape)).float(),
+    "python": lambda x: x + torch.tensor([random.gauss(0, 1) for _ in x])[:, None],
+}
+
+
+def views(kind):
+    return tacit.Augmentation(3, DRAWS[kind])
+
+
+@pytest.mark.parametrize("make", [clip, sets])
+def test_a_known_seed_of_pytorch_does_not_repeat_masks(make) -> None:
+    first, second = (noted(make(), dropped())[0] for _ in range(2))
+    assert not torch.allclose(first, second, rtol=1e-3)
+    first, second = (noted(make(), dropped(), seed=1)[0] for _ in range(2))
+    assert torch.allclose(first, second)
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+@pytest.mark.parametrize("make", [clip, sets])
+def test_nor_views(make, kind) -> None:
+    made = [make(augmentation=views(kind)) for _ in range(4)]
+    first, second = (noted(one, plain())[0] for one in made[:2])
+    assert not torch.allclose(first, second, rtol=1e-3)
+    first, second = (noted(one, plain(), seed=1)[0] for one in made[2:])
+    assert torch.allclose(first, second)
+
+
+def test_a_model_that_begins_to_draw_later_is_refused() -> None:
+    model = dropped()
+    model[1].p = 0.0
+    model[1].eval()
+
+    def later(step: int) -> None:
+        if step == 2:
+            model[1].p = 0.5
+            model[1].train()
+
+    with pytest.raises(UnsupportedModule, match="after its first step"):
+        noted(clip(), model, steps=3, before=later)
+
+
+def test_an_empty_batch_decides_nothing() -> None:
+    model, (query, sampler) = dropped(), clip()
+    query = Noted(query)
+    mechanism = tacit.Mechanism(query, sampler, 1.0)
+    mechanism.privatise(model, LOSS, sampler.next_batch().first(0))
+    batch = sampler.next_batch()
+    for _ in range(2):
+        torch.manual_seed(0)  # as somebody may who evaluates in between
+        mechanism.privatise(model, LOSS, batch)
+    assert not torch.allclose(*query.sums[-2:], rtol=1e-3)
+
+
+@pytest.mark.parametrize("build", [plain, dropped])
+def test_the_generators_are_as_they_were_after_each_step(build) -> None:
+    noted(clip(), build(), steps=3)
+    found = drawn()
+    seed_all()
+    assert found == drawn()
+
+
+def test_an_error_in_the_first_step_gives_the_generator_back() -> None:
+    def broken(outputs, targets):
+        raise KeyError("no")
+
+    model, (query, sampler) = plain(), clip()
+    torch.manual_seed(0)
+    with pytest.raises(KeyError):
+        tacit.Mechanism(query, sampler, 1.0).privatise(model, broken, sampler.next_batch())
+    found = torch.rand(3)
+    torch.manual_seed(0)
+    assert torch.equal(found, torch.rand(3))
