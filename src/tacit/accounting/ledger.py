@@ -20,7 +20,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -30,13 +30,13 @@ import numpy as np
 from torch import nn
 
 from tacit.accounting.filter import allowance, best_order
+from tacit.accounting.ledger_claims import acknowledge, require_one_more, require_unclaimed
 from tacit.accounting.ledger_file import copied
 from tacit.accounting.ledger_statement import Statement, statement_of
 from tacit.accounting.ledger_store import LedgerStore, RunRow
 from tacit.accounting.plan import Plan
 from tacit.accounting.process_lock import ProcessLock
 from tacit.accounting.rdp import ORDERS, renyi_curve
-from tacit.accounting.release import Release
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded, PlanChanged
 from tacit.private_gradient import PrivateGradient
@@ -129,7 +129,7 @@ class Ledger:
                     f"run {name!r} began with {same.plan}, not {plan}; give the new run "
                     "a name of its own"
                 )
-            self._acknowledge(run_id, plan)
+            acknowledge(self._store, run_id, plan)
             beginning = self._store.add_beginning(run_id)
         self._owner = threading.get_ident()
         self._run_id, self._plan, self._own_limit = run_id, plan, limit
@@ -170,7 +170,8 @@ class Ledger:
         each `what` once, whoever goes on with it: what crashes after its claim has used it.
         """
         with self._own_transaction():
-            run_id = self._require_claimable(event, what)
+            run_id, plan = self._planned(event, what)
+            require_unclaimed(event, what, plan, self._store.claims(run_id))
             self._store.add_claim(run_id, what, event.noise_multiplier)
 
     def claim_next(self, event: dpa.GaussianDpEvent, what: str) -> str:
@@ -180,8 +181,10 @@ class Ledger:
         run, whichever processes make them. Once it is made, `name_claim` says which value it was.
         """
         with self._own_transaction():
-            run_id = self._require_planned(event, what)
-            name = f"{what}, claim {len(self._store.claims(run_id)) + 1}"
+            run_id, plan = self._planned(event, what)
+            held = self._store.claims(run_id)
+            require_one_more(event, what, plan, held)
+            name = f"{what}, claim {len(held) + 1}"
             self._store.add_claim(run_id, name, event.noise_multiplier)
         return name
 
@@ -195,7 +198,8 @@ class Ledger:
     def require_unclaimed(self, event: dpa.GaussianDpEvent, what: str) -> None:
         """Raise what `claim` would raise, and take nothing."""
         with self._own_transaction():
-            self._require_claimable(event, what)
+            run_id, plan = self._planned(event, what)
+            require_unclaimed(event, what, plan, self._store.claims(run_id))
 
     def run_status(self) -> tuple[int, int]:
         """Of the current run: events charged, less what this process has left of its lease, and
@@ -289,33 +293,14 @@ class Ledger:
             with self._store.transaction():
                 yield
 
-    def _acknowledge(self, run_id: int, plan: Plan) -> None:
-        """The run pays for the values in its prelude, and for no others in their place.
-
-        The same value again is free. One more than the plan has raises BudgetExceeded.
-        """
-        for event in plan.prelude:
-            held = self._store.claims(run_id)
-            if not isinstance(event, Release) or not event.name or event.name in held:
-                continue
-            _require_one_more(event, event.name, plan, held)
-            self._store.add_claim(run_id, event.name, event.noise_multiplier)
-
-    def _require_claimable(self, event: dpa.GaussianDpEvent, what: str) -> int:
-        run_id = self._require_planned(event, what)
-        if what in self._store.claims(run_id):
-            raise BudgetExceeded(_made(what, f"a release of multiplier {event.noise_multiplier:g}"))
-        return run_id
-
-    def _require_planned(self, event: dpa.GaussianDpEvent, what: str) -> int:
-        """Of the current run, whose plan must have one more such Gaussian than was claimed."""
+    def _planned(self, event: dpa.GaussianDpEvent, what: str) -> tuple[int, Plan]:
+        """The current run, which must have such an event in its plan's prelude."""
         if self._run_id is None or self._plan is None or event not in self._plan.prelude:
             raise PlanChanged(
                 f"{what}: the release costs {event}, and the ledger's current run did not plan for "
                 "that; give it to the Trainer, or begin a run with it in Plan(prelude=...)"
             )
-        _require_one_more(event, what, self._plan, self._store.claims(self._run_id))
-        return self._run_id
+        return self._run_id, self._plan
 
     def _event_limit(self, plan: Plan, own: Budget) -> int:
         """How many events the run may take on its own: by plan, its budget and the ledger's."""
@@ -391,22 +376,6 @@ class Ledger:
                 )
             self._store.add_charge(run.id, events)
         return events
-
-
-def _require_one_more(
-    event: dpa.GaussianDpEvent, what: str, plan: Plan, held: Mapping[str, float]
-) -> None:
-    planned = plan.prelude.count(event)
-    if list(held.values()).count(float(event.noise_multiplier)) >= planned:
-        number = "a release" if planned == 1 else f"{planned} releases"
-        raise BudgetExceeded(_made(what, f"{number} of multiplier {event.noise_multiplier:g}"))
-
-
-def _made(what: str, paid: str) -> str:
-    return (
-        f"{what}: what the run was charged for, {paid}, has been made; nothing more is let out. "
-        "Use what was released then, or begin another run under a name of its own"
-    )
 
 
 def read_statement(path: str | os.PathLike[str]) -> Statement:
