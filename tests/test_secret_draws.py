@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,8 +12,8 @@ import torch
 from torch import nn
 
 import tacit
-from tacit.errors import UnsupportedModule
 from tacit.queries.bounded_gradient import BoundedGradient
+from tacit.secret_draws import SecretDraws
 
 torch.set_num_threads(1)
 N = 64
@@ -113,18 +115,55 @@ def test_nor_views(make, kind) -> None:
     assert torch.allclose(first, second)
 
 
-def test_a_model_that_begins_to_draw_later_is_refused() -> None:
-    model = dropped()
-    model[1].p = 0.0
-    model[1].eval()
+def test_a_model_that_begins_to_draw_later_is_run_again() -> None:
+    found = []
+    for _ in range(2):
+        model = dropped()
+        model[1].p = 0.0
+        model[1].eval()
 
-    def later(step: int) -> None:
-        if step == 2:
-            model[1].p = 0.5
-            model[1].train()
+        def later(step: int, model=model) -> None:
+            if step == 2:
+                model[1].p = 0.5
+                model[1].train()
 
-    with pytest.raises(UnsupportedModule, match="after its first step"):
-        noted(clip(), model, steps=3, before=later)
+        made = clip()
+        made[1].reseed(0)
+        found.append(noted(made, model, steps=3, before=later))
+        seen = drawn()
+        seed_all()
+        assert seen == drawn()
+    assert torch.allclose(found[0][1], found[1][1])
+    assert len(found[0]) == 4  # the third step twice
+    assert not torch.allclose(found[0][-1], found[1][-1], rtol=1e-3)
+
+
+def test_steps_that_draw_in_two_threads_do_not_meet() -> None:
+    """Else one would put the generator back while the other draws from it."""
+    inside, most = [], []
+
+    def step() -> None:
+        inside.append(1)
+        most.append(len(inside))
+        torch.rand(1)
+        time.sleep(0.02)
+        inside.pop()
+
+    def work() -> None:
+        draws = SecretDraws()
+        for _ in range(5):
+            draws(step, torch.zeros(1))
+
+    seed_all()
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1
+    found = drawn()
+    seed_all()
+    assert found == drawn()
 
 
 def test_an_empty_batch_decides_nothing() -> None:

@@ -32,10 +32,14 @@ def process_wide_hooks() -> dict[int, Callable]:
     )
 
 
+# The library's own, and PyTorch's counters of operations, which only look.
+_LOOKING = ("tacit", "torch.utils.module_tracker", "torch.utils.flop_counter")
+
+
+def _is_foreign(hook: Callable) -> bool:
+    module = getattr(hook, "__module__", None) or ""
+    return not any(module == known or module.startswith(f"{known}.") for known in _LOOKING)
+
+
 def _foreign(*tables: Mapping[int, Callable]) -> dict[int, Callable]:
-    return {
-        number: hook
-        for table in tables
-        for number, hook in table.items()
-        if (getattr(hook, "__module__", None) or "").split(".")[0] != "tacit"
-    }
+    return {number: hook for table in tables for number, hook in table.items() if _is_foreign(hook)}

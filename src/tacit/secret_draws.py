@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.errors import UnsupportedModule
 from tacit.noise import generator_for
+from tacit.process_lock import ProcessLock
 
 Result = TypeVar("Result")
 _WORDS = 624  # of a Mersenne twister
+_one_at_a_time = ProcessLock()
 
 
 class SecretDraws:
@@ -33,7 +34,9 @@ class SecretDraws:
 
     Those are PyTorch's on the CPU and on the records' device, NumPy's and Python's, and they are as
     they were after each step. The first step that has records decides: if nothing is drawn in it,
-    later ones are only watched, and one that draws from PyTorch's is refused.
+    later ones are only watched, and one that draws from PyTorch's is run again, on that stream;
+    nothing has been released by then. Steps that draw wait for each other, whichever threads they
+    are in: the generators are the process's.
     """
 
     def __init__(self) -> None:
@@ -45,13 +48,17 @@ class SecretDraws:
         if self._draws is False:
             before = _of_torch(device)
             found = step()
-            if not _same(before, _of_torch(device)):
-                raise UnsupportedModule(
-                    "the model began to draw from PyTorch's generator after its first step, from a "
-                    "seed that may be known; let it draw from the first step on, or give seed=, "
-                    "by which the run is not private against whoever knows it"
-                )
-            return found
+            if _same(before, _of_torch(device)):
+                return found
+            self._draws = True
+            with _one_at_a_time:
+                _set_torch(before, device)
+                return self._on_the_stream(step, records)
+        with _one_at_a_time:
+            return self._on_the_stream(step, records)
+
+    def _on_the_stream(self, step: Callable[[], Result], records: Tensor) -> Result:
+        device = records.device
         held = Streams.now(device)
         stream = self._streams.get(device) or Streams.fresh(device)
         stream.go_on(device)
@@ -88,9 +95,7 @@ class Streams:
         return cls(states, ("MT19937", words[:_WORDS].copy(), _WORDS, 0, 0.0), of_python)
 
     def go_on(self, device: torch.device) -> None:
-        torch.set_rng_state(self.of_torch[0])
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(self.of_torch[1], device)
+        _set_torch(self.of_torch, device)
         np.random.set_state(self.of_numpy)
         random.setstate(self.of_python)
 
@@ -104,6 +109,12 @@ class Streams:
 def _of_torch(device: torch.device) -> list[Tensor]:
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _set_torch(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
 
 
 def _same(a: list[Tensor], b: list[Tensor]) -> bool:

@@ -123,6 +123,10 @@ def test_noise_for_another_relation_is_refused(kind) -> None:
     _, event = RELEASES[kind]()
     with pytest.raises(ValueError, match="noise for add-or-remove-one"):
         Plan(**{**vars(poisson), "prelude": (event,)})
+    with Ledger(None, BUDGET) as book:  # twice the noise is not refused
+        book.begin(plan(Z))
+        _, event = RELEASES[kind](ledger=book, relation="replace-one")
+        Plan(**{**vars(plan()), "prelude": (event,)})
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, torch.tensor, int])

@@ -34,6 +34,7 @@ class Net(nn.Module):
         self.memory = nn.Parameter(torch.ones(1), requires_grad=False)
         self.register_buffer("count", torch.ones(1))
         self.kept, self.held = torch.ones(1), [torch.ones(1)]
+        self.own = torch.Generator().manual_seed(3)
 
     def forward(self, x):
         seen = x.detach().mean()
@@ -50,8 +51,13 @@ class Net(nn.Module):
             scale, self.kept = self.kept, seen
         elif self.where == "note":
             scale, self.kept = 1.0, seen
+        elif self.where == "generator":
+            scale = torch.rand((), generator=self.own)
+        elif self.where == "uncopied":
+            scale, self.kept = self.kept, seen
+            self.last = self.body(x)  # which no copy can be made of
         else:
-            scale = 1.0 + random.random()
+            scale = 1.0 + (random.random() < 0.5)
         return self.body(x) * scale
 
 
@@ -75,16 +81,31 @@ def ask(kind: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("kind", QUERIES)
-@pytest.mark.parametrize("where", ["parameter.data", "buffer.data", "list", "attribute"])
+@pytest.mark.parametrize(
+    "where", ["parameter.data", "buffer.data", "list", "attribute", "uncopied"]
+)
 def test_memory_is_refused(kind: str, where: str) -> None:
     with pytest.raises((MixesRecords, UnsupportedModule), match=r"remembers|written|off by|meet"):
         ask(kind, where)
 
 
 @pytest.mark.parametrize("kind", ["sets", "set by set", "local runs"])
-@pytest.mark.parametrize("where", ["note", "random"])
+@pytest.mark.parametrize("where", ["note", "random", "generator"])
 def test_a_note_and_chance_are_not_memory(kind: str, where: str) -> None:
-    ask(kind, where)
+    for _ in range(8):
+        ask(kind, where)
+
+
+@pytest.mark.parametrize(
+    "normed", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm]
+)
+def test_spectral_normalisation_is_of_weights_alone(normed) -> None:
+    sampler = tacit.MiniSetSampler(RECORDS, 4, steps=1, rate=1.0, seed=0)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        model = nn.Sequential(normed(nn.Linear(6, 8)), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        tacit.BatchClip(0.1, 4)(model, LOSS, sampler.next_batch())
+        assert model[0].training
 
 
 def test_a_note_is_not_memory_for_records_either() -> None:

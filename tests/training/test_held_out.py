@@ -96,3 +96,11 @@ def test_a_run_does_not_carry_its_records():
     del trainer
     gc.collect()
     assert kept() is None
+
+
+def test_training_records_are_refused_afterwards_too():
+    trainer = small_trainer(records=TRAIN)
+    with pytest.raises(NotPublic):
+        trainer.evaluate_on = COPY
+    trainer.evaluate_on = some_records(seed=9)
+    assert len(trainer.fit().history) == 4

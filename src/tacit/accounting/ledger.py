@@ -35,11 +35,11 @@ from tacit.accounting.ledger_file import copied
 from tacit.accounting.ledger_statement import Statement, statement_of
 from tacit.accounting.ledger_store import LedgerStore, RunRow
 from tacit.accounting.plan import Plan
-from tacit.accounting.process_lock import ProcessLock
 from tacit.accounting.rdp import ORDERS, renyi_curve
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded, PlanChanged
 from tacit.private_gradient import PrivateGradient
+from tacit.process_lock import ProcessLock
 
 DEFAULT_LEASE_STEPS = 64
 
@@ -146,7 +146,7 @@ class Ledger:
             private.draw_into(into)
 
     def _charge(self, private: PrivateGradient) -> None:
-        self._mind_owner()
+        self._mind_forks()
         if private.plan != self._plan:
             if self._plan is not None:
                 raise PlanChanged(
@@ -210,13 +210,25 @@ class Ledger:
             raise ValueError("no run has begun; begin one, or release a gradient")
         return run.charged - self._lease, min(run.event_limit, self._own_limit)
 
+    def planned_events(self) -> int:
+        """The most that the current run may take, as it was fixed when the run first began.
+
+        A smaller budget that it is gone on with stops it earlier, in view of what was released, so
+        its guarantee is still that of all of these.
+        """
+        with self._own_transaction():
+            run = next((r for r in self._store.runs() if r.id == self._run_id), None)
+        if run is None:
+            raise ValueError("no run has begun; begin one, or release a gradient")
+        return run.event_limit
+
     def life(self) -> tuple[int, int]:
         """Of the current run: its number on this ledger, and how often it has begun, from 1.
 
         Counted within the transaction that lets the run in, so no two beginnings agree, whichever
         processes they are in and however much is given back. (1, 1) is the first of all.
         """
-        self._mind_owner()
+        self._mind_forks()
         if self._run_id is None:
             raise ValueError("no run has begun; begin one, or release a gradient")
         return self._life
@@ -266,30 +278,29 @@ class Ledger:
         self._life = 0, 0
         self._occasions = set()
 
-    def _mind_owner(self) -> None:
-        """A run is one thread's: another's would be counted with it, and its ε would be wrong.
-
-        After a fork the parent's lease, and the epochs it paid for, are the parent's.
-        """
-        here = threading.get_ident()
+    def _mind_forks(self) -> None:
+        """The parent's lease, and the epochs it paid for, are the parent's."""
         if os.getpid() != self._pid:
             self._pid, self._lease = os.getpid(), 0
             self._occasions = set()
-            self._owner = here
-        if self._owner == here:
-            return
+
+    def _mind_owner(self) -> None:
+        """A run that another thread began is not ended by this one: it would be told a wrong ε.
+
+        Steps of one run may come from several threads; each is charged.
+        """
+        other = self._owner != threading.get_ident()
         # Not Thread.is_alive(), which is always true of threads that Python did not start.
-        if self._run_id is not None and self._owner in sys._current_frames():
+        if self._run_id is not None and other and self._owner in sys._current_frames():
             raise RuntimeError(
-                "the ledger's run was begun in another thread; end it first with ledger.end() "
-                "(claims stay), or open the ledger's file again in this one"
+                "the ledger has a run that another thread began; end it first with ledger.end() "
+                "(claims stay), or open the ledger's file again in this thread"
             )
-        self._owner = here
 
     @contextmanager
     def _own_transaction(self) -> Iterator[None]:
         with self._lock:
-            self._mind_owner()
+            self._mind_forks()
             with self._store.transaction():
                 yield
 

@@ -52,7 +52,7 @@ class Plan:
                 raise UnsupportedEvent(
                     f"{event!r} cannot come before a run; give GaussianDpEvent(noise_multiplier)"
                 )
-            if isinstance(event, Release) and event.relation not in (None, self.relation):
+            if isinstance(event, Release) and not event.serves(self.relation):
                 raise ValueError(
                     f"{event.name} was released with noise for {event.relation}, and the run is "
                     f"for {self.relation}; release it with relation={self.relation.value!r}"

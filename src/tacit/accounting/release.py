@@ -28,6 +28,10 @@ class Release(dpa.GaussianDpEvent):
         object.__setattr__(self, "name", name)  # events are frozen
         object.__setattr__(self, "relation", relation)
 
+    def serves(self, relation: Relation) -> bool:
+        """Noise for a replacement is twice what adding or removing needs, and not the reverse."""
+        return self.relation in (None, relation, Relation.REPLACE_ONE)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, dpa.GaussianDpEvent):
             return NotImplemented

@@ -70,7 +70,7 @@ def claimed(noise_multiplier: float, relation: Relation, what: str, ledger: Ledg
     noise_multiplier = float(noise_multiplier)
     if ledger is None:
         return Claim(noise_multiplier, relation, what)
-    if relation is not ledger.budget.relation:
+    if relation not in (ledger.budget.relation, Relation.REPLACE_ONE):
         raise ValueError(
             f"the release is for {relation}, the ledger for {ledger.budget.relation}; give "
             "relation= the ledger's"

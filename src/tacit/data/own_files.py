@@ -58,7 +58,10 @@ def load_file(
         if not len(rows[0]):
             raise DataError(f"no record of {train.path} is left for training; give test_path")
         test, kept = train, 1 - test_fraction
-        split = f"each record by a hash of itself, a share of about {test_fraction:g} for test"
+        split = (
+            f"each record by a hash of itself, about {test_fraction:g} of all for test; epsilon "
+            "is for a training record, and one in its place that falls to training too"
+        )
     else:
         test, kept = _matching(_read(Path(test_path), target), train), 1.0
         rows = np.arange(len(train.labels)), np.arange(len(test.labels))

@@ -30,6 +30,7 @@ class Records:
     record_ids: Tensor = field(default=None)  # type: ignore[assignment]
     num_ids: int | None = None
     notes: tuple[str, ...] = ()
+    row_numbered: bool = False  # no ids were given, so they are the rows' numbers
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
@@ -40,6 +41,7 @@ class Records:
         if self.record_ids is None:
             ids = torch.arange(len(self.inputs), device=self.inputs.device)
             object.__setattr__(self, "record_ids", ids)
+            object.__setattr__(self, "row_numbered", True)
         elif len(self.record_ids) != len(self.inputs):
             raise ValueError(
                 f"{len(self.inputs)} inputs and {len(self.record_ids)} record ids; "

@@ -64,7 +64,8 @@ def keeps_nothing(model: nn.Module) -> Iterator[None]:
     if written:
         raise MixesRecords(
             f"{_name_of(min(written), model)} was written during a pass over private records, and "
-            "would be saved without noise; keep such a state out of training, or in evaluation mode"
+            "would be saved without noise; keep such a state out of training, or in evaluation "
+            "mode, and write what is of weights alone in a callback, after the step"
         )
 
 

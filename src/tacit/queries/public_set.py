@@ -9,7 +9,7 @@ from tacit.data.records import Records
 from tacit.errors import NotPublic
 
 _ROWS_TO_COMPARE = 64
-_CHUNK = 4096  # rows at once
+_CHUNK = 1 << 23  # entries at once
 _ROUNDING = 1e-10  # of a sum in float64, with much to spare
 
 
@@ -71,11 +71,17 @@ def _one_number(rows: Tensor, weights: Tensor) -> Tensor:
     """A combination of each row's entries, in float64; what is not finite counts as a number."""
     chunks = (
         torch.nan_to_num(chunk.double(), 0.0, 1e300, -1e300) @ (weights / len(weights))
-        for chunk in rows.split(_CHUNK)
+        for chunk in rows.split(_rows_at_once(rows))
     )
     return torch.cat(list(chunks))
 
 
+def _rows_at_once(rows: Tensor) -> int:
+    return max(1, _CHUNK // rows.shape[1])
+
+
 def _is_among(row: Tensor, held: Tensor, candidates: Tensor) -> bool:
     places = candidates.nonzero().flatten()
-    return any(bool((held[some] == row).all(dim=1).any()) for some in places.split(_CHUNK // 16))
+    return any(
+        bool((held[some] == row).all(dim=1).any()) for some in places.split(_rows_at_once(held))
+    )

@@ -2,33 +2,51 @@
 
 State in buffers and parameters is compared itself (`keeps_nothing`). A model may also keep it in an
 attribute of Python's, which nobody can tell from a harmless note. So the same records are given
-twice, with others between them, and must give the same both times. A model that draws from a
-generator of its own does not either: copies of it, made at one time, show which it is.
+twice, with others between them, and must give the same both times, with all generators set back
+that can be found. What draws from another one does not either: copies of the model, made at one
+time, show which it is, and what cannot be copied is not believed.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from tacit.secret_draws import Streams
 
 Pass = Callable[[nn.Module], Mapping[str, Tensor]]
 
 
 def remembers(model: nn.Module, one: Pass, between: Pass | None, device: torch.device) -> bool:
     """Whether the pass `one` gives something else after `between`, and not by chance."""
-    first = _drawn_alike(one, model, device)
-    if between is not None:
-        _drawn_alike(between, model, device)
-    if _alike(first, _drawn_alike(one, model, device)):
-        return False
+    held = Streams.now(device)
+
+    def run(step: Pass, model: nn.Module) -> Mapping[str, Tensor]:
+        held.go_on(device)
+        with _own_generators_set_back(model):
+            return step(model)
+
     try:
-        copies = copy.deepcopy(model), copy.deepcopy(model)
-    except Exception:  # a model that cannot be copied cannot be asked
-        return False
-    return _alike(*(_drawn_alike(one, each, device) for each in copies))
+        with _of_weights_alone(model):
+            first = run(one, model)
+            if between is not None:
+                run(between, model)
+            if _alike(first, run(one, model)):
+                return False
+            try:
+                copies = copy.deepcopy(model), copy.deepcopy(model)
+            except Exception:  # as of a model that keeps its last output
+                return True
+            return _alike(*(run(one, each) for each in copies))
+    finally:
+        held.go_on(device)
 
 
 def remembering(model: nn.Module) -> str:
@@ -40,19 +58,42 @@ def remembering(model: nn.Module) -> str:
     )
 
 
-def _drawn_alike(one: Pass, model: nn.Module, device: torch.device) -> Mapping[str, Tensor]:
-    """With PyTorch's generators as they are now, and set back afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        return one(model)
+@contextmanager
+def _own_generators_set_back(model: nn.Module) -> Iterator[None]:
+    """Generators that modules hold; those in other places stay unknown."""
+    own = [v for m in model.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
+    states = [generator.get_state() for generator in own]
+    yield
+    for generator, state in zip(own, states, strict=True):
+        generator.set_state(state)
+
+
+@contextmanager
+def _of_weights_alone(model: nn.Module) -> Iterator[None]:
+    """Spectral normalisation goes on by a step in each pass, whatever the records: held still."""
+    held = [m for m in model.modules() if m.training and _is_spectral(m)]
+    for module in held:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in held:
+            module.training = True
+
+
+def _is_spectral(module: nn.Module) -> bool:
+    hooks = module._forward_pre_hooks.values()
+    return isinstance(module, _SpectralNorm) or any(isinstance(h, SpectralNorm) for h in hooks)
 
 
 def _alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    """To roundings, tensor by tensor; what is not finite is compared with nothing."""
+    """To roundings, tensor by tensor; what is next to nothing among the others need not agree."""
+    sizes = {name: float(wanted.double().norm()) for name, wanted in a.items()}
+    floor = 1e-6 * math.hypot(*(size for size in sizes.values() if math.isfinite(size)))
     for name, wanted in a.items():
-        difference, size = ((t.double().norm()) for t in (wanted - b[name], wanted))
         tolerance = 1e-9 if wanted.dtype is torch.float64 else 1e-3
         if wanted.dtype in (torch.float16, torch.bfloat16):
             tolerance = 5e-2
-        if bool(difference > tolerance * size):
+        if float((wanted - b[name]).double().norm()) > tolerance * sizes[name] + floor:
             return False
     return True

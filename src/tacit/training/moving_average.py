@@ -22,6 +22,10 @@ class MovingAverage:
         self._steps = 0
         self._average: dict[str, Tensor] = {}
 
+    def begin(self) -> None:
+        """Forget what was averaged: a run's average is of its own weights alone."""
+        self._steps, self._average = 0, {}
+
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         weights = {n: p.detach() for n, p in model.named_parameters()}

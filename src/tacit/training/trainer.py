@@ -18,7 +18,7 @@ from tacit.accounting.accountant import calibrate
 from tacit.accounting.ledger import Ledger
 from tacit.accounting.plan import Plan
 from tacit.accounting.pld import COARSE
-from tacit.budget import Budget
+from tacit.budget import Budget, Relation
 from tacit.data.records import Records
 from tacit.errors import BudgetExceeded, PlanChanged
 from tacit.lipschitz.projection import project
@@ -28,6 +28,7 @@ from tacit.noise import Allocation, seed_for
 from tacit.queries.bounded_gradient import GradientQuery, Loss
 from tacit.sampling.epochs import epochs_of
 from tacit.sampling.sampler import Sampler
+from tacit.sampling.schemes import MiniSets
 from tacit.sampling.whole_number import whole_number
 from tacit.statistics.modes import train_unfrozen
 from tacit.statistics.needed import Statistics, check_statistics
@@ -36,8 +37,10 @@ from tacit.statistics.released import ReleasedStatistics
 from tacit.training.callbacks import Callback, Evaluation
 from tacit.training.earlier_runs import (
     TRAINED_BEFORE,
+    TRAINED_HERE,
     ledger_key,
     remember_run,
+    trained_by_another_run,
     trained_elsewhere,
 )
 from tacit.training.evaluate import evaluate
@@ -46,7 +49,13 @@ from tacit.training.memory import PeakMemory
 from tacit.training.moving_average import MovingAverage
 from tacit.training.optimizer_parameters import check_optimizer
 from tacit.training.progress import ProgressBar
-from tacit.training.run import BEYOND, EARLY, SEEDED, Run
+from tacit.training.run import BEYOND, EARLY, ROW_NUMBERS, SEEDED, Run
+
+
+def by_row_number(sampler: Sampler, relation: Relation) -> bool:
+    """Whether a row fewer would put all later ones into other mini-sets."""
+    by_id = isinstance(sampler.scheme, MiniSets)
+    return by_id and sampler.records.row_numbered and relation is Relation.ADD_OR_REMOVE_ONE
 
 
 class Trainer:
@@ -111,7 +120,9 @@ class Trainer:
         if seed is not None and sampler.seed is None:
             sampler.reseed(seed)
         self.notes = [*sampler.records.notes, *notes]
-        self.evaluate_on = self._held_out(evaluate_on)
+        self.evaluate_on = evaluate_on
+        if by_row_number(sampler, budget.relation):
+            self.notes.append(ROW_NUMBERS)
         left_out = check_optimizer(model, optimizer)
         if left_out is not None:
             self.notes.append(left_out)
@@ -142,6 +153,15 @@ class Trainer:
         self._epsilon = math.inf
 
     @property
+    def evaluate_on(self) -> Records | None:
+        """Held-out records; set to training records, they are refused."""
+        return self._evaluate_on
+
+    @evaluate_on.setter
+    def evaluate_on(self, given: Records | Unprotected | None) -> None:
+        self._evaluate_on = self._held_out(given)
+
+    @property
     def plan(self) -> Plan:
         return self.mechanism.plan
 
@@ -162,27 +182,34 @@ class Trainer:
                 "run alone; make a new model and a new Trainer, or give Trainer(ledger=...) so "
                 "that one ledger counts both runs"
             )
+        budget = self.budget  # the same at the end, whatever a callback makes of it
+        if self.moving_average is not None:
+            self.moving_average.begin()
         self._ledger_key = ledger_key(given)
         elsewhere = trained_elsewhere(self.model, self._ledger_key)
         train_unfrozen(self.model)
-        ledger = given if isinstance(given, Ledger) else Ledger(given, self.budget)
+        ledger = given if isinstance(given, Ledger) else Ledger(given, budget)
         memory = PeakMemory(self._device)
         started = time.perf_counter()
         history: list[Evaluation] = []
         for callback in self.callbacks:
             callback.on_begin(self)
         try:
-            ledger.begin(self.plan, name=self.run_name, budget=self.budget)
+            ledger.begin(self.plan, name=self.run_name, budget=budget)
+            self._life = ledger.life()
             self._events_before, limit = ledger.run_status()
-            counted = max(self._events_before, limit)
-            self._epsilon = self.plan.epsilon_of_count(counted, self.budget.delta)
-            self._vary_seeds(*ledger.life())
+            planned = ledger.planned_events()
+            counted = max(self._events_before, planned)
+            self._epsilon = self.plan.epsilon_of_count(counted, budget.delta)
+            self._vary_seeds(*self._life)
+            again = trained_by_another_run(self.model, self._ledger_key, self._life[0])
             if isinstance(self.statistics, ReleasedStatistics):
                 self.statistics.check(self.model, ledger)  # before any step is spent
             steps, stopped = self._loop(ledger, history)
             charged, limit = ledger.run_status()
             if self.moving_average is not None:
                 self.moving_average.swap(self.model)
+                self.moving_average.begin()
             self._set_statistics(ledger, steps, history)
         except BaseException:
             for callback in self.callbacks:
@@ -192,18 +219,20 @@ class Trainer:
             ledger.end() if ledger is given else ledger.close()
             self._forget_recordings()
             self._stop_asked = False
-        # Short of its limit, a run answers for all of its plan: what ended it may have looked.
-        # Beyond it, for all that it was charged under a larger budget.
-        if max(charged, limit) != counted:
-            counted = max(charged, limit)
-            self._epsilon = self.plan.epsilon_of_count(counted, self.budget.delta)
-        run = self._finished(steps, counted, stopped, history)
-        if charged < limit:
+        # Short of its plan, a run answers for all of it: what ended it may have looked.
+        # Beyond its budget, for all that it was charged under a larger one.
+        if max(charged, planned) != counted:
+            counted = max(charged, planned)
+            self._epsilon = self.plan.epsilon_of_count(counted, budget.delta)
+        run = self._finished(steps, counted, stopped, history, budget)
+        if charged < planned:
             run.notes.append(EARLY)
         if charged > limit:
             run.notes.append(BEYOND)
         if elsewhere:
             run.notes.append(TRAINED_BEFORE)
+        if again:
+            run.notes.append(TRAINED_HERE)
         run.seconds = time.perf_counter() - started
         run.peak_memory_bytes = memory.read()
         for callback in self.callbacks:
@@ -217,6 +246,11 @@ class Trainer:
                 if isinstance(self.loss, Scheduled):
                     self.loss.at(epochs_of(self.plan.scheme, steps))
                 private = self.mechanism.privatise(self.model, self.loss, batch)
+                if ledger.life() != self._life:
+                    raise PlanChanged(
+                        "another run was begun on this ledger while this one went on; give each "
+                        "the ledger's path, or open its file again"
+                    )
                 self._remember()
                 try:
                     ledger.release(private, into=self.model)
@@ -272,17 +306,19 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
 
-    def _finished(self, steps: int, counted: int, stopped: str, history: list[Evaluation]) -> Run:
+    def _finished(
+        self, steps: int, counted: int, stopped: str, history: list[Evaluation], budget: Budget
+    ) -> Run:
         notes = list(self.notes)
         seeds = (self.seed, self.sampler.seed, getattr(self.statistics, "seed", None))
         seeded = any(seed is not None for seed in seeds)
         if seeded:
             notes.append(SEEDED)
-        delta = self.budget.delta
+        delta = budget.delta
         return Run(
             model=self.model,
             loss=self.loss,
-            budget=self.budget,
+            budget=budget,
             plan=self.plan,
             steps=steps,
             epsilon=self._epsilon,
@@ -311,9 +347,10 @@ class Trainer:
 
     def _remember(self) -> None:
         """Before anything is released: what is cut off on the way may have been seen."""
-        if self._charged_to != self._ledger_key:
-            remember_run(self.model, self._ledger_key)
-        self._charged_to = self._ledger_key
+        charged_to = (self._ledger_key, self._life[0])
+        if self._charged_to != charged_to:
+            remember_run(self.model, *charged_to)
+        self._charged_to = charged_to
 
     def _held_out(self, given: Records | Unprotected | None) -> Records | None:
         if isinstance(given, Unprotected):
@@ -345,5 +382,5 @@ class Trainer:
         self._device = torch.device(device) if device is not None else first.device
         self.model.to(self._device)
         self.sampler.to(self._device)
-        if self.evaluate_on is not None:
-            self.evaluate_on = self.evaluate_on.to(self._device)
+        if self._evaluate_on is not None:
+            self._evaluate_on = self._evaluate_on.to(self._device)

@@ -103,6 +103,16 @@ def test_a_hook_of_all_modules_is_seen_although_the_model_had_been_looked_at():
     query(model, F.cross_entropy, batch())
 
 
+@pytest.mark.parametrize("size", [1e17, 1e19, 1e20, 1e30])
+def test_one_huge_record_stops_nothing(size):
+    """Whether a run goes on must not depend on one record that is finite."""
+    for place in range(3):
+        given = batch()
+        given.records.inputs[place] = size
+        found = PerSampleClip(1.0)(nn.Linear(D, 3), F.cross_entropy, given)
+        assert all(t.isfinite().all() for block in found.blocks for t in block.sums)
+
+
 def mixing(module, args):
     return (args[0] - 0.01 * args[0].mean(0),)
 

@@ -16,6 +16,7 @@ from tacit.queries.mini_sets.set_gradients import SetGradient
 from tacit.queries.remembers import Pass, remembering, remembers
 
 Gradient = Callable[[Task, SetGradient, Batch], dict[str, Tensor]]
+_MOST_KEYS = 64
 _asked: weakref.WeakKeyDictionary[nn.Module, set[Hashable]] = weakref.WeakKeyDictionary()
 
 
@@ -42,4 +43,6 @@ def refuse_memory(
     other = of(sets[-1]) if len(sets) > 1 else None
     if remembers(task.model, of(sets[0]), other, sets[0].indices.device):
         raise MixesRecords(remembering(task.model))
+    if len(done) >= _MOST_KEYS:  # somebody registers hooks anew in each step
+        done.clear()
     done.add(key)
