@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -17,12 +19,12 @@ def norms_of_vector(task: Task, vector: dict[str, Tensor]) -> Tensor:
     """
     names = list(vector)
     wide = [_active(task, n, vector[n]).to(wide_dtype(vector[n].dtype)) for n in names]
-    norms = torch._foreach_norm(wide, 2, torch.float64)
-    of_names = {n: norm.to(w.dtype) for n, norm, w in zip(names, norms, wide, strict=True)}
-    if all(len(block) == 1 for block in task.blocks):
-        return torch.stack([of_names[block[0]] for block in task.blocks])
-    squares = [torch.stack([of_names[n] for n in block]).square().sum() for block in task.blocks]
-    return torch.stack(squares).sqrt()
+    of_names = dict(zip(names, torch._foreach_norm(wide, 2, torch.float64), strict=True))
+    norms = [
+        of_names[block[0]] if len(block) == 1 else torch.stack([of_names[n] for n in block]).norm()
+        for block in task.blocks
+    ]
+    return torch.stack(norms).to(functools.reduce(torch.promote_types, (w.dtype for w in wide)))
 
 
 def clipped_vector(task: Task, vector: dict[str, Tensor]) -> Clipped:
