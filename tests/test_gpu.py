@@ -176,3 +176,24 @@ def test_a_replayed_step_is_the_step_itself() -> None:
                     parameter.add_(0.01 * torch.randn_like(parameter))
     finally:
         torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.5])
+def test_masks_are_secret_in_recorded_steps_too(drop: float) -> None:
+    """The generators are set to a secret stream and back around steps that are CUDA graphs."""
+    records = tacit.Records(torch.randn(64, 8), torch.arange(64) % 3, 3, public_size=64).to("cuda")
+    sums = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.Dropout(drop), torch.nn.Linear(16, 3)
+        ).cuda()
+        sampler = tacit.MiniSetSampler(records, 1, steps=4, rate=1.0, seed=0)
+        mechanism = tacit.Mechanism(tacit.PerSampleClip(0.1), sampler, 1.0)
+        torch.manual_seed(0)
+        before = torch.cuda.get_rng_state()
+        for batch in sampler:
+            private = mechanism.privatise(model, tacit.losses.CrossEntropy(), batch)
+        assert torch.equal(before, torch.cuda.get_rng_state())
+        sums.append(torch.cat([t.flatten() for b in private._bounded.blocks for t in b.sums]))
+    assert torch.allclose(*sums, rtol=1e-3, atol=1e-5) is (drop == 0)

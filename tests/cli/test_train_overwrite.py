@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tacit.accounting.ledger import read_statement
+from tacit.accounting.ledger_statement import read_statement
 from tacit.cli import app
 from tacit.cli.run_place import make_room, require_room
 

@@ -8,7 +8,8 @@ from torch import nn
 import tacit
 from tacit.errors import PlanChanged
 from tacit.training.earlier_runs import TRAINED_BEFORE, TRAINED_HERE
-from tacit.training.run import EARLY, ROW_NUMBERS
+from tacit.training.row_numbers import ROW_NUMBERS
+from tacit.training.run import EARLY
 
 
 class StopAt(tacit.Callback):

@@ -31,8 +31,7 @@ from torch import nn
 
 from tacit.accounting.filter import allowance, best_order
 from tacit.accounting.ledger_claims import acknowledge, require_one_more, require_unclaimed
-from tacit.accounting.ledger_file import copied
-from tacit.accounting.ledger_statement import Statement, statement_of
+from tacit.accounting.ledger_statement import Statement, statement_in
 from tacit.accounting.ledger_store import LedgerStore, RunRow
 from tacit.accounting.plan import Plan
 from tacit.accounting.rdp import ORDERS, renyi_curve
@@ -204,10 +203,7 @@ class Ledger:
     def run_status(self) -> tuple[int, int]:
         """Of the current run: events charged, less what this process has left of its lease, and
         the most there can be. Another process's lease counts as used."""
-        with self._own_transaction():
-            run = next((r for r in self._store.runs() if r.id == self._run_id), None)
-        if run is None:
-            raise ValueError("no run has begun; begin one, or release a gradient")
+        run = self._current()
         return run.charged - self._lease, min(run.event_limit, self._own_limit)
 
     def planned_events(self) -> int:
@@ -216,11 +212,7 @@ class Ledger:
         A smaller budget that it is gone on with stops it earlier, in view of what was released, so
         its guarantee is still that of all of these.
         """
-        with self._own_transaction():
-            run = next((r for r in self._store.runs() if r.id == self._run_id), None)
-        if run is None:
-            raise ValueError("no run has begun; begin one, or release a gradient")
-        return run.event_limit
+        return self._current().event_limit
 
     def life(self) -> tuple[int, int]:
         """Of the current run: its number on this ledger, and how often it has begun, from 1.
@@ -269,7 +261,7 @@ class Ledger:
     def statement(self) -> Statement:
         """Every run and the total. Reading it costs nothing."""
         with self._lock:
-            return _statement_in(self._store)
+            return statement_in(self._store)
 
     def _forget(self) -> None:
         self._pid = os.getpid()
@@ -303,6 +295,13 @@ class Ledger:
             self._mind_forks()
             with self._store.transaction():
                 yield
+
+    def _current(self) -> RunRow:
+        with self._own_transaction():
+            run = next((r for r in self._store.runs() if r.id == self._run_id), None)
+        if run is None:
+            raise ValueError("no run has begun; begin one, or release a gradient")
+        return run
 
     def _planned(self, event: dpa.GaussianDpEvent, what: str) -> tuple[int, Plan]:
         """The current run, which must have such an event in its plan's prelude."""
@@ -387,24 +386,3 @@ class Ledger:
                 )
             self._store.add_charge(run.id, events)
         return events
-
-
-def read_statement(path: str | os.PathLike[str]) -> Statement:
-    """Every run of the ledger at `path` and the total, without a change to any file there.
-
-    Raises ValueError where there is no ledger.
-    """
-    with copied(path) as copy:
-        store = LedgerStore(copy)
-        with store.transaction():
-            if store.budget() is None:
-                raise ValueError(f"{path} holds no budget, so nothing was spent from it")
-        return _statement_in(store)
-
-
-def _statement_in(store: LedgerStore) -> Statement:
-    with store.transaction():
-        held = store.budget()
-        rows = store.runs()
-    assert held is not None
-    return statement_of(*held, rows)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 
 from tacit.accounting.filter import epsilon_at
-from tacit.accounting.ledger_store import RunRow
+from tacit.accounting.ledger_file import copied
+from tacit.accounting.ledger_store import LedgerStore, RunRow
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
 
@@ -68,3 +70,24 @@ def _charge(row: RunRow, delta: float) -> RunCharge:
         exclusive=row.exclusive,
         plan=row.plan,
     )
+
+
+def read_statement(path: str | os.PathLike[str]) -> Statement:
+    """Every run of the ledger at `path` and the total, without a change to any file there.
+
+    Raises ValueError where there is no ledger.
+    """
+    with copied(path) as copy:
+        store = LedgerStore(copy)
+        with store.transaction():
+            if store.budget() is None:
+                raise ValueError(f"{path} holds no budget, so nothing was spent from it")
+        return statement_in(store)
+
+
+def statement_in(store: LedgerStore) -> Statement:
+    with store.transaction():
+        held = store.budget()
+        rows = store.runs()
+    assert held is not None
+    return statement_of(*held, rows)

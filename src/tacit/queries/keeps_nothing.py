@@ -41,10 +41,10 @@ def keeps_nothing(model: nn.Module) -> Iterator[None]:
     Both are part of the model and are saved with it, so what a forward pass writes there (a
     running mean, a codebook, a count) is released without noise. Each time the tensors' version
     counters are asked, which waits for no device. Kernels that update running statistics, and what
-    is written through `.data`, do not move those counters on, so all are also compared entry by
-    entry: buffers always on a CPU, and parameters, or where a device would have to be waited for,
-    after 1, 2, 4, 8 … passes in the same modes. What spectral
-    normalisation keeps is of its weight alone, and may be written.
+    is written through `.data`, do not move those counters on. So all are also compared entry by
+    entry: buffers always on a CPU; parameters, and what a device would have to be waited for, after
+    1, 2, 4, 8 … passes in the same modes. What spectral normalisation keeps is of its weight alone,
+    and may be written.
     """
     before, modes, tensors = _held(model)
     due = _looked.setdefault(model, _Looked()).due(modes)
@@ -86,7 +86,7 @@ def _held(
     for module in model.modules():
         _refuse_what_meets(module, model)
         modes.append(module.training)
-        exempt = _of_weights_alone(module)
+        exempt = of_weights_alone(module)
         for table in (module._parameters, module._buffers):
             for name, tensor in table.items():
                 if tensor is None or name in exempt or is_lazy(tensor):
@@ -105,7 +105,7 @@ def _name_of(place: Place, model: nn.Module) -> str:
     return f"tensor {name!r}"
 
 
-def _of_weights_alone(module: nn.Module) -> Collection[str]:
+def of_weights_alone(module: nn.Module) -> Collection[str]:
     """Names of its buffers that are computed from weights and from no record."""
     if isinstance(module, _SpectralNorm):
         return module._buffers.keys()

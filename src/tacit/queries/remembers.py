@@ -16,9 +16,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.nn.utils.spectral_norm import SpectralNorm
 
+from tacit.queries.keeps_nothing import of_weights_alone
 from tacit.secret_draws import Streams
 
 Pass = Callable[[nn.Module], Mapping[str, Tensor]]
@@ -34,7 +33,7 @@ def remembers(model: nn.Module, one: Pass, between: Pass | None, device: torch.d
             return step(model)
 
     try:
-        with _of_weights_alone(model):
+        with _held_still(model):
             first = run(one, model)
             if between is not None:
                 run(between, model)
@@ -69,9 +68,9 @@ def _own_generators_set_back(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _of_weights_alone(model: nn.Module) -> Iterator[None]:
+def _held_still(model: nn.Module) -> Iterator[None]:
     """Spectral normalisation goes on by a step in each pass, whatever the records: held still."""
-    held = [m for m in model.modules() if m.training and _is_spectral(m)]
+    held = [m for m in model.modules() if m.training and of_weights_alone(m)]
     for module in held:
         module.training = False
     try:
@@ -79,11 +78,6 @@ def _of_weights_alone(model: nn.Module) -> Iterator[None]:
     finally:
         for module in held:
             module.training = True
-
-
-def _is_spectral(module: nn.Module) -> bool:
-    hooks = module._forward_pre_hooks.values()
-    return isinstance(module, _SpectralNorm) or any(isinstance(h, SpectralNorm) for h in hooks)
 
 
 def _alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:

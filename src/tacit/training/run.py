@@ -26,11 +26,6 @@ BEYOND = (
     "charged for more steps than this budget allows, when it had a larger one: epsilon counts all "
     "of them"
 )
-ROW_NUMBERS = (
-    "records have no ids but their row numbers, by which mini-sets are formed: epsilon is for a "
-    "record that is missing while all others keep their numbers, and not for a table with a row "
-    "fewer; give record_ids, or a budget for replace-one"
-)
 EARLY = (
     "ended before its plan did: epsilon is that of the whole plan, since when to stop may have "
     "been chosen by looking"

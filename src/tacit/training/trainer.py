@@ -18,7 +18,7 @@ from tacit.accounting.accountant import calibrate
 from tacit.accounting.ledger import Ledger
 from tacit.accounting.plan import Plan
 from tacit.accounting.pld import COARSE
-from tacit.budget import Budget, Relation
+from tacit.budget import Budget
 from tacit.data.records import Records
 from tacit.errors import BudgetExceeded, PlanChanged
 from tacit.lipschitz.projection import project
@@ -28,7 +28,6 @@ from tacit.noise import Allocation, seed_for
 from tacit.queries.bounded_gradient import GradientQuery, Loss
 from tacit.sampling.epochs import epochs_of
 from tacit.sampling.sampler import Sampler
-from tacit.sampling.schemes import MiniSets
 from tacit.sampling.whole_number import whole_number
 from tacit.statistics.modes import train_unfrozen
 from tacit.statistics.needed import Statistics, check_statistics
@@ -49,13 +48,8 @@ from tacit.training.memory import PeakMemory
 from tacit.training.moving_average import MovingAverage
 from tacit.training.optimizer_parameters import check_optimizer
 from tacit.training.progress import ProgressBar
-from tacit.training.run import BEYOND, EARLY, ROW_NUMBERS, SEEDED, Run
-
-
-def by_row_number(sampler: Sampler, relation: Relation) -> bool:
-    """Whether a row fewer would put all later ones into other mini-sets."""
-    by_id = isinstance(sampler.scheme, MiniSets)
-    return by_id and sampler.records.row_numbered and relation is Relation.ADD_OR_REMOVE_ONE
+from tacit.training.row_numbers import ROW_NUMBERS, by_row_number
+from tacit.training.run import BEYOND, EARLY, SEEDED, Run
 
 
 class Trainer:

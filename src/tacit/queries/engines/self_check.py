@@ -12,8 +12,7 @@ a gate that opens in the tenth epoch, is not seen.
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -22,8 +21,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from tacit.batch import Batch
 from tacit.errors import UnsupportedModule
-from tacit.foreign_hooks import foreign_hooks, process_wide_hooks
 from tacit.losses.pre_activations import needs_pre_activations
+from tacit.queries.asked_once import AskedOnce
 from tacit.queries.bounded_gradient import Loss
 from tacit.queries.engines.records_apart import records_meet, remembers_records
 from tacit.queries.remembers import remembering
@@ -35,9 +34,8 @@ _LEAST = 1e-4
 _NOTHING = 1e-4
 # The square of a longer one is not finite in float32, and the engine leaves such a record out.
 _LARGEST = 1e18
-_MOST_KEYS = 64
 Sums = Callable[[Batch, float], dict[str, Tensor]]
-_checked: weakref.WeakKeyDictionary[nn.Module, set[Hashable]] = weakref.WeakKeyDictionary()
+_checked = AskedOnce()
 
 
 def check_once(
@@ -45,9 +43,9 @@ def check_once(
 ) -> None:
     """Raise UnsupportedModule unless `sums` agrees with autograd on two records of `piece`, and
     the records of `piece` stay apart."""
-    done = _checked.setdefault(model, set())
-    key = _key(model, loss, parameters)
-    if key in done or len(piece) < 2:
+    # A loss that looks inside the model asks for more than the outputs' gradients.
+    key = _checked.key(model, (tuple(parameters), needs_pre_activations(loss)))
+    if _checked.answered(model, key) or len(piece) < 2:
         return
     with _without_dropout(model), _all_digits():
         sure = _check_pair(model, loss, parameters, piece.first(2), sums)
@@ -60,18 +58,7 @@ def check_once(
                 "name engine=PerRecord(), which runs each record alone (of BatchClip: SetBySet())"
             )
     if sure:
-        if len(done) >= _MOST_KEYS:  # somebody registers hooks anew in each step
-            done.clear()
-        done.add(key)
-
-
-def _key(model: nn.Module, loss: Loss, parameters: Iterable[str]) -> Hashable:
-    """Modes and hooks too: in evaluation mode a norm may keep apart what it mixes in training.
-
-    A loss that looks inside the model asks for more than the outputs' gradients.
-    """
-    modules = tuple((m.training, *foreign_hooks(m)) for m in model.modules())
-    return tuple(parameters), needs_pre_activations(loss), modules, tuple(process_wide_hooks())
+        _checked.remember(model, key)
 
 
 def _check_pair(
