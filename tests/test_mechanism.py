@@ -21,7 +21,8 @@ from tacit import (
     Records,
     Relation,
 )
-from tacit.noise import NoiseSource, joint_noise_multiplier, noise_left
+from tacit.noise import joint_noise_multiplier, noise_left
+from tacit.randomness import Randomness
 
 torch.set_num_threads(1)
 
@@ -204,7 +205,8 @@ def test_a_bfloat16_gradient_is_rounded_after_the_noise_and_not_before():
     private = mechanism.privatise(model, outputs_themselves, sampler.next_batch())
     with Ledger(budget=Budget(100.0, 1e-5)) as ledger:
         ledger.release(private, into=model)
-    in_float64 = NoiseSource(5).normal(300_000, torch.device("cpu"), torch.float64)
+        address = (ledger.identity, *ledger.life(), 1, 0)
+    in_float64 = Randomness(5).stream("noise", *address).normals([300_000], torch.device("cpu"))[0]
     expected = (Z * in_float64 / 2).bfloat16()
     assert model.weight.grad.dtype == torch.bfloat16
     torch.testing.assert_close(model.weight.grad, expected, rtol=1e-2, atol=1e-6)

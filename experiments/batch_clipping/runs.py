@@ -26,7 +26,7 @@ import tacit
 from tacit import Records
 from tacit.models.normalisation import group_norm
 from tacit.queries.layerwise import Constants
-from tacit.sampling.draws import subset_indices
+from tacit.randomness import Randomness
 from tacit.sampling.schemes import Scheme, Unit
 from tacit.statistics import PublicStatistics
 
@@ -195,7 +195,7 @@ def run(
     has_batch_norm = any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
     statistics = PublicStatistics(public, min(64, len(public))) if has_batch_norm else None
     some, loss = _some(public), tacit.losses.CrossEntropy()
-    draws = tacit.sampling.draws.index_generator(seed)
+    draws = Randomness(seed)
     path: list[tuple[float, float]] = []
     looks = looks_of(steps, evaluations)
     started = time.perf_counter()
@@ -207,7 +207,7 @@ def run(
             elif t == 0 or setting.master_decay != 1:
                 norm = source(t) if callable(source) else source
                 step.set_constants(Constants((float(norm),)))  # type: ignore[arg-type]
-            step.fill(_drawn(scheme, draws, per_epoch))
+            step.fill(_drawn(scheme, draws, t, per_epoch))
             if not setting.cosine:
                 step.rate.fill_(setting.learning_rate * setting.rate_decay**epoch)
         if setting.cosine:
@@ -233,15 +233,16 @@ def run(
     }
 
 
-def _drawn(scheme: Scheme, generator: np.random.Generator, count: int) -> Tensor:
+def _drawn(scheme: Scheme, draws: Randomness, first: int, count: int) -> Tensor:
     """The rows of `count` batches. Sets are runs of rows: records were shuffled when split."""
+    streams = [draws.stream("sampling", first + i) for i in range(count)]
     if isinstance(scheme, tacit.MiniSets):
         assert scheme.chosen is not None
-        sets = [subset_indices(scheme.num_sets, scheme.chosen, generator) for _ in range(count)]
+        sets = [stream.subset(scheme.num_sets, scheme.chosen) for stream in streams]
         places = np.stack(sets)[:, :, None] * scheme.set_size + np.arange(scheme.set_size)
         return torch.from_numpy(places.reshape(count, -1))
     assert isinstance(scheme, tacit.WithoutReplacement)
-    rows = [subset_indices(scheme.population, scheme.sample_size, generator) for _ in range(count)]
+    rows = [stream.subset(scheme.population, scheme.sample_size) for stream in streams]
     return torch.from_numpy(np.stack(rows))
 
 

@@ -20,10 +20,12 @@ class Draw:
 
     Steps are accounted as independent draws. Two releases of one draw are not: whoever was drawn
     is in both, so the second would be charged for an amplification that it does not have.
+    `sampling` names the seeded stream that it came from; None without a seed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sampling: str | None = None) -> None:
         self.released = False
+        self.sampling = sampling
 
 
 @dataclass(frozen=True)

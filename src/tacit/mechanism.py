@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
 
 import dp_accounting as dpa
-from torch import Tensor, nn
+from torch import nn
 
 from tacit.accounting.plan import Plan
 from tacit.batch import Batch
@@ -14,21 +14,18 @@ from tacit.errors import PlanChanged
 from tacit.noise import (
     Allocation,
     GlobalNoise,
-    NoiseSource,
     joint_noise_multiplier,
     noise_left,
-    seed_for,
 )
 from tacit.private_gradient import PrivateGradient
 from tacit.queries.bounded_gradient import (
     Adapting,
-    BoundedGradient,
     GradientQuery,
     Loss,
     sizes_of,
 )
+from tacit.randomness import Randomness, step_draws
 from tacit.sampling.sampler import Sampler
-from tacit.secret_draws import SecretDraws
 
 
 class Mechanism:
@@ -39,8 +36,9 @@ class Mechanism:
 
         1/z² = Σ_h (Δ_h/s_h)² + Σ_b (Δ_b/s_b)².
 
-    Without a seed, what the model and its augmentation draw from PyTorch's generators (dropout,
-    views) is secret as well, whatever `torch.manual_seed` was given: see `SecretDraws`.
+    Noise, masks and views come from one secret stream (`tacit.randomness`), whatever
+    `torch.manual_seed` was given. With a `seed` all of them can be repeated, also by whoever else
+    knows the seed; on one ledger no two steps ever draw the same noise from it.
 
     One mechanism is one run: a query that adapts is taken at its beginning (`query.fresh()`), and
     the one that was given stays as it is.
@@ -67,19 +65,10 @@ class Mechanism:
             unit=query.unit,
             prelude=prelude,
         )
-        self._noise = NoiseSource(seed)
-        self._secret_draws = SecretDraws() if seed is None else None
+        self._randomness = Randomness(seed)
+        self._steps = itertools.count()
         # Of each parameter's released gradient, the noise's standard deviation. Public.
         self.noise_of: dict[str, float] = {}
-
-    def draw_anew(self, what: str) -> None:
-        """From now on noise is of the seed and these words; without a seed nothing changes."""
-        if self._noise.seed is not None:
-            self._noise = NoiseSource(seed_for(self._noise.seed, what))
-
-    def _drawn(self, step: Callable[[], BoundedGradient], records: Tensor) -> BoundedGradient:
-        """Of a seed, all is repeated that PyTorch's is; else no seed of PyTorch's may matter."""
-        return step() if self._secret_draws is None else self._secret_draws(step, records)
 
     def privatise(self, model: nn.Module, loss: Loss, batch: Batch) -> PrivateGradient:
         """The private gradient of one step: bounded, costed, and not yet drawn.
@@ -91,7 +80,9 @@ class Mechanism:
                 f"the batch was drawn by {batch.scheme}, and {self.plan.scheme} is accounted for; "
                 "make the mechanism with the sampler that draws the batches"
             )
-        bounded = self._drawn(lambda: self.query(model, loss, batch), batch.indices)
+        step = next(self._steps)
+        with step_draws(self._randomness, step, batch.indices.device):
+            bounded = self.query(model, loss, batch)
         if bounded.unit is not self.plan.unit:
             raise PlanChanged(f"the query bounds a {bounded.unit}, planned was a {self.plan.unit}")
         sensitivities = bounded.sensitivities(self.plan.relation)
@@ -111,4 +102,4 @@ class Mechanism:
             for block, std in zip(bounded.blocks, stds, strict=True)
             for place, name in enumerate(block.names)
         }
-        return PrivateGradient(self.plan, bounded, stds, self._noise, batch)
+        return PrivateGradient(self.plan, bounded, stds, self._randomness, batch, step)

@@ -1,89 +1,11 @@
-"""Random generators for noise, and how noise is shared out over blocks."""
+"""How noise is shared out over blocks, at one joint noise multiplier."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-import numpy as np
-import torch
-from torch import Tensor
-
-_MT_WORDS = 624
-_MT_STATE_OFFSET = 24  # bytes before the Mersenne words in torch's CPU generator state
-
-
-def generator_for(device: torch.device | str, seed: int | None) -> torch.Generator:
-    """A generator on `device`, from `seed` or, with None, from the operating system.
-
-    `manual_seed` keeps only 32 bits on the CPU, few enough to try them all, so there the whole
-    state of 624 words is drawn from the operating system instead.
-    """
-    generator = torch.Generator(device=device)
-    if seed is not None:
-        return generator.manual_seed(seed)
-    generator.manual_seed(secrets.randbits(63))
-    if generator.device.type == "cpu":
-        words = np.frombuffer(secrets.token_bytes(4 * _MT_WORDS), dtype=np.uint32)
-        state = generator.get_state()
-        end = _MT_STATE_OFFSET + 8 * _MT_WORDS
-        state[_MT_STATE_OFFSET:end] = torch.from_numpy(words.astype(np.uint64).view(np.uint8))
-        generator.set_state(state)
-    return generator
-
-
-def seed_for(seed: int, what: str) -> int:
-    """A seed of its own for each use of a seed: two streams from one number would be the same."""
-    return int.from_bytes(hashlib.sha256(f"{what} {seed}".encode()).digest()[:6], "big")
-
-
-class NoiseSource:
-    """Standard normal draws on any device, one generator a device.
-
-    A forked process or a copy that went on with the same generator would add the *same* noise to
-    another gradient, and the difference of the two releases would be noiseless. So a fork and a
-    copy draw a new state from the operating system, and refuse when the source was seeded.
-    """
-
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = seed
-        self._pid = os.getpid()
-        self._generators: dict[torch.device, torch.Generator] = {}
-
-    def __getstate__(self) -> dict[str, object]:
-        if self.seed is not None:
-            raise TypeError(
-                "a copy of a seeded noise source would repeat its noise; make a new one with a "
-                "seed of its own"
-            )
-        return {"seed": None, "_pid": os.getpid(), "_generators": {}}
-
-    def normal(self, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """`size` independent draws of N(0, 1)."""
-        return torch.randn(size, device=device, dtype=dtype, generator=self._generator(device))
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device.type == "cuda" and device.index is None:
-            # "cuda" and "cuda:0" are one device, and must not have one stream each.
-            device = torch.device("cuda", torch.cuda.current_device())
-        if os.getpid() != self._pid:
-            if self.seed is not None:
-                raise RuntimeError(
-                    "a seeded noise source was carried into a forked process, where it would "
-                    "repeat its parent's noise; make a new one there with a seed of its own"
-                )
-            self._generators.clear()
-            self._pid = os.getpid()
-        if device not in self._generators:
-            # Two GPUs with one seed would draw one stream of noise twice.
-            own = None if self.seed is None else self.seed + 1_000_003 * (device.index or 0)
-            self._generators[device] = generator_for(device, own)
-        return self._generators[device]
 
 
 class Allocation(Protocol):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import PlanChanged
-from tacit.noise import NoiseSource
 from tacit.queries.bounded_gradient import BoundedGradient, Statistic
+from tacit.randomness import Randomness, Stream
 
 if TYPE_CHECKING:
     from tacit.accounting.plan import Plan
@@ -34,8 +34,9 @@ class PrivateGradient:
         plan: Plan,
         bounded: BoundedGradient,
         stds: Sequence[float],
-        noise: NoiseSource,
+        randomness: Randomness,
         batch: Batch | None = None,
+        step: int = 0,
     ) -> None:
         self.plan = plan
         self.drawn = None if batch is None else batch.drawn
@@ -45,7 +46,13 @@ class PrivateGradient:
         self.stds = tuple(stds)
         self.divisor = bounded.divisor
         self._bounded: BoundedGradient | None = bounded
-        self._noise = noise
+        self._randomness = randomness
+        self._step = step
+
+    @property
+    def sampling(self) -> str | None:
+        """The seeded stream that the batch was drawn from, by its public name; None without one."""
+        return None if self.drawn is None else self.drawn.sampling
 
     def uncovered(self, model: nn.Module) -> list[nn.Parameter]:
         """The parameters of `model` that this gradient is not for; an error if it fits not at all.
@@ -66,22 +73,34 @@ class PrivateGradient:
                     raise ValueError("the gradient is for another model than the one in `into`")
         return list(own.values())
 
-    def draw_into(self, model: nn.Module) -> None:
-        """Draw the noise and set `.grad`. For the ledger alone: nobody else has charged."""
+    def draw_into(self, model: nn.Module, *charge: str | int) -> None:
+        """Draw the noise and set `.grad`. For the ledger alone: nobody else has charged.
+
+        `charge` names this charge among all that the ledger ever makes (identity, run, attempt,
+        number). The noise is addressed by it and by the mechanism's own count of steps, so a seed
+        that comes again on a ledger draws other noise; the same noise on two gradients cancels.
+        """
         for parameter in self.uncovered(model):
             parameter.grad = None  # a gradient from elsewhere would be one that nobody paid for
         if self.drawn is not None:
             self.drawn.released = True
         bounded, self._bounded = self._bounded, None
         assert bounded is not None
-        self._release_blocks(bounded)
+        address = (*charge, self._step)
+        self._release_blocks(bounded, model, self._randomness.stream("noise", *address))
         if bounded.statistics:
-            self._release_statistics(bounded.statistics)
+            stream = self._randomness.stream("statistics", *address)
+            self._release_statistics(bounded.statistics, stream)
         for released in bounded.released:
             released()
 
-    def _release_blocks(self, bounded: BoundedGradient) -> None:
-        """Noise for all parameters in one draw: a GPU is given few things to do, not hundreds."""
+    def _release_blocks(self, bounded: BoundedGradient, model: nn.Module, stream: Stream) -> None:
+        """Noise for all parameters in one draw: a GPU is given few things to do, not hundreds.
+
+        A parameter's noise is at its place among the model's parameters. It is drawn and added in
+        float64, and the sum is rounded once, to the parameter's own type.
+        """
+        place = {id(parameter): i for i, parameter in enumerate(model.parameters())}
         every = [
             (parameter, part, std, factor, mask)
             for block, std in zip(bounded.blocks, self.stds, strict=True)
@@ -96,24 +115,23 @@ class PrivateGradient:
         for alike in _by_kind(every):
             parameters, sums, stds, factors, masks = zip(*alike, strict=True)
             sizes = [part.numel() for part in sums]
-            drawn = self._noise.normal(sum(sizes), sums[0].device, sums[0].dtype)
-            pieces = list(drawn.split(sizes))
+            device = sums[0].device
+            pieces = stream.normals(sizes, device, [place[id(p)] for p in parameters])
             torch._foreach_mul_(pieces, list(stds))
-            torch._foreach_add_(pieces, [part.reshape(-1) for part in sums])
+            torch._foreach_add_(pieces, [p.reshape(-1).to(pieces[0]) for p in sums])
             torch._foreach_div_(pieces, [bounded.divisor * factor for factor in factors])
-            grads = drawn.to(parameters[0].dtype).split(sizes)  # the pieces are views of `drawn`
+            grads = torch.cat(pieces).to(device, parameters[0].dtype).split(sizes)
             for parameter, grad, mask in zip(parameters, grads, masks, strict=True):
                 shaped = grad.view(parameter.shape)
                 parameter.grad = shaped if mask is None else torch.where(mask, shaped, 0.0)
 
-    def _release_statistics(self, statistics: Sequence[Statistic]) -> None:
+    def _release_statistics(self, statistics: Sequence[Statistic], stream: Stream) -> None:
         values = torch.stack([statistic.value for statistic in statistics])
-        drawn = self._noise.normal(len(values), values.device, values.dtype)
-        for row, statistic in enumerate(statistics):
-            values[row] += statistic.std * drawn[row]
+        (drawn,) = stream.normals([len(values)], torch.device("cpu"))
         # The one place that waits for the device: thresholds are plain numbers.
-        for statistic, noisy in zip(statistics, values.tolist(), strict=True):
-            statistic.observe(noisy)
+        pairs = zip(statistics, values.tolist(), drawn.tolist(), strict=True)
+        for statistic, value, normal in pairs:
+            statistic.observe(value + statistic.std * normal)
 
 
 def _by_kind(parts: Sequence[_Part]) -> list[list[_Part]]:

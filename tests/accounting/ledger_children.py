@@ -14,7 +14,7 @@ from tiny_run import gradient, one_weight, release
 
 from tacit import Budget, BudgetExceeded, Ledger, Plan
 from tacit.accounting.ledger_store import LedgerStore
-from tacit.noise import NoiseSource
+from tacit.randomness import Stream
 
 # A server that has imported torch once and forks clean children: none inherits a ledger.
 CLEAN = multiprocessing.get_context("forkserver")
@@ -24,13 +24,13 @@ CLEAN.set_forkserver_preload(["torch", "tacit", "scipy.optimize"])
 def record_draws(side_file: str) -> None:
     """From now on every draw of noise first leaves a byte that survives this process."""
     side = os.open(side_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    drawn = NoiseSource.normal
+    drawn = Stream.normals
 
     def draw(self, *args):
         os.write(side, b".")
         return drawn(self, *args)
 
-    NoiseSource.normal = draw
+    Stream.normals = draw
 
 
 def num_draws(side_file) -> int:
@@ -90,7 +90,7 @@ def _plant_kill(moment: str, countdown: int) -> None:
             now()
 
     LedgerStore.transaction = transaction
-    draw = NoiseSource.normal
+    draw = Stream.normals
 
     def normal(self, *args):
         if moment == "before draw":
@@ -100,7 +100,7 @@ def _plant_kill(moment: str, countdown: int) -> None:
             now()
         return result
 
-    NoiseSource.normal = normal
+    Stream.normals = normal
 
 
 def compete(gate, results, path, budget, name, plan_text, lease_steps, attempts) -> None:

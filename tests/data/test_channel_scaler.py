@@ -74,9 +74,9 @@ def test_the_noise_is_that_of_the_event(relation, monkeypatch: pytest.MonkeyPatc
     """Two sums with √2·z·Δ each, which are one Gaussian mechanism of multiplier z."""
     stds, true = [], channel_scaler.noisy_sum
 
-    def noted(total, std, generator, seed, words):
+    def noted(total, std, seed, words):
         stds.append((std, (seed, words)))
-        return true(total, std, generator, seed, words)
+        return true(total, std, seed, words)
 
     monkeypatch.setattr(channel_scaler, "noisy_sum", noted)
     _, event = release_channel_scaler(
@@ -100,7 +100,7 @@ def test_channels_of_all_sizes_are_standardised() -> None:
     scale = torch.logspace(-2.5, 0, 40)[:, None, None]
     inputs = (scale * (1 + 0.6 * torch.randn(20_000, 40, 2, 2, generator=draws))).abs()
     scaler, _ = release_channel_scaler(
-        inputs, size_bound=3.0, noise_multiplier=5.0, public_size=len(inputs), seed=1
+        inputs, size_bound=3.0, noise_multiplier=5.0, public_size=len(inputs), seed=2
     )
     done = scaler(inputs)
     assert done.mean((0, 2, 3)).abs().max() < 0.15

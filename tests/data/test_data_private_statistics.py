@@ -143,12 +143,8 @@ def test_fresh_noise_unless_seeded():
 
     assert not torch.equal(once().mean, once().mean)
     assert torch.equal(once(seed=5).mean, once(seed=5).mean)
-    generator = torch.Generator().manual_seed(5)
-    assert not torch.equal(once(generator=generator).mean, once(generator=generator).mean)
     assert "not private against whoever knows the seed" in once(seed=5).describe()
     assert "seed" not in once().describe()
-    with pytest.raises(ValueError, match="one of them"):
-        once(seed=5, generator=generator)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tacit import Budget, Ledger, Plan, Poisson, Records
 from tacit.accounting.accountant import epsilon_of_event
 from tacit.errors import BudgetExceeded, MixesRecords, PlanChanged, UndeclaredConstant
 from tacit.errors import UnsupportedModule as Unsupported
+from tacit.randomness import Randomness
 from tacit.statistics import ReleasedStatistics, refuse_private_statistics
 from tacit.statistics.moments import moments_sensitivity
 
@@ -329,7 +330,7 @@ def test_fresh_noise_unless_seeded_and_never_the_gradients():
     release, model = ReleasedStatistics(nobody, 1.0, seed=5), Wide(1, 50)
     release.apply(model, ledger_for(release.event))
     drawn = model.norms[0].running_mean / math.sqrt(50)
-    gradients = torch.randn(100, dtype=torch.float64, generator=generator(5))[:50]
+    gradients = Randomness(5).stream("noise", 0).normals([50], torch.device("cpu"))[0]
     assert (drawn - gradients).abs().max() > 0.5
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
 
 import tacit
-from tacit.noise import NoiseSource
+from tacit.randomness import Stream
 
 DATA = tacit.Records(torch.randn(40, 3), torch.randint(2, (40,)), public_size=40, num_classes=2)
 
@@ -15,11 +17,11 @@ DATA = tacit.Records(torch.randn(40, 3), torch.randint(2, (40,)), public_size=40
 def trained(ledger, name, monkeypatch, epsilon=8.0, stop_after=None):
     """The run, and all noise and batches that it drew."""
     drawn, rows = [], []
-    normal, batch = NoiseSource.normal, tacit.PoissonSampler.next_batch
+    normals, batch = Stream.normals, tacit.PoissonSampler.next_batch
 
-    def noted(source, *args):
-        found = normal(source, *args)
-        drawn.append(found.clone())
+    def noted(stream, *args):
+        found = normals(stream, *args)
+        drawn.append(torch.cat(found))
         return found
 
     def watched(sampler):
@@ -34,7 +36,7 @@ def trained(ledger, name, monkeypatch, epsilon=8.0, stop_after=None):
 
     model = nn.Linear(3, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(NoiseSource, "normal", noted)
+        patch.setattr(Stream, "normals", noted)
         patch.setattr(tacit.PoissonSampler, "next_batch", watched)
         run = tacit.Trainer(
             model,
@@ -74,3 +76,74 @@ def test_a_smaller_budget_does_not_forget_what_was_charged(tmp_path, monkeypatch
     assert second.steps == 0
     assert second.epsilon >= first.plan.epsilon(4, 1e-5)
     assert any("larger one" in note for note in second.notes)
+
+
+def own_loop(path, seed, records, name=None) -> torch.Tensor:
+    """The README's second form: one step over all records; the gradient that is released."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    sampler = tacit.PoissonSampler(records, 1.0, steps=4, seed=seed)
+    mechanism = tacit.Mechanism(tacit.PerSampleClip(1.0), sampler, 20.0, seed=seed)
+    with tacit.Ledger(path, tacit.Budget(8.0, 1e-5)) as ledger:
+        if name is not None:
+            ledger.begin(mechanism.plan, name=name)
+        for batch in sampler:
+            private = mechanism.privatise(model, tacit.losses.CrossEntropy(), batch)
+            ledger.release(private, into=model)
+            break
+    return torch.cat([p.grad.flatten() for p in model.parameters()]) * 40
+
+
+@pytest.mark.parametrize("name", [None, "one"])
+def test_a_loop_of_ones_own_never_repeats_a_seeds_noise(name, tmp_path):
+    """Two runs of one seed, one record changed: their difference must not be that record alone."""
+    neighbour = DATA.replaced(0, 50 * torch.ones(3), 1)
+    first = own_loop(tmp_path / "l", 7, DATA, name)
+    second = own_loop(tmp_path / "l", 7, neighbour, name)
+    assert (first - second).norm() > 20  # independent noise: 20·√(2·8) = 80; one record: at most 2
+    # On a fresh ledger the seed repeats the run: that is what it is for.
+    assert torch.equal(own_loop(tmp_path / "m", 7, DATA, name), first)
+
+
+def test_several_mechanisms_of_one_seed_in_one_run(tmp_path):
+    """A new mechanism for each step counts from 0 again; the ledger's own count does not."""
+    model = nn.Linear(3, 2)
+    sampler = tacit.PoissonSampler(DATA, 1.0, steps=3)
+    grads = []
+    with tacit.Ledger(tmp_path / "l", tacit.Budget(8.0, 1e-5)) as ledger:
+        for batch in sampler:
+            mechanism = tacit.Mechanism(tacit.PerSampleClip(1.0), sampler, 20.0, seed=7)
+            private = mechanism.privatise(model, tacit.losses.CrossEntropy(), batch)
+            ledger.release(private, into=model)
+            grads.append(model.weight.grad.flatten() * 40)
+    assert all((a - b).norm() > 20 for a, b in itertools.pairwise(grads))
+
+
+def test_one_mechanism_on_two_ledgers_does_not_repeat_its_noise():
+    model = nn.Linear(3, 2)
+    sampler = tacit.PoissonSampler(DATA, 1.0, steps=1)
+    for seed in (None, 7):
+        mechanism = tacit.Mechanism(tacit.PerSampleClip(1.0), sampler, 20.0, seed=seed)
+        grads = []
+        for _ in range(2):
+            ledger = tacit.Ledger(None, tacit.Budget(8.0, 1e-5))
+            loss = tacit.losses.CrossEntropy()
+            ledger.release(mechanism.privatise(model, loss, sampler.next_batch()), into=model)
+            grads.append(model.weight.grad.flatten() * 40)
+        assert (grads[0] - grads[1]).norm() > 20
+
+
+def test_a_seeded_release_of_other_records_has_other_noise():
+    """Without a ledger nothing else could tell two releases of one seed apart."""
+    x = torch.rand(50, 4)
+    neighbour = x.clone()
+    neighbour[0] = 1 - neighbour[0]
+
+    def released(inputs):
+        scaler, _ = tacit.data.release_statistics(
+            inputs, 0.0, 1.0, noise_multiplier=20.0, public_size=50, seed=7
+        )
+        return scaler.mean
+
+    assert torch.equal(released(x), released(x))
+    assert (released(x) - released(neighbour)).norm() > 0.5

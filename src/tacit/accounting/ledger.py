@@ -16,6 +16,7 @@ Rules, each decided inside one write transaction, so that processes cannot overs
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import sys
@@ -82,9 +83,15 @@ class Ledger:
         self._plan: Plan | None = None
         self._own_limit, self._lease = 0, 0
         self._life = 0, 0
+        self._released = 0
         self._occasions: set[Hashable] = set()
         self._owner = threading.get_ident()
         self._lock = ProcessLock()
+
+    @property
+    def identity(self) -> str:
+        values = self.budget.epsilon, self.budget.delta, self.budget.relation.value
+        return hashlib.sha256(repr(values).encode()).hexdigest()
 
     @property
     def path(self) -> os.PathLike[str] | None:
@@ -142,7 +149,8 @@ class Ledger:
         private.uncovered(into)  # raises where the release could not succeed
         with self._lock:
             self._charge(private)
-            private.draw_into(into)
+            self._released += 1
+            private.draw_into(into, self.identity, *self._life, self._released)
 
     def _charge(self, private: PrivateGradient) -> None:
         self._mind_forks()
@@ -268,6 +276,7 @@ class Ledger:
         self._run_id, self._plan = None, None
         self._own_limit, self._lease = 0, 0
         self._life = 0, 0
+        self._released = 0
         self._occasions = set()
 
     def _mind_forks(self) -> None:

@@ -1,17 +1,22 @@
 """Random views of records, for gradients that are averaged over several views of each.
 
-The bound on a record holds for any views whatever, where the others' stay the same. They are drawn
-row by row from torch's global generator, so with a record fewer all later rows have others; that is
-no matter while nobody knows them. A `Mechanism` without a seed sees to that (`SecretDraws`).
+The bound on a record holds for any views whatever, where the others' stay the same. A transform
+that takes `words` is given random words for each row, addressed by the record's id: its views do
+not depend on who else is in the batch. Other transforms draw row by row from PyTorch's generator,
+so without one record all later rows have other views. That is covered as long as nobody knows them,
+which `tacit.randomness.step_draws` sees to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+from tacit.randomness import view_stream
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,8 @@ class Augmentation:
     the same order, each row made from that row and fresh randomness alone. One that mixes rows
     (mixup, statistics of the batch) would let a record into the others' gradients; it is refused
     where the first batch shows it. One that draws from a generator of its own cannot be asked:
-    `rows_apart` is the promise that its rows do not meet.
+    `rows_apart` is the promise that its rows do not meet. If `transform.takes_words` is True, it is
+    called with `words=`, 16 random numbers from 0 to 2^32 - 1 for each row.
     """
 
     views: int
@@ -36,10 +42,16 @@ class Augmentation:
         if self.views < 1:
             raise ValueError(f"views is {self.views}; give at least 1")
 
-    def views_of(self, inputs: Tensor) -> Tensor:
+    def views_of(self, inputs: Tensor, record_ids: Tensor | None = None) -> Tensor:
         """(B, …) to (B·K, …): rows iK … iK + K − 1 are views of record i."""
         rows = torch.repeat_interleave(inputs, self.views, dim=0)
-        made = self.transform(rows)
+        if record_ids is not None and getattr(self.transform, "takes_words", False):
+            each = torch.arange(self.views, device=record_ids.device)
+            offsets = (record_ids[:, None] * self.views + each).flatten()
+            words: Any = view_stream().blocks(offsets)
+            made = self.transform(rows, words=words)  # type: ignore[call-arg]
+        else:
+            made = self.transform(rows)
         if len(made) != len(rows):
             raise ValueError(
                 f"the transform made {len(made)} rows of {len(rows)}; it must make one of each"
@@ -59,12 +71,13 @@ class RandomCropFlip:
     padding: int = 4
     reflect: bool = True
     flip: bool = True
+    takes_words: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.padding < 0:
             raise ValueError(f"padding is {self.padding}; give 0 or more")
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: Tensor, words: Tensor | None = None) -> Tensor:
         if images.dim() != 4:
             raise ValueError(
                 f"a batch of inputs has shape {tuple(images.shape)}; crops and flips are for "
@@ -76,10 +89,12 @@ class RandomCropFlip:
                 f"padding is {self.padding} and the images are {height} by {width}; reflection "
                 "needs less padding than that, or give reflect=False"
             )
-        rows_BH, inside_BH = self._places(images, height)
-        columns_BW, inside_BW = self._places(images, width)
+        if words is None:
+            words = torch.randint(1 << 32, (len(images), 3), device=images.device)
+        rows_BH, inside_BH = self._places(words[:, :1], height)
+        columns_BW, inside_BW = self._places(words[:, 1:2], width)
         if self.flip:
-            mirrored = torch.rand(len(images), 1, device=images.device) < 0.5
+            mirrored = words[:, 2:3] < 1 << 31
             columns_BW = torch.where(mirrored, columns_BW.flip(1), columns_BW)
             inside_BW = torch.where(mirrored, inside_BW.flip(1), inside_BW)
         places = (rows_BH[:, :, None] * width + columns_BW[:, None, :]).flatten(1)
@@ -90,11 +105,10 @@ class RandomCropFlip:
         inside = inside_BH[:, None, :, None] & inside_BW[:, None, None, :]
         return torch.where(inside, cropped, torch.zeros_like(cropped))
 
-    def _places(self, images: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    def _places(self, words_B1: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Where each output line reads, for each image, and whether that is inside the image."""
-        device, reach = images.device, self.padding
-        shift_B1 = torch.randint(-reach, reach + 1, (len(images), 1), device=device)
-        places = torch.arange(size, device=device) + shift_B1
+        shift_B1 = (words_B1 * (2 * self.padding + 1) >> 32) - self.padding
+        places = torch.arange(size, device=words_B1.device) + shift_B1
         inside = (places >= 0) & (places < size)
         if not self.reflect:
             return places.clamp(0, size - 1), inside

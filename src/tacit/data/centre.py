@@ -62,7 +62,6 @@ def release_centre(
     noise_multiplier: float,
     public_size: int,
     relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
-    generator: torch.Generator | None = None,
     seed: int | None = None,
     ledger: Ledger | None = None,
 ) -> tuple[Centre, Release]:
@@ -73,15 +72,15 @@ def release_centre(
     opposite vectors. N is the *declared* number of records, never their count. It is one Gaussian
     mechanism of multiplier z under `relation`; charge it under the same one, before training:
     `Trainer(prelude=(event,))`. With a `ledger`, whose current run planned for it, it is claimed
-    there before a record is read. Noise comes from the operating system unless `generator` or
-    `seed` is given; then it is not private against whoever knows the seed.
+    there before a record is read. Noise comes from the operating system unless `seed`
+    is given; then it is not private against whoever knows the seed.
     """
     relation = Relation(relation)
-    check_release(noise_multiplier, public_size, generator, seed)
+    check_release(noise_multiplier, public_size)
     claim = claimed(noise_multiplier, relation, _WHAT, ledger)
     total = sum_on_sphere(inputs)
     std = noise_multiplier * sensitivity(relation)
-    centre = noisy_sum(total, std, generator, seed, claim.words).div_(public_size)
+    centre = noisy_sum(total, std, seed, claim.words).div_(public_size)
     origin = f"released with Gaussian noise of multiplier {noise_multiplier:g} ({relation})"
     if seed is not None:
         origin += SEEDED

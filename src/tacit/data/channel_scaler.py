@@ -59,7 +59,7 @@ def release_channel_scaler(
     whoever knows the seed.
     """
     relation = Relation(relation)
-    check_release(noise_multiplier, public_size, None, seed)
+    check_release(noise_multiplier, public_size)
     if not (math.isfinite(size_bound) and size_bound > 0):
         raise ValueError(f"size_bound is {size_bound!r}; give a finite number above 0")
     if inputs.ndim < 2:
@@ -68,14 +68,12 @@ def release_channel_scaler(
     channels = inputs.shape[1]
     times = math.sqrt(2) * noise_multiplier * (1 if relation is Relation.ADD_OR_REMOVE_ONE else 2)
     std = times * size_bound
-    found = noisy_sum(sum_of_sizes(inputs, size_bound), std, None, seed, f"{claim.words}, sizes")
+    found = noisy_sum(sum_of_sizes(inputs, size_bound), std, seed, f"{claim.words}, sizes")
     sizes_C = (found / public_size).clamp_(min=std / public_size)
 
     bound = moments_bound(channels)
     std = times * bound
-    total = noisy_sum(
-        sum_of_moments(inputs, sizes_C, bound), std, None, seed, f"{claim.words}, moments"
-    )
+    total = noisy_sum(sum_of_moments(inputs, sizes_C, bound), std, seed, f"{claim.words}, moments")
     first_C, second_C = total / public_size
     variance_C = (second_C - first_C**2).clamp_(min=std / public_size)
     origin = f"of each channel released with Gaussian noise of multiplier {noise_multiplier:g}"

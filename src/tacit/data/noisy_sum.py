@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,19 +19,12 @@ if TYPE_CHECKING:
     from tacit.accounting.release import Release
 
 
-def check_release(
-    noise_multiplier: float,
-    public_size: int,
-    generator: torch.Generator | None,
-    seed: int | None,
-) -> None:
+def check_release(noise_multiplier: float, public_size: int) -> None:
     """Raise ValueError for what no release can be made with; before any record is read."""
     if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
         raise ValueError(f"noise_multiplier is {noise_multiplier!r}; give a finite number above 0")
     if public_size < 1:
         raise ValueError(f"public_size is {public_size}; declare a positive number of records")
-    if generator is not None and seed is not None:
-        raise ValueError("both generator and seed were given; give one of them")
 
 
 @dataclass(frozen=True)
@@ -81,20 +75,17 @@ def claimed(noise_multiplier: float, relation: Relation, what: str, ledger: Ledg
     return Claim(noise_multiplier, relation, what, ledger, name)
 
 
-def noisy_sum(
-    total: Tensor, std: float, generator: torch.Generator | None, seed: int | None, words: str
-) -> Tensor:
-    """T + N(0, std²·I), from the operating system unless a generator or a seed is given.
+def noisy_sum(total: Tensor, std: float, seed: int | None, words: str) -> Tensor:
+    """T + N(0, std²·I), from the operating system unless a seed is given.
 
-    Of a seed the stream belongs to `words`: gradients and other sums draw from the same number too,
-    and the same noise on two releases cancels.
+    With a seed, the noise is addressed by `words` and by a digest of T. The same records give the
+    same release again; other records get other noise, so that a difference of two releases of one
+    seed shows both noises and not the records alone.
     """
-    from tacit.noise import generator_for, seed_for
+    from tacit.randomness import Randomness
 
-    if generator is None:
-        own = None if seed is None else seed_for(seed, words)
-        generator = generator_for(torch.device("cpu"), own)
-    noise = torch.randn(
-        total.shape, dtype=total.dtype, generator=generator, device=generator.device
-    )
-    return total + std * noise.cpu()
+    flat = total.detach().to("cpu", torch.float64).contiguous()
+    digest = hashlib.blake2b(flat.numpy().tobytes()).hexdigest()
+    stream = Randomness(seed).stream("noisy sum", words, digest)
+    (noise,) = stream.normals([flat.numel()], flat.device)
+    return (flat + std * noise.view(flat.shape)).to(total.dtype)

@@ -28,7 +28,6 @@ def release_statistics(
     noise_multiplier: float,
     public_size: int,
     relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
-    generator: torch.Generator | None = None,
     seed: int | None = None,
     ledger: Ledger | None = None,
 ) -> tuple[PublicScaler, Release]:
@@ -55,15 +54,15 @@ def release_statistics(
     The noise multiplier of the event is that standard deviation over the sensitivity *under
     `relation`*; charge it under the same relation. With a `ledger`, whose current run planned for
     it, it is claimed there before a record is read. Noise comes from the operating system unless
-    `generator` or `seed` is given; then it is not private against whoever knows the seed.
+    `seed` is given; then it is not private against whoever knows the seed.
     """
     relation = Relation(relation)
-    check_release(noise_multiplier, public_size, generator, seed)
+    check_release(noise_multiplier, public_size)
     middle, half = _range(inputs, lower, upper)
     claim = claimed(noise_multiplier, relation, _WHAT, ledger)
     total = sum_of_moments(inputs, middle, half)
     std = noise_multiplier * sensitivity(middle.numel(), relation)
-    released = noisy_sum(total, std, generator, seed, claim.words)
+    released = noisy_sum(total, std, seed, claim.words)
     first, second = released / public_size
 
     mean = first.clamp(-1, 1)

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from tacit.queries.keeps_nothing import of_weights_alone
-from tacit.secret_draws import Streams
+from tacit.randomness import GlobalGenerators
 
 Pass = Callable[[nn.Module], Mapping[str, Tensor]]
 
 
 def remembers(model: nn.Module, one: Pass, between: Pass | None, device: torch.device) -> bool:
     """Whether the pass `one` gives something else after `between`, and not by chance."""
-    held = Streams.now(device)
+    held = GlobalGenerators.now(device)
 
     def run(step: Pass, model: nn.Module) -> Mapping[str, Tensor]:
-        held.go_on(device)
+        held.restore(device)
         with _own_generators_set_back(model):
             return step(model)
 
@@ -45,7 +45,7 @@ def remembers(model: nn.Module, one: Pass, between: Pass | None, device: torch.d
                 return True
             return _alike(*(run(one, each) for each in copies))
     finally:
-        held.go_on(device)
+        held.restore(device)
 
 
 def remembering(model: nn.Module) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +12,7 @@ from tacit.batch import Batch, batch_of
 from tacit.data.augmentation import Augmentation
 from tacit.errors import MixesRecords
 from tacit.queries.same_tensors import same_tensors
+from tacit.randomness import GlobalGenerators
 
 _RECORDS_TO_CHECK, _HALVES = 64, 3
 
@@ -44,7 +43,7 @@ class ViewBatches:
             inputs = piece.inputs
             self._checked = self._checked or rows_stay_apart(self.augmentation, inputs)
             seen = batch_of(
-                self.augmentation.views_of(inputs),
+                self.augmentation.views_of(inputs, piece.record_ids),
                 torch.repeat_interleave(piece.targets, self.views, dim=0),
                 divisor=piece.divisor,
                 scheme=piece.scheme,
@@ -94,11 +93,8 @@ def rows_stay_apart(augmentation: Augmentation, inputs: Tensor) -> bool:
 
 def _views_again(augmentation: Augmentation, inputs: Tensor) -> Tensor:
     """Views with every global generator as it is now, and left as it is now."""
-    devices = [inputs.device] if inputs.device.type == "cuda" else []
-    python, numpy = random.getstate(), np.random.get_state()
+    held = GlobalGenerators.now(inputs.device)
     try:
-        with torch.random.fork_rng(devices=devices):
-            return augmentation.views_of(inputs)
+        return augmentation.views_of(inputs)
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        held.restore(inputs.device)

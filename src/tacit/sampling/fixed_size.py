@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tacit.data.records import as_records
-from tacit.sampling.draws import subset_indices
+from tacit.randomness import Stream
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.schemes import WithoutReplacement
 
@@ -41,6 +41,5 @@ class FixedSizeSampler(Sampler):
             seed=seed,
         )
 
-    def draw(self) -> tuple[np.ndarray, None]:
-        num, size = self.scheme.population, self.scheme.sample_size
-        return subset_indices(num, size, self._generator), None
+    def draw(self, stream: Stream) -> tuple[np.ndarray, None]:
+        return stream.subset(self.scheme.population, self.scheme.sample_size), None

@@ -8,7 +8,7 @@ import numpy as np
 
 from tacit.data.records import as_records
 from tacit.errors import UndeclaredConstant
-from tacit.sampling.draws import bernoulli_indices, subset_indices
+from tacit.randomness import Randomness, Stream
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.schemes import MiniSets
 
@@ -61,17 +61,17 @@ class MiniSetSampler(Sampler):
             pad_to=pad_to,
             seed=seed,
         )
-        place = np.random.default_rng(partition_seed).permutation(num_ids)
+        place = Randomness(partition_seed).stream("partition").permutation(num_ids)
         self.set_of_row = place[ids] // set_size
         order = np.argsort(self.set_of_row, kind="stable")
         self._rows_by_set = order
         self._starts = np.searchsorted(self.set_of_row[order], np.arange(scheme.num_sets + 1))
 
-    def draw(self) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, stream: Stream) -> tuple[np.ndarray, np.ndarray]:
         if self.scheme.chosen is None:
-            sets = bernoulli_indices(self.scheme.num_sets, self.scheme.probability, self._generator)
+            sets = np.flatnonzero(stream.coins(self.scheme.num_sets, self.scheme.probability))
         else:
-            sets = subset_indices(self.scheme.num_sets, self.scheme.chosen, self._generator)
+            sets = stream.subset(self.scheme.num_sets, self.scheme.chosen)
         starts, sizes = self._starts[sets], self._starts[sets + 1] - self._starts[sets]
         # Concatenate the ranges [start, start + size) of all drawn sets without a loop.
         ends = np.cumsum(sizes)

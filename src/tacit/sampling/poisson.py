@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tacit.data.records import as_records
-from tacit.sampling.draws import bernoulli_indices
+from tacit.randomness import Stream
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.schemes import Poisson
+
+_MOST_COINS_PER_RECORD = 16
 
 
 class PoissonSampler(Sampler):
@@ -56,6 +58,18 @@ class PoissonSampler(Sampler):
             pad_to=pad_to,
             seed=seed,
         )
+        ids = records.record_ids.cpu().numpy()
+        self._num_coins = len(ids)
+        self._coin_of_row: np.ndarray | None = None
+        if not np.array_equal(ids, np.arange(len(ids))):
+            top = int(ids.max()) + 1
+            # Ids that are spread too thinly to have a coin each: the coins go by rows.
+            if ids.min() >= 0 and top <= _MOST_COINS_PER_RECORD * len(ids) + (1 << 20):
+                self._num_coins, self._coin_of_row = top, ids
 
-    def draw(self) -> tuple[np.ndarray, None]:
-        return bernoulli_indices(len(self.records), self.scheme.rate, self._generator), None
+    def draw(self, stream: Stream) -> tuple[np.ndarray, None]:
+        """Toss the coin of each record id, so that nobody's coin depends on who else is there."""
+        coins = stream.coins(self._num_coins, self.scheme.rate)
+        return np.flatnonzero(
+            coins if self._coin_of_row is None else coins[self._coin_of_row]
+        ), None

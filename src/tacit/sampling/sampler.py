@@ -9,10 +9,11 @@ from collections.abc import Hashable, Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tacit.batch import Batch, Draw
 from tacit.data.records import as_records
-from tacit.sampling.draws import index_generator, to_device
+from tacit.randomness import Randomness, Stream
 from tacit.sampling.schemes import Scheme
 from tacit.sampling.whole_number import whole_number
 
@@ -55,10 +56,15 @@ class Sampler(abc.ABC):
         self.expected_batch_size = float(expected_batch_size)
         self.padded = padded
         self.pad_to = pad_to
-        self.seed = seed
         self.max_physical_batch = max_physical_batch
-        self._generator = index_generator(seed)
         self._pid = os.getpid()
+        self._start(seed)
+
+    def _start(self, seed: int | None, *context: str | int) -> None:
+        self.seed = seed
+        self._randomness = Randomness(seed)
+        self._context = context
+        self._passes, self._steps_drawn = 0, 0
 
     @property
     def capacity(self) -> int:
@@ -69,8 +75,11 @@ class Sampler(abc.ABC):
         return math.ceil(self.expected_batch_size + 5 * math.sqrt(self.expected_batch_size))
 
     @abc.abstractmethod
-    def draw(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Rows of the dataset that take part in the next step, and the mini-set of each."""
+    def draw(self, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
+        """Rows of the dataset that take part in the next step, and the mini-set of each.
+
+        `stream` belongs to this step alone; whatever is random must come from it.
+        """
 
     def occasion(self) -> Hashable | None:
         """The shuffled epoch that the batch just drawn is a part of; None where there is none."""
@@ -80,6 +89,7 @@ class Sampler(abc.ABC):
         return self.steps
 
     def __iter__(self) -> Iterator[Batch]:
+        self._passes, self._steps_drawn = self._passes + 1, 0
         for _ in range(self.steps):
             yield self.next_batch()
 
@@ -87,7 +97,10 @@ class Sampler(abc.ABC):
         """One more step's batch. An empty one is a step like any other."""
         if os.getpid() != self._pid:
             self._after_fork()
-        rows, sets = self.draw()
+        context = (*self._context, self._passes)
+        stream = self._randomness.stream("sampling", *context, self._steps_drawn)
+        self._steps_drawn += 1
+        rows, sets = self.draw(stream)
         mask = None
         if self.padded or self.pad_to is not None:
             rows, sets, kept = self._pad(rows, sets, self.pad_to or self.capacity)
@@ -102,7 +115,7 @@ class Sampler(abc.ABC):
             groups=groups,
             max_physical=self.capacity if self.padded else self.max_physical_batch,
             occasion=self.occasion(),
-            drawn=Draw(),
+            drawn=Draw(self._randomness.fingerprint("sampling", *context)),
         )
 
     def _pad(
@@ -121,7 +134,7 @@ class Sampler(abc.ABC):
                 "a seeded sampler was carried into a forked process, where it would repeat its "
                 "parent's batches; make a new one there with a seed of its own"
             )
-        self._generator = index_generator(None)
+        self._start(None)
         self._pid = os.getpid()
         self.forget()
 
@@ -132,21 +145,20 @@ class Sampler(abc.ABC):
                 "a copy of a seeded sampler would repeat its batches; make a new one with a seed "
                 "of its own"
             )
-        return {**self.__dict__, "_generator": None}
+        return dict(self.__dict__)
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._generator = index_generator(None)
+        self._start(None)
         self._pid = os.getpid()
         self.forget()
 
     def forget(self) -> None:  # noqa: B027 (most samplers have nothing to forget)
         """Drop what was drawn ahead of its step; a sampler that draws ahead says how."""
 
-    def reseed(self, seed: int) -> None:
-        """Draw from this seed from now on."""
-        self.seed = seed
-        self._generator = index_generator(seed)
+    def reseed(self, seed: int, *context: str | int) -> None:
+        """Draw from this seed from now on; each context has draws of its own."""
+        self._start(seed, *context)
         self.forget()
 
     @property
@@ -156,3 +168,11 @@ class Sampler(abc.ABC):
     def to(self, device: torch.device | str) -> None:
         """Move the data to `device` once; batches are gathered there from then on."""
         self.records = self.records.to(device)
+
+
+def to_device(indices: np.ndarray, device: torch.device) -> Tensor:
+    """Indices as a tensor on `device`, without waiting for the work queued there."""
+    tensor = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -9,6 +9,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from tacit.data.records import as_records
+from tacit.randomness import Stream
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.schemes import ShuffledEpochs
 
@@ -60,9 +61,9 @@ class ShuffleSampler(Sampler):
     def occasion(self) -> Hashable:
         return self._life, self._epoch
 
-    def draw(self) -> tuple[np.ndarray, None]:
+    def draw(self, stream: Stream) -> tuple[np.ndarray, None]:
         if len(self._order) == 0:
             self._epoch += 1  # first: interrupted, the next order is never the last one's epoch
-            self._order = self._generator.permutation(len(self.records))
+            self._order = stream.permutation(len(self.records))
         rows, self._order = self._order[: self._batch_size], self._order[self._batch_size :]
         return rows, None

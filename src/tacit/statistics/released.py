@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from tacit.budget import Relation
 from tacit.data.records import Records, as_records
 from tacit.errors import UnsupportedModule
-from tacit.noise import NoiseSource
 from tacit.queries.clipping import sum_dtype
 from tacit.queries.keeps_nothing import keeps_nothing
 from tacit.queries.record_mixing import refuse_mixing
+from tacit.randomness import Randomness
 from tacit.statistics.marks import mark
 from tacit.statistics.modes import evaluating
 from tacit.statistics.moments import clipped_moments, moments_sensitivity
@@ -76,10 +75,7 @@ class ReleasedStatistics:
         self.noise_multiplier, self.max_norm = float(noise_multiplier), float(max_norm)
         self.scale, self.max_physical_batch = float(scale), max_physical_batch
         self.divisor = self.records.require_public_size("the mean of BatchNorm's inputs")
-        self.seed: int | None = None
-        self._noise = NoiseSource()
-        if seed is not None:
-            self.reseed(seed)
+        self.seed = seed
 
     @property
     def event(self) -> dpa.GaussianDpEvent:
@@ -94,12 +90,6 @@ class ReleasedStatistics:
             "were none, so nothing was evaluated before it"
         )
 
-    def reseed(self, seed: int) -> None:
-        """Draw from this seed; never the stream that the gradients' noise draws from it."""
-        self.seed = seed
-        own = hashlib.sha256(f"{_WHAT} {seed}".encode()).digest()
-        self._noise = NoiseSource(int.from_bytes(own[:4], "big"))
-
     @torch.no_grad()
     def apply(self, model: nn.Module, ledger: Ledger) -> None:
         """Claim the charge, and then compute, noise and set the statistics of all unfrozen norms.
@@ -111,10 +101,12 @@ class ReleasedStatistics:
         with evaluating(model), without_running_statistics(model):
             norms = self._in_order(model, unfrozen)
             ledger.claim(self.event, _WHAT)
-            for norm in norms:
+            stream = Randomness(self.seed).stream(_WHAT, ledger.identity, *ledger.life())
+            for place, norm in enumerate(norms):
                 with keeps_nothing(model):
                     total = self._sum_of_moments(model, norm)
-                self._release(total, norm, len(norms), ledger.budget.relation)
+                noise = stream.normals([len(total)], total.device, [place])[0]
+                self._release(total, noise, norm, len(norms), ledger.budget.relation)
 
     @torch.no_grad()
     def check(self, model: nn.Module, ledger: Ledger | None = None) -> None:
@@ -125,10 +117,11 @@ class ReleasedStatistics:
         if ledger is not None:
             ledger.require_unclaimed(self.event, _WHAT)
 
-    def _release(self, total: Tensor, norm: nn.Module, num_norms: int, relation: Relation) -> None:
+    def _release(
+        self, total: Tensor, noise: Tensor, norm: nn.Module, num_norms: int, relation: Relation
+    ) -> None:
         std = self.noise_std(len(total) // 2, num_norms, relation)
-        noise = self._noise.normal(len(total), total.device, total.dtype)
-        mean_C, second_C = ((total + std * noise) / self.divisor).chunk(2)
+        mean_C, second_C = ((total + std * noise.to(total)) / self.divisor).chunk(2)
         variance_C = (1 + second_C - mean_C.square()).clamp(min=std / self.divisor)
         set_statistics(norm, self.scale * mean_C, self.scale**2 * variance_C, 1)
         mark(norm, f"released with noise of multiplier {self.noise_multiplier:g}")

@@ -24,7 +24,7 @@ from tacit.errors import BudgetExceeded, PlanChanged
 from tacit.lipschitz.projection import project
 from tacit.losses.schedule import Scheduled, fresh
 from tacit.mechanism import Mechanism
-from tacit.noise import Allocation, seed_for
+from tacit.noise import Allocation
 from tacit.queries.bounded_gradient import GradientQuery, Loss
 from tacit.sampling.epochs import epochs_of
 from tacit.sampling.sampler import Sampler
@@ -60,8 +60,8 @@ class Trainer:
     `ledger` is a file to charge (shared by all runs over the same data), an open `Ledger`, or
     None for one in memory, which counts a single `fit`. `evaluate_on` must be held-out records,
     which the guarantee need not cover: training records are refused.
-    `seed` fixes the noise, and the sampling where the sampler has no seed of its own; what the
-    model draws in its steps (dropout, views) is PyTorch's to seed then, and secret without it.
+    `seed` fixes the noise, what the model draws in its steps (dropout, views), and the sampling
+    where the sampler has no seed of its own. Without it all of them are secret.
 
     `prelude` holds what was released before training, as the functions of `tacit.data` return it:
     it is planned and charged with the run. When a run is gone on with, another value in the place
@@ -125,7 +125,7 @@ class Trainer:
         if isinstance(statistics, ReleasedStatistics):
             prelude = (*prelude, statistics.event)
             if seed is not None and statistics.seed is None:
-                statistics.reseed(seed)
+                statistics.seed = seed
         self.config = config or {}
         self._given_records = weakref.ref(sampler.records)
         self._move(device)
@@ -195,7 +195,10 @@ class Trainer:
             planned = ledger.planned_events()
             counted = max(self._events_before, planned)
             self._epsilon = self.plan.epsilon_of_count(counted, budget.delta)
-            self._vary_seeds(*self._life)
+            if self.sampler.seed is not None:
+                # A seed that comes again on a ledger must not draw its batches again: the same
+                # batch twice is not two samples.
+                self.sampler.reseed(self.sampler.seed, ledger.identity, *self._life)
             again = trained_by_another_run(self.model, self._ledger_key, self._life[0])
             if isinstance(self.statistics, ReleasedStatistics):
                 self.statistics.check(self.model, ledger)  # before any step is spent
@@ -325,19 +328,6 @@ class Trainer:
             notes=notes,
             config=self.config,
         ).trained_on(*self._private_records())
-
-    def _vary_seeds(self, run: int, beginning: int) -> None:
-        """A seed that comes again on a ledger must draw neither its noise nor its batches again.
-
-        The same noise on two gradients cancels, and the same batch twice is not two samples.
-        """
-        if run == beginning == 1 and self._events_before == 0:
-            return
-        words = f"run {run}, beginning {beginning}"
-        if self.seed is not None:
-            self.mechanism.draw_anew(words)
-        if self.sampler.seed is not None:
-            self.sampler.reseed(seed_for(self.sampler.seed, words))
 
     def _remember(self) -> None:
         """Before anything is released: what is cut off on the way may have been seen."""

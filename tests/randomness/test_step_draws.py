@@ -1,4 +1,4 @@
-"""Masks and views of a step without a seed cannot be repeated by torch.manual_seed."""
+"""What a model and its augmentation draw in a step is keyed by the stream, whatever the seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 import tacit
 from tacit.queries.bounded_gradient import BoundedGradient
-from tacit.secret_draws import SecretDraws
+from tacit.randomness import Randomness, step_draws
 
 torch.set_num_threads(1)
 N = 64
@@ -115,7 +115,7 @@ def test_nor_views(make, kind) -> None:
     assert torch.allclose(first, second)
 
 
-def test_a_model_that_begins_to_draw_later_is_run_again() -> None:
+def test_a_model_that_begins_to_draw_later() -> None:
     found = []
     for _ in range(2):
         model = dropped()
@@ -130,12 +130,47 @@ def test_a_model_that_begins_to_draw_later_is_run_again() -> None:
         made = clip()
         made[1].reseed(0)
         found.append(noted(made, model, steps=3, before=later))
-        seen = drawn()
-        seed_all()
-        assert seen == drawn()
     assert torch.allclose(found[0][1], found[1][1])
-    assert len(found[0]) == 4  # the third step twice
-    assert not torch.allclose(found[0][-1], found[1][-1], rtol=1e-3)
+    assert not torch.allclose(found[0][2], found[1][2], rtol=1e-3)
+
+
+def test_each_step_has_draws_of_its_own() -> None:
+    """Were a generator only set once, the masks of one step would tell those of the next."""
+    source, states = Randomness(3), []
+    for step in (0, 1, 1):
+        with step_draws(source, step, torch.device("cpu")):
+            states.append([*drawn(), torch.get_rng_state()[24:200].tolist()])
+    assert states[1] == states[2]
+    assert not set(states[0][:3]) & set(states[1][:3])
+    assert states[0][3] != states[1][3]
+
+
+def test_a_known_generator_leaves_nothing_in_a_step() -> None:
+    """PyTorch keeps the second number of a Gaussian pair for the next call."""
+    seen = []
+    for _ in range(2):
+        seed_all()
+        torch.randn(())
+        with step_draws(Randomness(), 0, torch.device("cpu")):
+            seen.append(float(torch.randn(())))
+    assert seen[0] != seen[1]
+
+
+def test_views_follow_the_record_and_not_its_row() -> None:
+    """Crops and flips of a record are the same in pieces and whole, and when another is missing."""
+    images = torch.rand(12, 1, 6, 6)
+    augmentation = tacit.Augmentation(3, tacit.RandomCropFlip(padding=2))
+    ids = torch.arange(12)
+    source = Randomness(5)
+
+    def views(rows: torch.Tensor) -> torch.Tensor:
+        with step_draws(source, 4, torch.device("cpu")):
+            return augmentation.views_of(images[rows], ids[rows]).unflatten(0, (-1, 3))
+
+    whole = views(ids)
+    some = torch.tensor([7, 2, 11])
+    assert torch.equal(views(some), whole[some])
+    assert not torch.equal(whole[:, 0], whole[:, 1])
 
 
 def test_steps_that_draw_in_two_threads_do_not_meet() -> None:
@@ -150,9 +185,10 @@ def test_steps_that_draw_in_two_threads_do_not_meet() -> None:
         inside.pop()
 
     def work() -> None:
-        draws = SecretDraws()
-        for _ in range(5):
-            draws(step, torch.zeros(1))
+        source = Randomness()
+        for number in range(5):
+            with step_draws(source, number, torch.device("cpu")):
+                step()
 
     seed_all()
     threads = [threading.Thread(target=work) for _ in range(3)]

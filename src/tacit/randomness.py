@@ -1,0 +1,388 @@
+"""The one random stream: ChaCha20 under secret keys, every draw at an address of its own.
+
+Noise, sampling and augmentation draw from here and from nowhere else. General-purpose generators
+(Mersenne Twister, PCG, Philox) are predictable: from a few thousand of their outputs all later ones
+follow. ChaCha20 [RFC 8439] is a stream cipher. Whoever tells its output from uniform bits, or
+predicts a draw from other draws, has broken the cipher.
+
+A draw is addressed by (purpose, step, parameter, offset):
+
+    key    = BLAKE2b(master key, purpose and step)          a key of its own for each step
+    block  = ChaCha20(key, nonce = parameter, counter = offset)   64 bytes, random access
+
+So a draw does not depend on how records were split into pieces, on what was drawn before, or on
+which device draws it; and one that was made for a step is never made for another.
+
+**Keys.** `Randomness()` takes its master key from the operating system, and takes a new one in a
+forked process and in a copy. `Randomness(seed)` derives it from the seed: whoever knows the seed
+can repeat every draw.
+
+**Gaussians** are Box-Muller pairs in float64, from two 53-bit uniforms U = (k + 1/2)/2^53 and
+V = k'/2^53:
+
+    R = (-2 ln U)^(1/2),   X = R cos(2 pi V),   Y = R sin(2 pi V).
+
+Distance from the true Gaussian. Let U' and V' be uniform reals whose first 53 bits are those of U
+and V. They give exactly independent N(0, 1) numbers, so X' made from them is a coupling of the true
+Gaussian with our X. |U - U'| <= 2^-54 and |V - V'| <= 2^-53; the derivative of R is -1/(U R); log,
+sqrt, cos and the products round by a few units of 2^-53. Hence
+
+    |X - X'| <= (2^-54/U + 2^-52)/R + 16 R 2^-53.
+
+That is below 2^-38 for all but one in 4,096 draws (U >= 2^-13 and R >= 2^-6.5), and below 2^-29
+outside an event of probability 2^-26 (U < 2^-27, or R < 2^-14). The distribution functions of X and
+of the true Gaussian differ by at most 2^-48 everywhere: fewer than 16 * 2^53 of the 2^106 cells
+(k, k') are cut by the line X = t, and the roundings move at most as much again. Draws reach out to
+|X| = 8.65, which a true Gaussian passes with probability 5e-18.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import random
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from torch import Tensor
+
+from tacit.process_lock import ProcessLock
+
+NORMALS_PER_BLOCK = 8
+_BLOCK_BYTES = 64
+_MASK_53 = (1 << 53) - 1
+_CHUNK = 1 << 15  # normals at a time: they stay in the cache, and below what PyTorch gives threads
+_CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype=np.uint32)
+
+Address = str | int
+
+
+class Randomness:
+    """A master key, and the streams that belong to it.
+
+    Args:
+        seed: None draws the key from the operating system. A number makes every draw repeatable,
+            and removable by anyone who knows the number.
+
+    Example:
+        >>> stream = Randomness().stream("noise", 0)
+        >>> stream.normals([3], torch.device("cpu"))[0].shape
+        torch.Size([3])
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed
+        self._pid = os.getpid()
+        self._master = self._new_master()
+
+    def _new_master(self) -> bytes:
+        if self.seed is None:
+            return secrets.token_bytes(32)
+        return _hash(b"tacit seed", (int(self.seed),))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"seed": self.seed}  # a copy with the same secret key would repeat its draws
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["seed"])  # type: ignore[misc]
+
+    def stream(self, purpose: str, *step: Address) -> Stream:
+        """The stream of one purpose at one step. Equal arguments give equal draws."""
+        if os.getpid() != self._pid:
+            # A forked process has its parent's memory: with the same key it would repeat it.
+            self._pid, self._master = os.getpid(), self._new_master()
+        return Stream(_hash(self._master, (purpose, *step)))
+
+    def fingerprint(self, *context: Address) -> str | None:
+        """A public name for what this seed draws in this context; None without a seed.
+
+        Two samplers with one fingerprint draw the same batches. It tells nothing about the draws.
+        """
+        if self.seed is None:
+            return None
+        return _hash(self._master, ("fingerprint", *context)).hex()[:32]
+
+
+def _hash(key: bytes, items: Sequence[Address]) -> bytes:
+    """BLAKE2b of the items, each after its type and length, so that no two lists collide."""
+    digest = hashlib.blake2b(key=key, digest_size=32, person=b"tacit stream")
+    for item in items:
+        kind = b"i" if isinstance(item, int) else b"s"
+        text = str(item).encode()
+        digest.update(kind + len(text).to_bytes(8, "little") + text)
+    return digest.digest()
+
+
+class Stream:
+    """Random words and numbers at fixed places, under one 256-bit key.
+
+    Each place may be read any number of times and holds the same bits each time. Different methods
+    read the same bits: give each use a stream, or a parameter, of its own.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != 32:
+            raise ValueError(f"a key has 32 bytes, not {len(key)}")
+        self.key = key
+
+    def __repr__(self) -> str:
+        return "Stream(<secret key>)"
+
+    def keystream(self, num_bytes: int, parameter: int = 0, first_block: int = 0) -> bytearray:
+        """`num_bytes` of ChaCha20's output from block `first_block` on, on the CPU."""
+        out = bytearray(num_bytes)
+        self._cipher(parameter, first_block).update_into(bytes(num_bytes), out)
+        return out
+
+    def _cipher(self, parameter: int, first_block: int) -> Any:
+        place = first_block.to_bytes(8, "little") + parameter.to_bytes(8, "little")
+        return Cipher(algorithms.ChaCha20(self.key, place), mode=None).encryptor()
+
+    def words(self, count: int, dtype: type[np.unsignedinteger], parameter: int = 0) -> np.ndarray:
+        """`count` independent uniform unsigned integers of the given NumPy type."""
+        return np.frombuffer(self.keystream(count * np.dtype(dtype).itemsize, parameter), dtype)
+
+    def blocks(self, offsets: Tensor, parameter: int = 0) -> Tensor:
+        """The blocks at these offsets, wherever they are: (n,) to (n, 16) words of 32 bits.
+
+        The words are int64 numbers from 0 to 2^32 - 1, on the offsets' device.
+        """
+        if offsets.is_cuda and _cuda() is not None:
+            return _cuda().blocks(self.key, parameter, offsets)
+        found = _blocks_by_numpy(self.key, parameter, offsets.cpu().numpy())
+        return torch.from_numpy(found.astype(np.int64)).to(offsets.device)
+
+    def normals(
+        self,
+        sizes: Sequence[int],
+        device: torch.device,
+        parameters: Sequence[int] | None = None,
+    ) -> list[Tensor]:
+        """For each parameter so many independent draws of N(0, 1), in float64.
+
+        Draw i of parameter p is the same whatever the other sizes are, and on every device (but
+        for the last digits of log and cos). Without `parameters` they are numbered from 0.
+        """
+        places = range(len(sizes)) if parameters is None else parameters
+        if device.type == "cuda" and _cuda() is not None:
+            return list(_cuda().normals(self.key, tuple(places), tuple(sizes), device))
+        target = device if device.type != "mps" else torch.device("cpu")  # no float64 there
+        flat = torch.empty(sum(sizes), dtype=torch.float64)
+        pieces = list(flat.split(list(sizes)))
+        for parameter, piece in zip(places, pieces, strict=True):
+            self._fill_normals(piece, parameter)
+        return list(flat.to(target).split(list(sizes)))
+
+    def _fill_normals(self, out: Tensor, parameter: int) -> None:
+        """Box-Muller over each block: its first four words give radii, the other four angles."""
+        size = min(_CHUNK, -(-out.numel() // NORMALS_PER_BLOCK) * NORMALS_PER_BLOCK)
+        if size == 0:
+            return
+        zeros, words = bytes(8 * size), torch.empty(size, dtype=torch.int64)
+        raw = memoryview(words.numpy()).cast("B")  # type: ignore[arg-type]
+        radius = torch.empty(size // NORMALS_PER_BLOCK, 4, dtype=torch.float64)
+        angle, cosine = torch.empty_like(radius), torch.empty_like(radius)
+        made = torch.empty(size, dtype=torch.float64)
+        pairs_B24, made_B24 = words.view(-1, 2, 4), made.view(-1, 2, 4)
+        for start in range(0, out.numel(), size):
+            # A cipher for each chunk: one alone would stop after 2^32 blocks.
+            self._cipher(parameter, start // NORMALS_PER_BLOCK).update_into(zeros, raw)
+            words.bitwise_and_(_MASK_53)
+            radius.copy_(pairs_B24[:, 0])
+            radius.add_(0.5).mul_(2.0**-53).log_().mul_(-2).sqrt_()
+            angle.copy_(pairs_B24[:, 1])
+            angle.mul_(math.pi * 2.0**-52)
+            torch.cos(angle, out=cosine)
+            torch.mul(radius, cosine, out=made_B24[:, 0])
+            torch.mul(radius, angle.sin_(), out=made_B24[:, 1])
+            piece = out[start : start + size]
+            piece.copy_(made[: piece.numel()])
+
+    def coins(self, count: int, probability: float) -> np.ndarray:
+        """`count` independent coins, True with probability floor(2^80 p)/2^80: never above p.
+
+        Coin i has 16 bits at offset i. Only where they equal the first 16 bits of p, once in
+        65,536 coins, are 64 more bits of the coin's own looked at.
+        """
+        threshold = int(Fraction(probability) * (1 << 80))
+        first, rest = threshold >> 64, threshold & ((1 << 64) - 1)
+        words = self.words(count, np.uint16)
+        heads = words < first
+        for i in np.flatnonzero(words == first).tolist():
+            more = int.from_bytes(self.keystream(8, parameter=1, first_block=i), "little")
+            heads[i] = more < rest
+        return heads
+
+    def permutation(self, count: int) -> np.ndarray:
+        """0 ... count - 1 in a uniformly random order."""
+        return self._without_ties(
+            count, np.argsort, lambda keys: bool((keys[1:] == keys[:-1]).any())
+        )
+
+    def subset(self, count: int, size: int) -> np.ndarray:
+        """`size` of 0 ... count - 1, all subsets equally likely."""
+        if size == count:
+            return np.arange(count)
+        order = self._without_ties(
+            count,
+            lambda keys: np.argpartition(keys, size),
+            lambda keys: bool(keys[:size].max(initial=0) == keys[size]) and size > 0,
+        )
+        return order[:size]
+
+    def _without_ties(
+        self,
+        count: int,
+        ordered: Callable[[np.ndarray], np.ndarray],
+        tied: Callable[[np.ndarray], bool],
+    ) -> np.ndarray:
+        """Order 64-bit keys; draw them anew where a tie would let the sorting algorithm decide.
+
+        Without ties every order of independent keys is equally likely, exactly.
+        """
+        for attempt in range(1 << 16):
+            keys = self.words(count, np.uint64, parameter=attempt)
+            order = ordered(keys)
+            if not tied(keys[order]):
+                return order
+        raise AssertionError("65,536 draws of 64-bit keys with a tie each")
+
+
+def _cuda() -> Any:
+    """The kernels for CUDA; None where Triton is missing, and the CPU draws the same numbers."""
+    try:
+        from tacit import randomness_cuda
+    except ImportError:
+        return None
+    return randomness_cuda
+
+
+def _blocks_by_numpy(key: bytes, parameter: int, offsets: np.ndarray) -> np.ndarray:
+    """ChaCha20 at scattered counters, all blocks side by side  [RFC 8439, Section 2.3]."""
+    counters = offsets.astype(np.uint64)
+    start = np.empty((16, len(counters)), dtype=np.uint32)
+    start[:4] = _CONSTANTS[:, None]
+    start[4:12] = np.frombuffer(key, dtype=np.uint32)[:, None]
+    start[12], start[13] = counters & np.uint64(0xFFFFFFFF), counters >> np.uint64(32)
+    start[14], start[15] = parameter & 0xFFFFFFFF, parameter >> 32
+    a, b, c, d = (start[4 * row : 4 * row + 4].copy() for row in range(4))
+    for _ in range(10):
+        a, b, c, d = _quarter_rounds(a, b, c, d)
+        # The diagonal rounds are column rounds of rows turned by one, two and three.
+        a, b, c, d = _quarter_rounds(
+            a, np.roll(b, -1, axis=0), np.roll(c, -2, axis=0), np.roll(d, -3, axis=0)
+        )
+        b, c, d = np.roll(b, 1, axis=0), np.roll(c, 2, axis=0), np.roll(d, 3, axis=0)
+    return (np.concatenate([a, b, c, d]) + start).T
+
+
+def _quarter_rounds(
+    a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    a = a + b
+    d = _rotated(d ^ a, 16)
+    c = c + d
+    b = _rotated(b ^ c, 12)
+    a = a + b
+    d = _rotated(d ^ a, 8)
+    c = c + d
+    b = _rotated(b ^ c, 7)
+    return a, b, c, d
+
+
+def _rotated(x: np.ndarray, by: int) -> np.ndarray:
+    return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
+
+
+_MT_WORDS = 624
+_MT_STATE_OFFSET = 24  # bytes before the Mersenne words in PyTorch's CPU generator state
+
+
+@dataclass(frozen=True)
+class GlobalGenerators:
+    """The states of the process's own generators: PyTorch's (CPU and one GPU), NumPy's, Python's.
+
+    For whoever must run something twice under the same draws.
+    """
+
+    of_torch: Tensor
+    of_cuda: Tensor | None
+    of_numpy: Any
+    of_python: tuple[Any, ...]
+
+    @classmethod
+    def now(cls, device: torch.device) -> GlobalGenerators:
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        numpy = np.random.get_state(legacy=False)
+        return cls(torch.get_rng_state(), cuda, numpy, random.getstate())
+
+    def restore(self, device: torch.device) -> None:
+        torch.set_rng_state(self.of_torch)
+        if self.of_cuda is not None:
+            torch.cuda.set_rng_state(self.of_cuda, device)
+        np.random.set_state(self.of_numpy)
+        random.setstate(self.of_python)
+
+
+_BLANK = torch.Generator().get_state()  # no words used, and no second half of a pair kept
+_views: ContextVar[Stream | None] = ContextVar("views", default=None)
+_one_at_a_time = ProcessLock()
+
+
+def view_stream() -> Stream:
+    """Where the step that is being computed draws its records' views; outside a step, a new one."""
+    return _views.get() or Randomness().stream("views")
+
+
+@contextmanager
+def step_draws(source: Randomness, step: int, device: torch.device) -> Iterator[None]:
+    """Key everything that a query draws in this step; the process's generators come back after it.
+
+    What a model draws by itself (dropout) comes from PyTorch's generators, which are keyed anew for
+    each step, so that neither a known `torch.manual_seed` nor the masks of earlier steps tell
+    anything about it. NumPy's and Python's are keyed as well. Steps of several threads wait for
+    each other: the generators are the process's.
+
+    Why secret masks are enough. They are drawn row by row from one generator, so without one record
+    all later rows get other masks. The rows' masks are independent and equally distributed, so the
+    step is a mixture over masks that belong to records, and for each of those neighbours differ by
+    one record's share. What holds for every part of a mixture holds for the mixture, since the
+    hockey-stick divergence is jointly convex [Balle et al. 2018, Theorem 2].
+    """
+    stream = source.stream("model", step)
+    with _one_at_a_time:
+        held_torch, held_python = torch.get_rng_state(), random.getstate()
+        held_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        held_numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        # All 624 words of the state: `manual_seed` keeps 32 bits, few enough to try them all.
+        state = _BLANK.clone()
+        words = stream.words(_MT_WORDS, np.uint32).astype(np.uint64)
+        place = slice(_MT_STATE_OFFSET, _MT_STATE_OFFSET + 8 * _MT_WORDS)
+        state[place] = torch.from_numpy(words.view(np.uint8))
+        more = stream.words(8, np.uint64, parameter=1)
+        torch.set_rng_state(state)
+        if held_cuda is not None:
+            keyed = torch.Generator(device).manual_seed(int(more[0]) >> 1).get_state()
+            torch.cuda.set_rng_state(keyed, device)
+        philox = np.random.Philox(key=more[2:4], counter=more[4:8])
+        np.random.set_bit_generator(philox)  # type: ignore[attr-defined]
+        random.seed(stream.key)
+        token = _views.set(source.stream("views", step))
+        try:
+            yield
+        finally:
+            _views.reset(token)
+            torch.set_rng_state(held_torch)
+            if held_cuda is not None:
+                torch.cuda.set_rng_state(held_cuda, device)
+            np.random.set_bit_generator(held_numpy)  # type: ignore[attr-defined]
+            random.setstate(held_python)

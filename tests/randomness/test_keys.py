@@ -1,0 +1,89 @@
+"""Keys come from the operating system or a seed; a fork or a copy never repeats a secret one."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+
+import pytest
+import torch
+
+from tacit.randomness import Randomness
+
+CPU = torch.device("cpu")
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda source: pickle.loads(pickle.dumps(source)),
+}
+
+
+def one_draw(source: Randomness) -> list[float]:
+    return source.stream("noise", 0).normals([6], CPU)[0].tolist()
+
+
+def test_no_seed_never_the_same_even_if_torch_is_seeded():
+    torch.manual_seed(0)
+    one = one_draw(Randomness())
+    torch.manual_seed(0)
+    assert one != one_draw(Randomness())
+
+
+def test_one_seed_one_stream():
+    assert one_draw(Randomness(5)) == one_draw(Randomness(5)) != one_draw(Randomness(6))
+    assert one_draw(Randomness(5)) != one_draw(Randomness(-5))
+    assert one_draw(Randomness(2**70)) != one_draw(Randomness(2**70 + 1))
+
+
+def test_drawing_does_not_disturb_pytorchs_generator():
+    torch.manual_seed(0)
+    expected = torch.randn(3)
+    torch.manual_seed(0)
+    one_draw(Randomness())
+    assert torch.equal(torch.randn(3), expected)
+
+
+def in_forked_child(function) -> str:
+    """What `function` returns, or raises, when it is run in a forked process."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = repr(function())
+        except BaseException as error:
+            answer = type(error).__name__
+        os.write(write_end, answer.encode())
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        answer = pipe.read().decode()
+    os.waitpid(child, 0)
+    return answer
+
+
+def test_a_forked_child_does_not_repeat_its_parents_draws():
+    source = Randomness()
+    children = [in_forked_child(lambda: one_draw(source)) for _ in range(2)]
+    assert len({repr(one_draw(source)), *children}) == 3
+
+
+def test_the_fork_test_sees_a_generator_that_repeats_itself():
+    generator = torch.Generator().manual_seed(0)
+    in_child = in_forked_child(lambda: torch.randn(6, generator=generator).tolist())
+    assert in_child == repr(torch.randn(6, generator=generator).tolist())
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_a_copy_does_not_repeat_the_originals_draws(copied):
+    source = Randomness()
+    assert one_draw(COPIES[copied](source)) != one_draw(source)
+
+
+def test_fingerprints_name_seeded_streams_and_tell_nothing():
+    assert Randomness().fingerprint("sampling", 1) is None
+    one = Randomness(3).fingerprint("sampling", 1)
+    assert one == Randomness(3).fingerprint("sampling", 1)
+    assert one != Randomness(3).fingerprint("sampling", 2)
+    assert one != Randomness(4).fingerprint("sampling", 1)
+    assert "secret" in repr(Randomness(3).stream("noise"))
