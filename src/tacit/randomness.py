@@ -60,7 +60,7 @@ from tacit.process_lock import ProcessLock
 NORMALS_PER_BLOCK = 8
 _BLOCK_BYTES = 64
 _MASK_53 = (1 << 53) - 1
-_CHUNK = 1 << 15  # normals at a time: they stay in the cache, and below what PyTorch gives threads
+_CHUNK = 1 << 14  # normals at a time: they stay in the cache
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype=np.uint32)
 
 Address = str | int
@@ -175,37 +175,51 @@ class Stream:
         places = range(len(sizes)) if parameters is None else parameters
         if device.type == "cuda" and _cuda() is not None:
             return list(_cuda().normals(self.key, tuple(places), tuple(sizes), device))
-        target = device if device.type != "mps" else torch.device("cpu")  # no float64 there
-        flat = torch.empty(sum(sizes), dtype=torch.float64)
-        pieces = list(flat.split(list(sizes)))
-        for parameter, piece in zip(places, pieces, strict=True):
-            self._fill_normals(piece, parameter)
-        return list(flat.to(target).split(list(sizes)))
+        drawn = _trimmed(self._padded_normals(sizes, places), sizes)
+        return drawn if device.type in ("cpu", "mps") else [t.to(device) for t in drawn]
 
-    def _fill_normals(self, out: Tensor, parameter: int) -> None:
-        """Box-Muller over each block: its first four words give radii, the other four angles."""
-        size = min(_CHUNK, -(-out.numel() // NORMALS_PER_BLOCK) * NORMALS_PER_BLOCK)
-        if size == 0:
-            return
-        zeros, words = bytes(8 * size), torch.empty(size, dtype=torch.int64)
-        raw = memoryview(words.numpy()).cast("B")  # type: ignore[arg-type]
-        radius = torch.empty(size // NORMALS_PER_BLOCK, 4, dtype=torch.float64)
-        angle, cosine = torch.empty_like(radius), torch.empty_like(radius)
-        made = torch.empty(size, dtype=torch.float64)
-        pairs_B24, made_B24 = words.view(-1, 2, 4), made.view(-1, 2, 4)
-        for start in range(0, out.numel(), size):
-            # A cipher for each chunk: one alone would stop after 2^32 blocks.
-            self._cipher(parameter, start // NORMALS_PER_BLOCK).update_into(zeros, raw)
-            words.bitwise_and_(_MASK_53)
-            radius.copy_(pairs_B24[:, 0])
-            radius.add_(0.5).mul_(2.0**-53).log_().mul_(-2).sqrt_()
-            angle.copy_(pairs_B24[:, 1])
-            angle.mul_(math.pi * 2.0**-52)
-            torch.cos(angle, out=cosine)
-            torch.mul(radius, cosine, out=made_B24[:, 0])
-            torch.mul(radius, angle.sin_(), out=made_B24[:, 1])
-            piece = out[start : start + size]
-            piece.copy_(made[: piece.numel()])
+    def _padded_normals(self, sizes: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Box-Muller over whole blocks: their first four words give radii, the others angles.
+
+        Parameters lie one after the other, each padded to whole blocks. A chunk at a time is made,
+        which stays in the cache, however many parameters are in it.
+        """
+        blocks = [-(-size // NORMALS_PER_BLOCK) for size in sizes]
+        # By NumPy, in one thread: PyTorch's log and cos wake all threads even for a few numbers.
+        out = np.empty(NORMALS_PER_BLOCK * sum(blocks))
+        size = min(_CHUNK, len(out))
+        zeros, words = bytes(8 * size), np.empty(size, dtype=np.int64)
+        raw = memoryview(words).cast("B")
+        radius = np.empty((size // NORMALS_PER_BLOCK, 4))
+        angle, cosine = np.empty_like(radius), np.empty_like(radius)
+        left = [(p, 0, count) for p, count in zip(places, blocks, strict=True) if count]
+        left.reverse()
+        for start in range(0, len(out), size or 1):
+            count = min(size, len(out) - start) // NORMALS_PER_BLOCK
+            at = 0
+            while at < count:
+                parameter, first, more = left.pop()
+                taken = min(more, count - at)
+                here = slice(_BLOCK_BYTES * at, _BLOCK_BYTES * (at + taken))
+                self._cipher(parameter, first).update_into(zeros[: _BLOCK_BYTES * taken], raw[here])
+                if taken < more:
+                    left.append((parameter, first + taken, more - taken))
+                at += taken
+            np.bitwise_and(words, _MASK_53, out=words)
+            pairs_B24 = words.reshape(-1, 2, 4)[:count]
+            r_B4, a_B4, c_B4 = radius[:count], angle[:count], cosine[:count]
+            np.add(pairs_B24[:, 0], 0.5, out=r_B4)
+            r_B4 *= 2.0**-53
+            np.log(r_B4, out=r_B4)
+            r_B4 *= -2
+            np.sqrt(r_B4, out=r_B4)
+            np.multiply(pairs_B24[:, 1], math.pi * 2.0**-52, out=a_B4)
+            np.cos(a_B4, out=c_B4)
+            np.sin(a_B4, out=a_B4)
+            made_B24 = out[start : start + NORMALS_PER_BLOCK * count].reshape(-1, 2, 4)
+            np.multiply(r_B4, c_B4, out=made_B24[:, 0])
+            np.multiply(r_B4, a_B4, out=made_B24[:, 1])
+        return torch.from_numpy(out)
 
     def coins(self, count: int, probability: float) -> np.ndarray:
         """`count` independent coins, True with probability floor(2^80 p)/2^80: never above p.
@@ -255,6 +269,12 @@ class Stream:
             if not tied(keys[order]):
                 return order
         raise AssertionError("65,536 draws of 64-bit keys with a tie each")
+
+
+def _trimmed(padded: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Each parameter's numbers without the padding to whole blocks; views of one buffer."""
+    whole = [-(-size // NORMALS_PER_BLOCK) * NORMALS_PER_BLOCK for size in sizes]
+    return [piece[:size] for piece, size in zip(padded.split(whole), sizes, strict=True)]
 
 
 def _cuda() -> Any:

@@ -1,4 +1,4 @@
-"""The GPU draws the CPU's numbers: the same bits, and the same Gaussians but for the last digits."""
+"""The GPU draws the CPU's numbers: the same bits, and Gaussians equal but for the last digits."""
 
 from __future__ import annotations
 
