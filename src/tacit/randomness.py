@@ -189,7 +189,7 @@ class Stream:
         out = np.empty(NORMALS_PER_BLOCK * sum(blocks))
         size = min(_CHUNK, len(out))
         zeros, words = bytes(8 * size), np.empty(size, dtype=np.int64)
-        raw = memoryview(words).cast("B")
+        raw = memoryview(words).cast("B")  # type: ignore[arg-type]
         radius = np.empty((size // NORMALS_PER_BLOCK, 4))
         angle, cosine = np.empty_like(radius), np.empty_like(radius)
         left = [(p, 0, count) for p, count in zip(places, blocks, strict=True) if count]
