@@ -391,8 +391,8 @@ def step_draws(source: Randomness, step: int, device: torch.device) -> Iterator[
         more = stream.words(8, np.uint64, parameter=1)
         torch.set_rng_state(state)
         if held_cuda is not None:
-            keyed = torch.Generator(device).manual_seed(int(more[0]) >> 1).get_state()
-            torch.cuda.set_rng_state(keyed, device)
+            index = torch.cuda.current_device() if device.index is None else device.index
+            torch.cuda.default_generators[index].manual_seed(int(more[0]) >> 1)
         philox = np.random.Philox(key=more[2:4], counter=more[4:8])
         np.random.set_bit_generator(philox)  # type: ignore[attr-defined]
         random.seed(stream.key)
