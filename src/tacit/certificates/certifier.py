@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from tacit.certificates.actual_norms import certified_copy
 from tacit.certificates.margins import (
@@ -20,10 +21,18 @@ from tacit.certificates.preprocessing import as_layers
 from tacit.certificates.sphere import radius_before_sphere
 from tacit.data.scaling import Scaler
 from tacit.errors import UnboundedLayer
-from tacit.lipschitz.as_written import require_as_written
+from tacit.lipschitz.integrity import (
+    members,
+    ours,
+    require_no_hidden_code,
+    require_no_hooks,
+    require_no_hooks_of_all_modules,
+)
 from tacit.lipschitz.layers.clip_gradient import ClipGradient
 from tacit.lipschitz.layers.inputs import BoundedInput
+from tacit.lipschitz.program import Program, compile_program
 from tacit.lipschitz.propagate import input_lipschitz
+from tacit.lipschitz.steps import located
 
 
 @dataclass(frozen=True)
@@ -42,31 +51,39 @@ class Certificates:
 
 @dataclass(frozen=True)
 class Certifier:
-    """f = rest ∘ sphere ∘ front, or rest alone where nothing is put on a sphere.
+    """f = head ∘ body ∘ sphere ∘ front; nothing need be put on a sphere, nor end in a linear head.
 
-    `slopes_KK` bounds how far z_y − z_k moves when the input of `rest` moves by 1. All in float64
-    and in exact arithmetic: a deployed float32 network rounds, by some 10⁻⁶ of its outputs.
+    Its parts are programs, so that the margins are those of what was bounded, and the model's
+    Python code takes no part. `slopes_KK` bounds how far z_y − z_k moves when the input of `body`
+    moves by 1. All in float64 and in exact arithmetic: a deployed float32 network rounds, by some
+    10⁻⁶ of its outputs.
     """
 
-    front: nn.Module
+    front: Program
     front_lipschitz: float
-    sphere: BoundedInput | None
-    rest: nn.Module
+    sphere: Program | None
+    sphere_norm: float
+    body: Program
+    head: nn.Linear | None
     slopes_KK: Tensor
 
     @torch.no_grad()
     def __call__(self, inputs: Tensor) -> Certificates:
-        for part in (self.front, self.rest):
-            require_as_written(part)  # hooks may have come since the bounds were found
+        # Both may have come since the bounds were found.
+        require_no_hooks_of_all_modules()
+        for part in (self.front, self.body):
+            part.require_originals()
         inputs = inputs.to(self.slopes_KK.device, torch.float64)
         u = self.front(inputs)
-        outputs = self.rest(u if self.sphere is None else self.sphere(u))
+        outputs = self.body(u if self.sphere is None else self.sphere(u))
+        if self.head is not None:
+            outputs = linear(outputs, self.head.weight, self.head.bias)
         outputs_BK = outputs.unsqueeze(1) if outputs.dim() == 1 else outputs
         decided_B = decisions(outputs_BK)
         allowed_B = allowed_moves(outputs_BK, decided_B, self.slopes_KK)
         if self.sphere is not None:
             norms_B = _norms(u)
-            allowed_B = radius_before_sphere(allowed_B, norms_B, self.sphere.max_norm)
+            allowed_B = radius_before_sphere(allowed_B, norms_B, self.sphere_norm)
             allowed_B = allowed_B / self.front_lipschitz
         # What overflows on its way has outputs that say nothing about the record.
         finite_B = inputs.flatten(1).isfinite().all(dim=1) & outputs_BK.isfinite().all(dim=1)
@@ -79,35 +96,75 @@ def certifier_for(
 ) -> Certifier:
     """Take the network apart; `UnboundedLayer` if it has no Lipschitz constant."""
     try:
-        require_as_written(model)  # while it is whole: a sequence has hooks of its own
+        require_no_hooks(model)  # while it is whole: a sequence has hooks of its own
+        layers = [_copied(layer) for layer in [*as_layers(before), *_in_turn(model)]]
+        return _certifier(layers, tuple(shape), _device_of(model))
     except UnboundedLayer as error:
         raise UnboundedLayer(f"no certificate: {error}") from error
-    # A copy of each: a layer that is used twice must count twice.
-    layers = [certified_copy(layer) for layer in [*as_layers(before), *_in_turn(model)]]
-    first = next(model.parameters(), None)
-    device = torch.device("cpu") if first is None else first.device
+
+
+def _certifier(layers: list[nn.Module], shape: tuple[int, ...], device: torch.device) -> Certifier:
     at = next((i for i, layer in enumerate(layers) if _on_sphere(layer)), None)
-    sphere, front, rest = None, layers[:0], layers
+    sphere, norm, first = None, math.inf, 0
     if at is not None:
         found = layers[at]
         assert isinstance(found, BoundedInput)
-        sphere, front, rest = found, layers[:at], layers[at + 1 :]
-    front_module = nn.Sequential(*front)
-    entrance = _shape_through(front_module, tuple(shape), device)
-    norm = math.inf if sphere is None else sphere.max_norm
-    try:
-        front_lipschitz = input_lipschitz(front_module, shape)
-        slopes = _slopes(rest, entrance, norm, device)
-    except UnboundedLayer as error:
-        raise UnboundedLayer(
-            f"no certificate, since the network's Lipschitz constant is not known: {error}"
-        ) from error
+        sphere, norm, first = compile_program(found), found.max_norm, at + 1
+    front = compile_program(nn.Sequential(*layers[: at or 0]))
+    entrance = _shape_through(front, shape, device)
+    front_lipschitz = input_lipschitz(front, shape)
+    body, head = _with_head(layers[first:], entrance, device)
+    lipschitz = input_lipschitz(body, entrance, norm)
+    if head is not None:
+        slopes = slopes_of_head(head, lipschitz)
+    else:
+        outputs = _shape_through(body, entrance, device)
+        _require_scores(outputs)
+        slopes = slopes_of_outputs(math.prod(outputs), lipschitz).to(device)
     if not (math.isfinite(front_lipschitz) and slopes.isfinite().all()):
         raise UnboundedLayer(
-            "no certificate: a layer has no finite Lipschitz constant. A sphere is allowed for "
-            "where it is one step of an nn.Sequential, once"
+            "a layer has no finite Lipschitz constant. A sphere is allowed for where it is one step "
+            "of an nn.Sequential, once"
         )
-    return Certifier(front_module, front_lipschitz, sphere, nn.Sequential(*rest), slopes)
+    return Certifier(front, front_lipschitz, sphere, norm, body, head, slopes)
+
+
+def _with_head(
+    layers: list[nn.Module], entrance: tuple[int, ...], device: torch.device
+) -> tuple[Program, nn.Linear | None]:
+    """The network as a program, and the linear layer that ends it, if one does, apart from it."""
+    body = list(layers)
+    # Forwards these are the identity.
+    while body and type(body[-1]) in (nn.Identity, ClipGradient):
+        body.pop()
+    head = body[-1] if body else None
+    # By its forward, so that a layer with another one is not taken for a linear layer.
+    linear_head = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
+    if isinstance(head, nn.Linear) and linear_head and ours(type(head)) and not head._modules:
+        inner = compile_program(nn.Sequential(*body[:-1]))
+        if len(_shape_through(inner, entrance, device)) == 1:
+            return inner, head
+    return compile_program(nn.Sequential(*body)), None
+
+
+def _copied(layer: nn.Module) -> nn.Module:
+    """A copy of each: a layer that is used twice must count twice."""
+    with located("", type(layer)):
+        return certified_copy(layer)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    tensors = (p for _, m in members(model) for p in m._parameters.values() if p is not None)
+    first = next(tensors, None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def _require_scores(outputs: tuple[int, ...]) -> None:
+    if len(outputs) > 1:
+        raise ValueError(
+            f"the network gives one record outputs of shape {outputs}; a certificate is for one "
+            "row of class scores"
+        )
 
 
 def _norms(u: Tensor) -> Tensor:
@@ -121,38 +178,18 @@ def _norms(u: Tensor) -> Tensor:
     return torch.where(norms_B.isfinite(), norms_B, 0.0)
 
 
-def _slopes(
-    rest: list[nn.Module], shape: tuple[int, ...], norm: float, device: torch.device
-) -> Tensor:
-    body = list(rest)
-    while body and type(body[-1]) in (nn.Identity, ClipGradient):
-        body.pop()
-    head = body[-1] if body else None
-    # By its forward, so that a subclass with another one is not taken for a linear layer.
-    if isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward:
-        inner = nn.Sequential(*body[:-1])
-        if len(_shape_through(inner, shape, device)) == 1:
-            return slopes_of_head(head, input_lipschitz(inner, shape, norm))
-    whole = nn.Sequential(*body)
-    outputs = _shape_through(whole, shape, device)
-    if len(outputs) > 1:
-        raise ValueError(
-            f"the network gives one record outputs of shape {outputs}; a certificate is for one "
-            "row of class scores"
-        )
-    return slopes_of_outputs(math.prod(outputs), input_lipschitz(whole, shape, norm)).to(device)
-
-
 def _shape_through(
-    module: nn.Module, shape: tuple[int, ...], device: torch.device
+    program: Program, shape: tuple[int, ...], device: torch.device
 ) -> tuple[int, ...]:
     with torch.no_grad():
-        return tuple(module(torch.zeros(2, *shape, dtype=torch.float64, device=device)).shape[1:])
+        return tuple(program(torch.zeros(2, *shape, dtype=torch.float64, device=device)).shape[1:])
 
 
 def _in_turn(module: nn.Module) -> list[nn.Module]:
     """The steps of nested sequences, in order."""
     if type(module) is nn.Sequential:
+        with located("", nn.Sequential):
+            require_no_hidden_code(module, nn.Sequential)
         return [step for child in module for step in _in_turn(child)]
     return [module]
 

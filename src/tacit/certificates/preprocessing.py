@@ -16,6 +16,8 @@ from tacit.lipschitz.layers.inputs import BoundedInput
 class ScalingLayer(nn.Module):
     """A scaler in front of a network, with its Lipschitz constant."""
 
+    objects = ("scaler",)
+
     def __init__(self, scaler: Scaler) -> None:
         super().__init__()
         self.scaler, self.constant = scaler, scaler_lipschitz(scaler)

@@ -78,7 +78,8 @@ class Walk(Protocol):
 class Composite(Protocol):
     """A module made of others, which says how bounds pass through its children.
 
-    `walk(name, x)` sends `x` through the child of that name.
+    `walk(name, x)` sends `x` through the child of that name. Its forward may call its children, and
+    lists and dictionaries of them; their attributes are not there while a program runs.
     """
 
     def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]: ...

@@ -20,32 +20,8 @@ from tacit.lipschitz.answers.padding import ConstantPadAnswers
 from tacit.lipschitz.answers.pointwise import ACTIVATIONS
 from tacit.lipschitz.answers.refusals import REFUSED
 from tacit.lipschitz.answers.softmax import LogSoftmaxAnswers, SoftmaxAnswers
-from tacit.lipschitz.bounds import Bound, Bounded, Composite, Pullback, Walk
-from tacit.lipschitz.own_answers import require_own_answers
+from tacit.lipschitz.bounds import Bounded
 from tacit.lipschitz.refused import Refused
-
-
-class _InTurn:
-    """`nn.Sequential`: forwards in order, backwards in reverse."""
-
-    exact = True
-
-    def __init__(self, module: nn.Module) -> None:
-        # Not named_children, which leaves out a module's second use.
-        self.names = list(module._modules)
-
-    def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]:
-        backs: list[Pullback] = []
-        for name in self.names:
-            x, back = walk(name, x)
-            backs.append(back)
-
-        def pull(cotangent: float) -> float:
-            for back in reversed(backs):
-                cotangent = back(cotangent)
-            return cotangent
-
-        return x, pull
 
 
 def _activation(module: nn.Module) -> Bounded:
@@ -56,8 +32,7 @@ def _activation(module: nn.Module) -> Bounded:
     return answers
 
 
-KNOWN: dict[type[nn.Module], Callable[[Any], Bounded | Composite]] = {
-    nn.Sequential: _InTurn,
+KNOWN: dict[type[nn.Module], Callable[[Any], Bounded]] = {
     nn.Identity: Moving,
     nn.Flatten: flatten,
     nn.Unflatten: unflatten,
@@ -105,18 +80,3 @@ KNOWN: dict[type[nn.Module], Callable[[Any], Bounded | Composite]] = {
     nn.UpsamplingBilinear2d: upsample,
     **REFUSED,
 }
-
-
-def answers_of(module: nn.Module) -> Bounded | Composite | None:
-    """Who answers for a module: PyTorch's by table, others for themselves, or nobody.
-
-    Raises `Refused` for one that is known to have no bound.
-    """
-    known = KNOWN.get(type(module))
-    if known is not None:
-        found: Bounded | Composite = known(module)
-        return found
-    if isinstance(module, Composite | Bounded):
-        require_own_answers(module)
-        return module
-    return None

@@ -11,16 +11,16 @@ import math
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import nn
 
 from tacit.errors import UnboundedLayer
-from tacit.lipschitz.propagate import Sensitivities, propagate
+from tacit.lipschitz.program import Program
+from tacit.lipschitz.propagate import Sensitivities, sensitivities_of
 
 _TRIES = 8
 
 
 def largest_entry(
-    model: nn.Module,
+    program: Program,
     found: Sensitivities,
     input_shape: Sequence[int],
     dtypes: Iterable[torch.dtype],
@@ -39,7 +39,8 @@ def largest_entry(
     entry = limit
     for _ in range(_TRIES):
         norm = entry * math.sqrt(math.prod(input_shape))
-        longest = max(norm, _longest(propagate(model, found.cotangent, input_shape, norm)))
+        finite = sensitivities_of(program, found.cotangent, input_shape, norm)
+        longest = max(norm, _longest(finite))
         if longest <= limit:
             return entry
         if not math.isfinite(longest):

@@ -62,12 +62,13 @@ def project(model: nn.Module) -> None:
         keeper.project()
 
 
-def enforce(model: nn.Module) -> None:
+def enforce(model: nn.Module, constraints: list[Constraint] | None = None) -> None:
     """Shrink every constrained weight that is not certified to be in its set; leave the others.
 
-    What a query does before it relies on the bounds: then nobody can forget to project.
+    What a query does before it relies on the bounds: then nobody can forget to project. It gives
+    the constraints of the program that it runs; without them they are those of the model's layers.
     """
-    keeper = _keeper_of(model)
+    keeper = _keeper_of(model, constraints)
     if keeper is not None:
         keeper.enforce()
 
@@ -181,11 +182,12 @@ def _apart(groups: list[_Alike]) -> tuple[list[_Alike], list[_Alike]]:
 _KEEPERS: WeakKeyDictionary[nn.Module, _Keeper] = WeakKeyDictionary()
 
 
-def _keeper_of(model: nn.Module) -> _Keeper | None:
-    constraints = constraints_of(model)
+def _keeper_of(model: nn.Module, constraints: list[Constraint] | None = None) -> _Keeper | None:
+    if constraints is None:
+        constraints = constraints_of(model)
     if not constraints:
         return None
-    key = tuple((c.within, c.parameter.data_ptr(), c.parameter.dtype) for c in constraints)
+    key = frozenset((c.within, c.parameter.data_ptr(), c.parameter.dtype) for c in constraints)
     keeper = _KEEPERS.get(model)
     if keeper is None or keeper.key != key:
         keeper = _KEEPERS[model] = _Keeper(key, _alike(constraints))

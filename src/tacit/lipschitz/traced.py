@@ -1,15 +1,13 @@
-"""Bounds of a module that has a forward of its own, by following that forward.
+"""A module with a forward of its own, as a graph of steps that is bounded and run.
 
-`torch.fx` writes down what forward does, for the module's present mode and settings. Each value is
-bounded from the values it is made of; backwards, a value's cotangent is the sum of what its uses
-send back:
+`torch.fx` writes down what forward does, for the module's present mode and settings. The graph that
+it finds takes forward's place. Each value is bounded from the values it is made of; backwards, a
+value's cotangent is the sum of what its uses send back:
   u + v        ‖u + v‖ ≤ U + V, and both get the cotangent G
   cat(u, v)    (U² + V²)^(1/2), and both get at most G
   f(u)         by f's three answers
-Only what is known to keep records apart is let through. `fx` sees neither in-place arithmetic nor
-the way back of an autograd Function, so two random records must come out of the trace as out of the
-module, and a random cotangent must come back alike, to the input and to each parameter. A forward
-that draws numbers outside PyTorch, or changes with each call, is beyond this.
+Only what is known to keep records apart is let through. What is run for an operation is the module
+of `traced_operations` or the layer that answers for it, never the function that forward called.
 """
 
 from __future__ import annotations
@@ -26,63 +24,117 @@ import torch
 from torch import Tensor, fx, nn
 
 from tacit.lipschitz.bounds import Bound, Pullback
+from tacit.lipschitz.integrity import require_no_hidden_code
+from tacit.lipschitz.known_modules import KNOWN
 from tacit.lipschitz.layers.branches import concatenated
 from tacit.lipschitz.layers.scaling import Scale
 from tacit.lipschitz.refused import Refused
+from tacit.lipschitz.steps import LayerStep, Notes, SequenceStep, Step
 from tacit.lipschitz.traced_operations import module_for, name_of
 from tacit.lipschitz.traced_parts import AddNumber, Total
-
-WalkModule = Callable[[nn.Module, str, Bound], tuple[Bound, Pullback]]
 
 _ADD = {operator.add: 1, torch.add: 1, "add": 1, operator.sub: -1, torch.sub: -1, "sub": -1}
 _MULTIPLY = (operator.mul, torch.mul, "mul")
 _DIVIDE = (operator.truediv, torch.div, "div")
 _CONCATENATE = (torch.cat, torch.concat, torch.concatenate)
 
-
-def walk_trace(module: nn.Module, path: str, x: Bound, walk: WalkModule) -> tuple[Bound, Pullback]:
-    """Send a bound through a module's forward; `walk` sends it through one of its parts."""
-    graph = _trace(module)
-    nodes = list(graph.nodes)
-    entrance, exit_ = nodes[0], nodes[-1].args[0]
-    if not isinstance(exit_, fx.Node):
-        raise Refused("its forward does not return one tensor")
-    follower = _Follower(module, path, walk, {entrance: x})
-    steps = [(node, follower.step(node)) for node in nodes[1:-1]]
-    _require_agreement(module, graph, x.shape)
-
-    def pull(cotangent: float) -> float:
-        arriving: dict[fx.Node, float] = defaultdict(float)
-        arriving[exit_] = cotangent
-        for node, step in reversed(steps):
-            shares = step.shares(arriving[node])
-            for source, share in zip(step.sources, shares, strict=True):
-                arriving[source] += share
-        return arriving[entrance]
-
-    return follower.bounds[exit_], pull
+# A bound on each value that goes in, to that of what comes out and the way back to each.
+_Walk = Callable[[list[Bound], Notes], tuple[Bound, Callable[[float], tuple[float, ...]]]]
 
 
 @dataclass(frozen=True)
-class _Step:
-    """What one value is made of, and how a cotangent at it is passed on to them."""
+class _Line:
+    """One line of the graph: which earlier values it reads, what it computes, its bound.
 
-    sources: tuple[fx.Node, ...]
-    shares: Callable[[float], tuple[float, ...]]
+    `done` are the values that no later line reads.
+    """
+
+    sources: tuple[int, ...]
+    run: Callable[..., Tensor]
+    walk: _Walk
+    done: tuple[int, ...] = ()
 
 
-@dataclass
-class _Follower:
-    module: nn.Module
-    path: str
-    walk: WalkModule
-    bounds: dict[fx.Node, Bound]
+class GraphStep(Step):
+    """Value 0 is the input, value i + 1 what line i gives."""
 
-    def step(self, node: fx.Node) -> _Step:
+    def __init__(
+        self, path: str, kind: type, lines: list[_Line], exit_: int, steps: list[Step]
+    ) -> None:
+        super().__init__(path, kind)
+        self.steps = nn.ModuleList(steps)
+        last = {source: i for i, line in enumerate(lines) for source in line.sources}
+        self._lines = tuple(
+            _Line(
+                line.sources,
+                line.run,
+                line.walk,
+                tuple(v for v in set(line.sources) if last[v] == i and v != exit_),
+            )
+            for i, line in enumerate(lines)
+        )
+        self._exit = exit_
+
+    def forward(self, x: Tensor) -> Tensor:
+        values: list[Any] = [x]
+        for line in self._lines:
+            values.append(line.run(*[values[source] for source in line.sources]))
+            for value in line.done:
+                values[value] = None
+        found: Tensor = values[self._exit]
+        return found
+
+    def _walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
+        bounds, backs = [x], []
+        for line in self._lines:
+            bound, back = line.walk([bounds[source] for source in line.sources], notes)
+            bounds.append(bound)
+            backs.append(back)
+
+        def pull(cotangent: float) -> float:
+            arriving: dict[int, float] = defaultdict(float)
+            arriving[self._exit] = cotangent
+            for i in reversed(range(len(self._lines))):
+                shares = backs[i](arriving[i + 1])
+                for source, share in zip(self._lines[i].sources, shares, strict=True):
+                    arriving[source] += share
+            return arriving[0]
+
+        return bounds[self._exit], pull
+
+
+def trace(module: nn.Module, path: str, child: Callable[[str, nn.Module], Step]) -> GraphStep:
+    """The graph of a module's forward; `child(name, m)` compiles one of its parts."""
+    nodes = list(_graph(module).nodes)
+    exit_ = nodes[-1].args[0]
+    if not isinstance(exit_, fx.Node):
+        raise Refused("its forward does not return one tensor")
+    made = _Translation(module, path, child, {nodes[0]: 0})
+    for node in nodes[1:-1]:
+        made.lines.append(made.line(node))
+        made.numbers[node] = len(made.lines)
+    return GraphStep(path, type(module), made.lines, made.numbers[exit_], made.steps)
+
+
+class _Translation:
+    """From the nodes of `torch.fx` to lines."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        path: str,
+        child: Callable[[str, nn.Module], Step],
+        numbers: dict[fx.Node, int],
+    ) -> None:
+        self.module, self.path, self.child, self.numbers = module, path, child, numbers
+        self.lines: list[_Line] = []
+        self.steps: list[Step] = []
+
+    def line(self, node: fx.Node) -> _Line:
         target = node.target
         if node.op == "call_module":
             assert isinstance(target, str)
-            return self._through(node, self.module.get_submodule(target), target)
+            return self._through(node, self.child(target, _part(self.module, target)), target)
         if node.op == "get_attr":
             raise Refused(
                 f"its forward uses the tensor {target!r} by itself; put it into a layer that "
@@ -94,52 +146,76 @@ class _Follower:
             return self._scale(node)
         if target in _CONCATENATE:
             return self._concatenate(node)
-        return self._through(node, module_for(target, node.args[1:], node.kwargs), node.name)
+        operation = module_for(target, node.args[1:], node.kwargs)
+        return self._through(node, self._layer(node, operation), node.name)
 
-    def _through(self, node: fx.Node, part: nn.Module, name: str) -> _Step:
-        """One value goes through one module."""
+    def _layer(self, node: fx.Node, operation: nn.Module) -> Step:
+        """A step for an operation. The module was made for it, and nobody else has it."""
+        path = f"{self.path}.{node.name}" if self.path else node.name
+        kind = type(operation)
+        return LayerStep(path, kind, operation, KNOWN[kind](operation) if kind in KNOWN else None)
+
+    def _through(self, node: fx.Node, step: Step, name: str) -> _Line:
+        """One value goes through one step."""
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node) or (
             node.op == "call_module" and (len(node.args) != 1 or node.kwargs)
         ):
             raise Refused(f"its forward gives {name!r} something other than one value")
-        found, back = self._walk(part, name, self.bounds[source])
-        self.bounds[node] = found
-        return _Step((source,), lambda cotangent: (back(cotangent),))
+        return self._one(source, step)
 
-    def _add(self, node: fx.Node) -> _Step:
+    def _one(self, source: fx.Node, step: Step) -> _Line:
+        self.steps.append(step)
+
+        def walk(bounds: list[Bound], notes: Notes) -> Any:
+            found, back = step.walk(bounds[0], notes)
+            return found, lambda cotangent: (back(cotangent),)
+
+        return _Line((self.numbers[source],), step.forward, walk)
+
+    def _add(self, node: fx.Node) -> _Line:
         a, b = _two(node)
         alpha = _number(node.kwargs.get("alpha", 1), node) * _ADD[node.target]
         if isinstance(a, fx.Node) and isinstance(b, fx.Node):
-            return self._add_values(node, a, b, abs(alpha))
+            return self._add_values(node, a, b, alpha)
         if isinstance(a, fx.Node):
-            return self._through_both(node, a, 1.0, alpha * _number(b, node))
-        return self._through_both(node, b, float(alpha), _number(a, node))
+            return self._one(a, self._affine(node, 1.0, alpha * _number(b, node)))
+        return self._one(b, self._affine(node, float(alpha), _number(a, node)))
 
-    def _add_values(self, node: fx.Node, a: fx.Node, b: fx.Node, weight: float) -> _Step:
-        left, right = self.bounds[a], self.bounds[b]
-        if left.shape != right.shape:
-            raise Refused(
-                f"its forward adds records of shapes {left.shape} and {right.shape}; broadcasting "
-                "copies numbers and is not followed, so make the shapes agree"
-            )
-        total = Bound(left.norm + weight * right.norm, left.shape)
-        self.bounds[node], back = self._walk(Total(), node.name, total)
+    def _add_values(self, node: fx.Node, a: fx.Node, b: fx.Node, alpha: float) -> _Line:
+        total = self._layer(node, Total())
+        self.steps.append(total)
 
-        def shares(cotangent: float) -> tuple[float, ...]:
-            arriving = back(cotangent)
-            return arriving, weight * arriving
+        def walk(bounds: list[Bound], notes: Notes) -> Any:
+            left, right = bounds
+            if left.shape != right.shape:
+                raise Refused(
+                    f"its forward adds records of shapes {left.shape} and {right.shape}; "
+                    "broadcasting copies numbers and is not followed, so make the shapes agree"
+                )
+            norm = left.norm + abs(alpha) * right.norm
+            found, back = total.walk(Bound(norm, left.shape), notes)
 
-        return _Step((a, b), shares)
+            def shares(cotangent: float) -> tuple[float, ...]:
+                arriving = back(cotangent)
+                return arriving, abs(alpha) * arriving
 
-    def _through_both(self, node: fx.Node, source: fx.Node, factor: float, by: float) -> _Step:
+            return found, shares
+
+        def run(u: Tensor, v: Tensor) -> Tensor:
+            return u + v if alpha == 1 else torch.add(u, v, alpha=alpha)
+
+        return _Line((self.numbers[a], self.numbers[b]), run, walk)
+
+    def _affine(self, node: fx.Node, factor: float, by: float) -> Step:
         """factor·u + by."""
-        part = AddNumber(by) if factor == 1 else nn.Sequential(Scale(factor), AddNumber(by))
-        found, back = self._walk(part, node.name, self.bounds[source])
-        self.bounds[node] = found
-        return _Step((source,), lambda cotangent: (back(cotangent),))
+        add = self._layer(node, AddNumber(by))
+        if factor == 1:
+            return add
+        scale = self._layer(node, _scale(factor))
+        return SequenceStep(add.path, nn.Sequential, [scale, add])
 
-    def _scale(self, node: fx.Node) -> _Step:
+    def _scale(self, node: fx.Node) -> _Line:
         a, b = _two(node)
         if isinstance(a, fx.Node) and isinstance(b, fx.Node):
             raise Refused(
@@ -152,25 +228,42 @@ class _Follower:
             if source is b or factor == 0:
                 raise Refused(f"its forward divides {a} by {b}; divide by a number other than 0")
             factor = 1 / factor
-        if factor == 0 or not math.isfinite(factor):
-            raise Refused(f"its forward multiplies by {factor}")
-        found, back = self._walk(Scale(factor), node.name, self.bounds[source])
-        self.bounds[node] = found
-        return _Step((source,), lambda cotangent: (back(cotangent),))
+        return self._one(source, self._layer(node, _scale(factor)))
 
-    def _concatenate(self, node: fx.Node) -> _Step:
+    def _concatenate(self, node: fx.Node) -> _Line:
         parts: Any = node.args[0] if node.args else node.kwargs.get("tensors")
-        axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        axis: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
         known = len(node.args) <= 2 and set(node.kwargs) <= {"tensors", "dim"}
         if not known or not all(isinstance(part, fx.Node) for part in parts):
             raise Refused(f"its forward uses {name_of(node.target)} on more than its own values")
-        shape = concatenated([self.bounds[part].shape for part in parts], axis)  # type: ignore[arg-type]
-        norm = math.hypot(*(self.bounds[part].norm for part in parts))
-        self.bounds[node] = Bound(norm, shape)
-        return _Step(tuple(parts), lambda cotangent: (cotangent,) * len(parts))
 
-    def _walk(self, part: nn.Module, name: str, x: Bound) -> tuple[Bound, Pullback]:
-        return self.walk(part, f"{self.path}.{name}" if self.path else name, x)
+        count = len(parts)
+
+        def walk(bounds: list[Bound], notes: Notes) -> Any:
+            shape = concatenated([bound.shape for bound in bounds], axis)
+            norm = math.hypot(*(bound.norm for bound in bounds))
+            return Bound(norm, shape), lambda cotangent: (cotangent,) * count
+
+        def run(*values: Tensor) -> Tensor:
+            return torch.cat(values, dim=axis)
+
+        return _Line(tuple(self.numbers[part] for part in parts), run, walk)
+
+
+def _scale(factor: float) -> Scale:
+    if factor == 0 or not math.isfinite(factor):
+        raise Refused(f"its forward multiplies by {factor}")
+    return Scale(factor)
+
+
+def _part(module: nn.Module, target: str) -> nn.Module:
+    """The part of that path, from the tables of children."""
+    for name in target.split("."):
+        found = module._modules.get(name)
+        if not isinstance(found, nn.Module):
+            raise Refused(f"its forward calls {target!r}, which is none of its modules")
+        module = found
+    return module
 
 
 def _two(node: fx.Node) -> tuple[Any, Any]:
@@ -206,10 +299,20 @@ class _Tracer(fx.Tracer):
         return True
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_code.co_filename == torch.autograd.function.__file__:
+                raise Refused(
+                    "its forward uses an autograd Function, whose way back the trace does not have; "
+                    "give it the three answers of tacit.lipschitz.Bounded"
+                )
+            frame = frame.f_back
         return _Value(node, self)
 
 
-def _trace(module: nn.Module) -> fx.Graph:
+def _graph(module: nn.Module) -> fx.Graph:
+    if "forward" in vars(module):
+        require_no_hidden_code(module, type(module))
     inputs = list(inspect.signature(module.forward).parameters.values())
     if len(inputs) != 1 or inputs[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
         raise Refused(
@@ -226,51 +329,3 @@ def _trace(module: nn.Module) -> fx.Graph:
             f"its forward cannot be followed ({error}); it must not depend on the values or the "
             "number of records: give it the three answers of tacit.lipschitz.Bounded"
         ) from error
-
-
-def _require_agreement(module: nn.Module, graph: fx.Graph, shape: tuple[int, ...]) -> None:
-    like = next(module.parameters(), torch.zeros(()))
-    generator = torch.Generator().manual_seed(0)
-    records = torch.randn(2, *shape, generator=generator).to(like)
-    traced = fx.GraphModule(module, graph)
-    with torch.enable_grad():
-        records.requires_grad_()
-        one, other = (_with_same_draws(f, records) for f in (module, traced))
-        if one.shape != other.shape or not _alike(one, other):
-            raise Refused(
-                "its forward does something that following it does not show, such as writing into "
-                "a value that is used again; give it the three answers of tacit.lipschitz.Bounded"
-            )
-        if not one.requires_grad:
-            return  # nothing goes back, which is within any bound
-        cotangent = torch.randn(one.shape, generator=generator).to(one)
-        leaves = [records, *(p for p in module.parameters() if p.requires_grad)]
-        pairs = zip(*(_back(y, leaves, cotangent) for y in (one, other)), strict=True)
-    if not all(_alike(mine, shown) for mine, shown in pairs):
-        raise Refused(
-            "its way back is not the one that its forward shows, as with an autograd Function; "
-            "give it the three answers of tacit.lipschitz.Bounded"
-        )
-
-
-def _back(y: Tensor, leaves: list[Tensor], cotangent: Tensor) -> list[Tensor]:
-    if not y.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    found = torch.autograd.grad(y, leaves, cotangent, allow_unused=True)
-    each = zip(found, leaves, strict=True)
-    return [torch.zeros_like(leaf) if g is None else g for g, leaf in each]
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """But for rounding: small next to each number, or next to the largest."""
-    finite = torch.where(b.isfinite(), b, 0).detach().abs()
-    largest = float(finite.max()) if b.numel() else 0.0
-    return torch.allclose(a, b, 1e-3, 1e-5 * (1 + largest), equal_nan=True)
-
-
-def _with_same_draws(module: nn.Module, records: Tensor) -> Tensor:
-    """Leaves PyTorch's generators as they were."""
-    devices = [records.device] if records.is_cuda else []
-    with torch.random.fork_rng(devices=devices):
-        found: Tensor = module(records.clone())
-    return found

@@ -11,22 +11,26 @@ import torch
 from torch import nn
 
 from tacit.batch import Batch
-from tacit.cuda_graph import settings_of
 from tacit.data.augmentation import Augmentation
-from tacit.lipschitz.as_written import require_as_written, require_plain_gradients
+from tacit.lipschitz.integrity import require_no_hooks_of_all_modules, require_plain_gradients
 from tacit.lipschitz.loss_constant import ClippedLoss
 from tacit.lipschitz.overflow import largest_entry
 from tacit.lipschitz.precision import Precision, precision_in_force
-from tacit.lipschitz.projection import constraints_of, enforce
-from tacit.lipschitz.propagate import Sensitivities, propagate
+from tacit.lipschitz.program import Program, compile_program
+from tacit.lipschitz.projection import enforce
+from tacit.lipschitz.propagate import Sensitivities, sensitivities_of
+from tacit.lipschitz.snapshot import fingerprint
 from tacit.queries.adaptive_norm import AdaptiveNorm, Following, Thresholds
 from tacit.queries.blocks import Blocks, by_parameter, check_cover
-from tacit.queries.bounded_gradient import BoundedGradient, Loss, blocks_from, trainable
+from tacit.queries.bounded_gradient import BoundedGradient, Loss, blocks_from
 from tacit.queries.clipless_passes import AutomaticPasses, PassEngine, Passes
 from tacit.queries.clipping import accumulator, flattened
 from tacit.queries.keeps_nothing import keeps_nothing
 from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import Unit
+
+# Of one model: training and evaluation, each with and without something.
+_MOST_PROGRAMS = 4
 
 
 class Clipless(Following):
@@ -36,6 +40,10 @@ class Clipless(Following):
     the network; a block's is (Σ_θ Δ_θ²)^(1/2). That holds for weights in their layers' sets, so
     weights that are not are shrunk first: soundness does not depend on whether the loop projects.
     One forward and one backward pass of plain training, whatever the batch.
+
+    The bounds are those of the program that runs. The model is compiled once into a
+    `tacit.lipschitz` program of known steps; the bounds are propagated through these steps, and
+    records are sent through the same steps. The model's own Python code never sees a record.
 
     `gradient_clip` limits the norm of each record's loss gradient *in the outputs* to C. Then C
     takes the place of the loss's constant, and less noise is needed than for the loss's worst
@@ -66,20 +74,21 @@ class Clipless(Following):
         self.blocks = blocks
         self.engine: PassEngine = engine or AutomaticPasses()
         self._views = ViewBatches(augmentation)
+        self._programs: WeakKeyDictionary[nn.Module, dict[Hashable, Program]] = WeakKeyDictionary()
         self._known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
-        parameters = trainable(model)
         blocks = self.blocks_of(model)
         known = self._known_of(model, loss, batch.records.shape)
-        found = known.found
-        enforce(model)
+        program, found = known.program, known.found
+        parameters = program.trained
+        enforce(model, program.constraints())
         below = self.clip_in_force() if isinstance(self.gradient_clip, AdaptiveNorm) else None
         views, largest = self._views.views, known.largest
-        asked = Passes(model, loss, parameters, found.cotangent, below, views, largest)
+        asked = Passes(program, loss, parameters, found.cotangent, below, views, largest)
         total = accumulator(parameters.values())
         counts = total.new_zeros(1)
-        with keeps_nothing(model):
+        with keeps_nothing(program):
             for piece in self._views.of(batch):
                 if piece.records.shape != batch.records.shape:
                     raise ValueError(
@@ -117,51 +126,48 @@ class Clipless(Following):
         return self._known_of(model, loss, input_shape).found
 
     def _known_of(self, model: nn.Module, loss: Loss, input_shape: tuple[int, ...]) -> _Known:
-        # A hook may have come since the last time, and nothing that is kept would show it.
-        require_as_written(model)
-        require_plain_gradients(model)
+        program = self._program_of(model)
         clip = self.clip_in_force()
-        kinds = {(p.dtype, p.device) for p in model.parameters()}
+        kinds = {(p.dtype, p.device) for p in program.parameters()}
         precision = max((precision_in_force(*kind) for kind in kinds), key=lambda p: p.slack)
-        key = _key(model, loss, clip, input_shape, precision)
+        key = id(loss), clip, input_shape, precision
         known = self._known.get(model)
-        if known is None or known.key != key or not _ours(model):
+        # Answers of a user's own layer may read anything, so they are asked for each time.
+        stale = known is None or known.program is not program or known.key != key
+        if known is None or stale or program.own_answers:
             limited = loss if clip is None else ClippedLoss(loss, clip)
-            found = propagate(model, limited, input_shape, precision=precision)
-            largest = largest_entry(model, found, input_shape, _computed_in(kinds))
-            known = self._known[model] = _Known(key, loss, found, largest)
+            found = sensitivities_of(program, limited, input_shape, precision=precision)
+            largest = largest_entry(program, found, input_shape, _computed_in(kinds))
+            known = self._known[model] = _Known(key, loss, program, found, largest)
         return known
+
+    def _program_of(self, model: nn.Module) -> Program:
+        """The program of the model as it is now: in these modes, with these layers and settings."""
+        require_no_hooks_of_all_modules()
+        key = fingerprint(model)
+        programs = self._programs.setdefault(model, {})
+        program = programs.get(key)
+        if program is None:
+            if len(programs) >= _MOST_PROGRAMS:
+                programs.clear()
+            program = programs[key] = compile_program(model)
+        program.require_originals()
+        require_plain_gradients(program.trained.items())
+        return program
 
 
 @dataclass(frozen=True)
 class _Known:
-    """Bounds, and the loss that they are for: while it is held, no other has its id."""
+    """Bounds of a program, and the loss that they are for: while it is held, no other has its id."""
 
     key: Hashable
     loss: Loss
+    program: Program
     found: Sensitivities
     largest: float
-
-
-def _key(
-    model: nn.Module,
-    loss: Loss,
-    clip: float | None,
-    shape: tuple[int, ...],
-    precision: Precision,
-) -> Hashable:
-    """All that the bounds depend on: another stride or constant is another key."""
-    sets = tuple((id(c.parameter), c.within) for c in constraints_of(model))
-    trained = tuple((p.requires_grad, p.shape, p.dtype) for p in model.parameters())
-    return id(loss), clip, shape, precision, settings_of(model), sets, trained
 
 
 def _computed_in(kinds: set[tuple[torch.dtype, torch.device]]) -> set[torch.dtype]:
     """The types of the weights, and what autocast would put in their place."""
     cast = {d.type for _, d in kinds if torch.is_autocast_enabled(d.type)}
     return {dtype for dtype, _ in kinds} | {torch.get_autocast_dtype(device) for device in cast}
-
-
-def _ours(model: nn.Module) -> bool:
-    """Whether all answers are known to depend on settings: a user's own may read anything."""
-    return all(type(m).__module__.startswith(("tacit.", "torch.nn.")) for m in model.modules())

@@ -47,6 +47,8 @@ class _SpectralConv(_ConvNd):
     A bias costs noise on P positions' worth of sensitivity, so there is none unless asked for.
     """
 
+    objects = ("within",)
+
     def __init__(
         self,
         in_channels: int,

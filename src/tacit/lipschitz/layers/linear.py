@@ -26,6 +26,8 @@ class SpectralLinear(nn.Linear):
     `within` chooses another set than orthogonal matrices, such as `SpectralBall`.
     """
 
+    objects = ("within",)
+
     def __init__(
         self,
         in_features: int,

@@ -1,0 +1,256 @@
+"""Whether a module is what its class says, and its class what it was when it was imported.
+
+A bound is read off a class. Three things can make a module differ from it, and each is refused:
+hooks, attributes of the instance that hide those of the class, and a subclass that changes code and
+inherits answers that were given for the code before. PyTorch's functions and tensors are trusted.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch.nn.functional
+from torch import nn
+
+from tacit.errors import UnboundedLayer
+from tacit.foreign_hooks import foreign_hooks, process_wide_hooks
+from tacit.lipschitz.refused import Refused
+
+THREE = ("output_norm", "lipschitz", "gradient_norms")
+COMPOSITE = ("walk_bounds",)
+# What else the walk through a network reads from a layer.
+RESERVED = frozenset([*THREE, *COMPOSITE, "constraints", "exact", "cotangent_limit", "jump"])
+
+# Names that a subclass may define anew without changing what its forward computes.
+_IDLE = frozenset(
+    "__init__ __repr__ __str__ extra_repr _get_name __doc__ __module__ __qualname__ __annotations__ "
+    "__annotate__ __annotate_func__ __annotations_cache__ __classdictcell__ __dict__ __weakref__ "
+    "__constants__ __parameters__ __orig_bases__ __firstlineno__ __static_attributes__ "
+    "__abstractmethods__ _abc_impl __jit_unused_properties__ reset_parameters "
+    "__init_subclass__ __subclasshook__".split()
+)
+
+
+def members(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module once, with its path, read from PyTorch's tables.
+
+    `named_modules` is a method, and a class may have another one.
+    """
+    waiting: list[tuple[str, Any]] = [("", model)]
+    seen: set[int] = set()
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) in seen or not isinstance(module, nn.Module):
+            continue
+        seen.add(id(module))
+        yield path, module
+        prefix = f"{path}." if path else ""
+        waiting.extend((prefix + name, m) for name, m in reversed(module._modules.items()))
+
+
+def require_no_hooks_of_all_modules() -> None:
+    """Refuse hooks that PyTorch runs beside every module of the process."""
+    for hook in process_wide_hooks().values():
+        raise UnboundedLayer(
+            f"no module has a gradient bound: {getattr(hook, '__qualname__', hook)} was registered "
+            "as a hook of all modules of the process, which may change anything; remove it"
+        )
+
+
+def require_no_hooks(model: nn.Module) -> None:
+    """Refuse hooks that are not this library's: they may change anything on either way."""
+    require_no_hooks_of_all_modules()
+    for path, module in members(model):
+        if foreign_hooks(module):
+            raise UnboundedLayer(
+                f"{place(path, type(module))} has no gradient bound: it has hooks, which may change "
+                "anything; remove them, or make what they do a layer with the three answers of "
+                "tacit.lipschitz.Bounded"
+            )
+
+
+def require_plain_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Refuse a trainable parameter with hooks: they change a gradient after it was bounded."""
+    for name, parameter in parameters:
+        if parameter.requires_grad and parameter._backward_hooks:
+            raise UnboundedLayer(
+                f"parameter {name!r} has hooks, which may change its gradient after it was "
+                "bounded; remove them, and change the gradient once it is released"
+            )
+
+
+def place(path: str, kind: type) -> str:
+    return f"layer {path or 'model'!r} ({kind.__name__})"
+
+
+def gives_answers(kind: type) -> bool:
+    """Whether the class answers for itself. What only an instance has is no answer."""
+    return all(hasattr(kind, n) for n in COMPOSITE) or all(hasattr(kind, n) for n in THREE)
+
+
+@functools.cache
+def ours(kind: type) -> bool:
+    """Whether this is a class of Tacit's or of torch.nn, found under its name where it says."""
+    if kind.__module__.split(".")[0] != "tacit" and not kind.__module__.startswith("torch.nn."):
+        return False
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is kind
+
+
+def answering_class(module: nn.Module) -> type:
+    """The class whose code runs for this module: the one that its answers were given for.
+
+    The first class in the method resolution order that is one of ours, or that defines forward or
+    an answer. What a subclass of ours adds must be new; it takes no part in the computation.
+    Raises `Refused` for a subclass that changes code and inherits the answers.
+    """
+    kind = type(module)
+    if ours(kind):
+        return kind
+    if kind.__call__ is not nn.Module.__call__:
+        raise Refused("it has a __call__ of its own, which no answer is for; put it into forward")
+    names = ("forward", *THREE, *COMPOSITE)
+    order = kind.__mro__
+    found = next(k for k in order if ours(k) or any(n in vars(k) for n in names))
+    if ours(found) and gives_answers(found):
+        for owner in order[: order.index(found)]:
+            for name in _changes(owner, found):
+                raise Refused(
+                    f"{owner.__name__}.{name} takes the place of what {found.__name__} has, and the "
+                    f"answers of {found.__name__} are for its own; give {owner.__name__} a forward "
+                    f"and {', '.join(_names(kind))} of its own, or give {name} another name"
+                )
+        return found
+    _require_own_answers(kind)
+    return kind
+
+
+def _require_own_answers(kind: type) -> None:
+    """Refuse a class that changes code of a base and inherits the answers that the base gave.
+
+    Let C be the most derived class that replaces code which a base has, forward or a helper. If
+    a base of C had both a forward and answers, then those answers were for the code before. So C,
+    or a class derived from it, must have answers of its own, and leave none to such a base. What a
+    base without a forward answers (`Parameterless`) is derived from the others and stays.
+    """
+    order = kind.__mro__
+    changed = [i for i, base in enumerate(order) if not ours(base) and _code(base, order[i + 1 :])]
+    at = min([i for i, base in enumerate(order) if "forward" in vars(base)][:1] + changed)
+    earlier = next((b for b in order[at + 1 :] if _has_forward(b) and gives_answers(b)), None)
+    if earlier is None:
+        return
+    names = _names(kind)
+    places = [next((i for i, b in enumerate(order) if n in vars(b)), at) for n in names]
+    inherited = [i for i in places if i > at]
+    if len(inherited) == len(places) or any(_has_forward(order[i]) for i in inherited):
+        what = next(iter(_code(order[at], order[at + 1 :])), "forward")
+        raise Refused(
+            f"{order[at].__name__} has a {what} of its own and the answers of "
+            f"{earlier.__name__}, which are for another; give it {', '.join(names)} of its own, or "
+            "derive it from nn.Module"
+        )
+
+
+def _names(kind: type) -> tuple[str, ...]:
+    return COMPOSITE if hasattr(kind, "walk_bounds") else THREE
+
+
+def _has_forward(kind: type) -> bool:
+    return any("forward" in vars(base) for base in kind.__mro__ if base is not nn.Module)
+
+
+def _changes(owner: type, base: type) -> list[str]:
+    """Names of `base` that `owner` defines anew."""
+    return [n for n in vars(owner) if n not in _IDLE and hasattr(base, n)]
+
+
+def _code(owner: type, bases: tuple[type, ...]) -> list[str]:
+    """Functions and descriptors that `owner` puts in the place of something that a base has."""
+    return [
+        name
+        for name, value in vars(owner).items()
+        if name not in _IDLE and name not in (*THREE, *COMPOSITE) and _acts(value)
+        if any(name in vars(base) for base in bases)
+    ]
+
+
+def _acts(value: object) -> bool:
+    return callable(value) or hasattr(type(value), "__get__")
+
+
+def require_no_hidden_code(module: nn.Module, kind: type) -> None:
+    """Refuse an attribute of the instance that hides code or an answer of its class."""
+    tables = (vars(module), module._parameters, module._buffers, module._modules)
+    for name in (name for table in tables for name in table):
+        if name in RESERVED and (ours(kind) or hasattr(kind, name)):
+            hidden = True
+        else:
+            own = _of_class(kind, name)
+            # A cached property keeps its value under its own name.
+            hidden = _acts(own) and (ours(kind) or not isinstance(own, functools.cached_property))
+        if hidden:
+            what = "its forward was replaced" if name == "forward" else f"its {name} was replaced"
+            raise Refused(
+                f"{what} on the instance, and bounds are those of {kind.__name__}; write a class "
+                f"that has this {name} and answers of its own"
+            )
+
+
+def _of_class(kind: type, name: str) -> object:
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+
+
+class Originals:
+    """The code of layer classes as it was when this library was imported.
+
+    A method replaced on a class, or a function in the file of a class, changes every layer at
+    once. Asked in each step: one comparison of addresses per class and file.
+    """
+
+    def __init__(self) -> None:
+        self._code: dict[type | ModuleType, dict[str, object]] = {}
+        self._values: dict[type | ModuleType, tuple[object, ...]] = {}
+
+    def remember(self, kind: type) -> tuple[type | ModuleType, ...]:
+        """Remember a class of ours, its bases and their files; what is remembered stays."""
+        owners: list[type | ModuleType] = [k for k in kind.__mro__ if ours(k)]
+        files = {k.__module__ for k in kind.__mro__ if ours(k)}
+        owners += [torch.nn.functional, *(sys.modules[name] for name in sorted(files))]
+        for owner in owners:
+            if owner not in self._code:
+                self._code[owner] = {n: v for n, v in vars(owner).items() if _acts(v)}
+                self._values[owner] = tuple(vars(owner).values())
+        return tuple(owners)
+
+    def require_unchanged(self, owners: Iterable[type | ModuleType]) -> None:
+        for owner in owners:
+            if tuple(vars(owner).values()) == self._values[owner]:
+                continue
+            before, now = self._code[owner], vars(owner)
+            for name in (*before, *now):
+                if name in before and now.get(name) is not before[name]:
+                    self._refuse(owner, name)
+                # A new attribute of a class may hide one of its bases.
+                if isinstance(owner, type) and name not in before and _hides(owner, name):
+                    self._refuse(owner, name)
+
+    def _refuse(self, owner: type | ModuleType, name: str) -> None:
+        raise UnboundedLayer(
+            f"{owner.__name__}.{name} was replaced after Tacit was imported, so what layers compute "
+            "is not what their bounds are for; put the original back, or write a class of your own "
+            "with the three answers of tacit.lipschitz.Bounded"
+        )
+
+
+def _hides(owner: type, name: str) -> bool:
+    acts = name not in _IDLE and _acts(vars(owner)[name])
+    return acts and any(name in vars(base) for base in owner.__mro__[1:])
+
+
+ORIGINALS = Originals()
