@@ -123,8 +123,8 @@ def _certifier(layers: list[nn.Module], shape: tuple[int, ...], device: torch.de
         slopes = slopes_of_outputs(math.prod(outputs), lipschitz).to(device)
     if not (math.isfinite(front_lipschitz) and slopes.isfinite().all()):
         raise UnboundedLayer(
-            "a layer has no finite Lipschitz constant. A sphere is allowed for where it is one step "
-            "of an nn.Sequential, once"
+            "a layer has no finite Lipschitz constant. A sphere is allowed for where it is one "
+            "step of an nn.Sequential, once"
         )
     return Certifier(front, front_lipschitz, sphere, norm, body, head, slopes)
 

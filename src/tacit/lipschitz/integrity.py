@@ -26,13 +26,14 @@ COMPOSITE = ("walk_bounds",)
 RESERVED = frozenset([*THREE, *COMPOSITE, "constraints", "exact", "cotangent_limit", "jump"])
 
 # Names that a subclass may define anew without changing what its forward computes.
-_IDLE = frozenset(
-    "__init__ __repr__ __str__ extra_repr _get_name __doc__ __module__ __qualname__ __annotations__ "
-    "__annotate__ __annotate_func__ __annotations_cache__ __classdictcell__ __dict__ __weakref__ "
-    "__constants__ __parameters__ __orig_bases__ __firstlineno__ __static_attributes__ "
-    "__abstractmethods__ _abc_impl __jit_unused_properties__ reset_parameters "
-    "__init_subclass__ __subclasshook__".split()
-)
+_IDLE = frozenset([
+    "__init__", "__repr__", "__str__", "extra_repr", "_get_name", "reset_parameters", "__doc__",
+    "__module__", "__qualname__", "__annotations__", "__annotate__", "__annotate_func__",
+    "__annotations_cache__", "__classdictcell__", "__dict__", "__weakref__", "__constants__",
+    "__parameters__", "__orig_bases__", "__firstlineno__", "__static_attributes__",
+    "__abstractmethods__", "_abc_impl", "__jit_unused_properties__", "__init_subclass__",
+    "__subclasshook__",
+])  # fmt: skip
 
 
 def members(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -67,9 +68,9 @@ def require_no_hooks(model: nn.Module) -> None:
     for path, module in members(model):
         if foreign_hooks(module):
             raise UnboundedLayer(
-                f"{place(path, type(module))} has no gradient bound: it has hooks, which may change "
-                "anything; remove them, or make what they do a layer with the three answers of "
-                "tacit.lipschitz.Bounded"
+                f"{place(path, type(module))} has no gradient bound: it has hooks, which may "
+                "change anything; remove them, or make what they do a layer with the three answers "
+                "of tacit.lipschitz.Bounded"
             )
 
 
@@ -92,15 +93,18 @@ def gives_answers(kind: type) -> bool:
     return all(hasattr(kind, n) for n in COMPOSITE) or all(hasattr(kind, n) for n in THREE)
 
 
-@functools.cache
 def ours(kind: type) -> bool:
     """Whether this is a class of Tacit's or of torch.nn, found under its name where it says."""
-    if kind.__module__.split(".")[0] != "tacit" and not kind.__module__.startswith("torch.nn."):
-        return False
-    found: Any = sys.modules.get(kind.__module__)
-    for name in kind.__qualname__.split("."):
+    module = kind.__module__
+    return module.startswith(("tacit.", "torch.nn.")) and _named(module, kind.__qualname__) is kind
+
+
+@functools.cache
+def _named(module: str, qualified: str) -> object:
+    found: Any = sys.modules.get(module)
+    for name in qualified.split("."):
         found = getattr(found, name, None)
-    return found is kind
+    return found
 
 
 def answering_class(module: nn.Module) -> type:
@@ -122,8 +126,8 @@ def answering_class(module: nn.Module) -> type:
         for owner in order[: order.index(found)]:
             for name in _changes(owner, found):
                 raise Refused(
-                    f"{owner.__name__}.{name} takes the place of what {found.__name__} has, and the "
-                    f"answers of {found.__name__} are for its own; give {owner.__name__} a forward "
+                    f"{owner.__name__}.{name} takes the place of what {found.__name__} has, and "
+                    f"{found.__name__} answers for its own code; give {owner.__name__} a forward "
                     f"and {', '.join(_names(kind))} of its own, or give {name} another name"
                 )
         return found
@@ -242,9 +246,9 @@ class Originals:
 
     def _refuse(self, owner: type | ModuleType, name: str) -> None:
         raise UnboundedLayer(
-            f"{owner.__name__}.{name} was replaced after Tacit was imported, so what layers compute "
-            "is not what their bounds are for; put the original back, or write a class of your own "
-            "with the three answers of tacit.lipschitz.Bounded"
+            f"{owner.__name__}.{name} was replaced after Tacit was imported, so layers do not "
+            "compute what their bounds are for; put the original back, or write a class of your "
+            "own with the three answers of tacit.lipschitz.Bounded"
         )
 
 

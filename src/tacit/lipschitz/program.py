@@ -181,6 +181,7 @@ def _remember_layers(kind: type = nn.Module) -> None:
     """The code of every layer class that is there when Tacit is imported."""
     if ours(kind):
         ORIGINALS.remember(kind)
+    derived: type
     for derived in kind.__subclasses__():
         _remember_layers(derived)
 

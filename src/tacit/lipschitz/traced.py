@@ -303,7 +303,7 @@ class _Tracer(fx.Tracer):
         while frame is not None:
             if frame.f_code.co_filename == torch.autograd.function.__file__:
                 raise Refused(
-                    "its forward uses an autograd Function, whose way back the trace does not have; "
+                    "its forward uses an autograd Function, whose way back a trace does not have; "
                     "give it the three answers of tacit.lipschitz.Bounded"
                 )
             frame = frame.f_back

@@ -15,7 +15,7 @@ from tacit.data.augmentation import Augmentation
 from tacit.lipschitz.integrity import require_no_hooks_of_all_modules, require_plain_gradients
 from tacit.lipschitz.loss_constant import ClippedLoss
 from tacit.lipschitz.overflow import largest_entry
-from tacit.lipschitz.precision import Precision, precision_in_force
+from tacit.lipschitz.precision import precision_in_force
 from tacit.lipschitz.program import Program, compile_program
 from tacit.lipschitz.projection import enforce
 from tacit.lipschitz.propagate import Sensitivities, sensitivities_of
@@ -158,7 +158,7 @@ class Clipless(Following):
 
 @dataclass(frozen=True)
 class _Known:
-    """Bounds of a program, and the loss that they are for: while it is held, no other has its id."""
+    """Bounds of a program and a loss. While the loss is held, no other has its id."""
 
     key: Hashable
     loss: Loss
