@@ -91,6 +91,14 @@ class LayerStep(Step):
         return self.run(x)
 
     def _walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
+        try:
+            return self._ask(x, notes)
+        except AttributeError as error:
+            if not ours(type(self.layer)):
+                raise
+            raise Refused(f"a setting that its class needs is missing: {error}") from error
+
+    def _ask(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
         answers, kind = self.answers, self.kind.__name__
         if not notes.clips:
             _require_no_jump(answers)
@@ -219,10 +227,6 @@ def shape_after(step: LayerStep, shape: tuple[int, ...]) -> tuple[int, ...]:
     try:
         with torch.no_grad():
             output = step.forward(probe)
-    except AttributeError as error:
-        if not ours(type(step.layer)):
-            raise
-        raise Refused(f"its settings are not those that its class needs: {error}") from error
     finally:
         for part, training in modes:
             part.training = training

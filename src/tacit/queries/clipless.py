@@ -78,8 +78,8 @@ class Clipless(Following):
         self._known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
-        blocks = self.blocks_of(model)
         known = self._known_of(model, loss, batch.records.shape)
+        blocks = self.blocks_of(model)
         program, found = known.program, known.found
         parameters = program.trained
         enforce(model, program.constraints())
@@ -144,13 +144,14 @@ class Clipless(Following):
     def _program_of(self, model: nn.Module) -> Program:
         """The program of the model as it is now: in these modes, with these layers and settings."""
         require_no_hooks_of_all_modules()
-        key = fingerprint(model)
         programs = self._programs.setdefault(model, {})
-        program = programs.get(key)
+        program = programs.get(fingerprint(model))
         if program is None:
             if len(programs) >= _MOST_PROGRAMS:
                 programs.clear()
-            program = programs[key] = compile_program(model)
+            program = compile_program(model)
+            # Taken afterwards, since a forward may count how often it was traced.
+            programs[fingerprint(model)] = program
         program.require_originals()
         require_plain_gradients(program.trained.items())
         return program
