@@ -12,6 +12,8 @@ from tacit.errors import UnboundedLayer
 from tacit.lipschitz import (
     AddBias,
     BoundedInput,
+    Constraint,
+    FrobeniusBall,
     MaxMin,
     Parameterless,
     SpectralLinear,
@@ -253,3 +255,62 @@ def test_a_batch_normalisation_in_disguise_is_found():
     model[3] = NormalisesTheBatch()
     report = audit_model(model, CrossEntropy(), (2, 4), CLASSES, steps=20, rows=4)
     assert any("changes the outputs of the others" in v for v in report.violations)
+
+
+class LooksAtTheCount(nn.Module, Parameterless):
+    """Itself for two records and loud for three."""
+
+    def __init__(self, at=3):
+        super().__init__()
+        self.at = at
+
+    def forward(self, x):
+        return 9 * x if len(x) == self.at else x
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 7])
+def test_a_forward_that_looks_at_the_number_of_records_is_found(at):
+    violations = " ".join(audit_layer(LooksAtTheCount(at), (4,), steps=4).violations)
+    assert "records have other outputs" in violations or "record changes the outputs" in violations
+
+
+class LooksInItsGradient(nn.Module):
+    """Its outputs are the same for any number of records; its parameter's gradient is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        bias = self.bias if len(x) != 3 else 9 * self.bias - 8 * self.bias.detach()
+        return x + bias
+
+    def constraints(self):
+        return [Constraint(self.bias, FrobeniusBall(1.0))]
+
+    def output_norm(self, x):
+        return x.norm + 1.001
+
+    def lipschitz(self, x):
+        return 1.0
+
+    def gradient_norms(self, x, cotangent):
+        return {"bias": cotangent}
+
+
+def test_gradients_are_compared_at_each_number_of_records():
+    report = audit_layer(LooksInItsGradient(), (4,), steps=4)
+    assert "the gradient of 3 records is not the sum of their gradients" in report.violations
+
+
+class Departs(nn.Module):
+    """Traced as the identity, and loud for three records."""
+
+    def forward(self, x):
+        return 9 * x if isinstance(x, torch.Tensor) and len(x) == 3 else 1.0 * x
+
+
+def test_a_module_that_is_not_its_program_is_found():
+    report = audit_layer(Departs(), (4,), steps=4)
+    assert "for 3 records its forward is not the program that is bounded" in report.violations
+    assert not any("for 7 records its forward" in v for v in report.violations)

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from tacit.lipschitz.attack import Points, climb, randomise, start_points
 from tacit.lipschitz.audit_report import AuditReport, Finding
 from tacit.lipschitz.loss_constant import loss_constant
-from tacit.lipschitz.neighbours import RECORDS, find_faults, same_draws
+from tacit.lipschitz.neighbours import RECORDS, find_differences, find_faults, same_draws
+from tacit.lipschitz.program import compile_program
 from tacit.lipschitz.projection import enforce
-from tacit.lipschitz.propagate import input_lipschitz, propagate
+from tacit.lipschitz.propagate import input_lipschitz, sensitivities_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -40,11 +41,13 @@ def audit_layer(
     The answers are those of `propagate` for inputs of norm at most `input_norm` and cotangents of
     norm at most 1. Ascent starts from `rows` points at once, with the weights as they are and then
     `restarts - 1` times with other feasible ones. Works on a copy in float64 on the CPU, in the
-    layer's present mode. Raises `UnboundedLayer` if the layer claims nothing.
+    layer's present mode. Batches of 1, 2, 3 and 7 records must agree with each other and with the
+    program that is bounded, in outputs, cotangents and parameter gradients. Raises `UnboundedLayer`
+    if the layer claims nothing.
     """
     work = _Copy(layer, input_shape, input_norm, steps, rows, restarts, seed)
-    claims = propagate(work.model, 1.0, work.shape, input_norm)
-    steepest = input_lipschitz(work.model, work.shape, input_norm)
+    claims = sensitivities_of(work.program, 1.0, work.shape, input_norm)
+    steepest = input_lipschitz(work.program, work.shape, input_norm)
     longest = work.largest(work.output_norms, "x")
     findings = [Finding("output norm", claims.output.norm, longest)]
     if math.isfinite(steepest):
@@ -79,7 +82,7 @@ def audit_model(
     if targets.is_floating_point():
         targets = targets.double()
     labels = targets[torch.arange(rows) % len(targets)]
-    claims = propagate(work.model, loss, work.shape, input_norm)
+    claims = sensitivities_of(work.program, loss, work.shape, input_norm)
     outputs = claims.output.shape
     constant = loss_constant(loss, math.prod(outputs))
     free = start_points(outputs, math.inf, rows, work.generator)
@@ -113,6 +116,7 @@ class _Copy:
         self.steps, self.rows, self.restarts = steps, rows, restarts
         self.generator = torch.Generator().manual_seed(seed)
         enforce(self.original)
+        self.program = compile_program(self.original)
 
     def largest(self, values: Callable[..., Tensor], free: str) -> float:
         """The most that ascent finds. `free` says what moves: x an input, g a unit cotangent."""
@@ -171,7 +175,12 @@ class _Copy:
 
     def faults(self, backwards: bool) -> list[str]:
         records, replacement = self._batch()
-        return find_faults(self.original, records, replacement, backwards)
+        rows = torch.cat((records, replacement))
+        # Last, since to lose track of records is worse than to be run by another forward.
+        return [
+            *find_faults(self.original, records, replacement, backwards),
+            *find_differences(self.original, self.program, rows),
+        ]
 
     def loss_faults(self, loss: Loss, targets: Tensor, bounds: dict[str, float]) -> list[str]:
         """Whether the loss of a batch is the mean, or the sum, of its records' losses."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 RECORDS = 6
+SIZES = (1, 2, 3, 7)
 _ROUNDING = 1e-9
 
 
@@ -46,13 +49,47 @@ def find_faults(
             found.append(f"{verb} a record changes the outputs of the others")
         if _differ(new_cotangents[:kept], cotangents[:kept]):
             found.append(f"{verb} a record changes the cotangents of the others")
-    if not random and _sum_differs(module, records):
-        found.append("the gradient of a batch is not the sum of its records' gradients")
+    if not random:
+        found += _faults_by_size(module, torch.cat((records, replacement)))
     for name, buffer in module.named_buffers():
         if not torch.equal(buffer, before[name]):
             found.append(f"buffer {name!r} remembers the records it saw, which releases them")
     if _lengthens_its_input(module, records):
         found.append("it writes something longer over its input, which others may read")
+    return found
+
+
+def _faults_by_size(module: nn.Module, rows: Tensor) -> list[str]:
+    """A forward may look at the number of records: 1, 2, 3 and 7 of the same ones are alike."""
+    found: list[str] = []
+    values, cotangents = _pass(module, rows)
+    alone = [_parameter_gradient(module, row.unsqueeze(0)) for row in rows]
+    for size in SIZES:
+        some_values, some_cotangents = _pass(module, rows[:size])
+        if _differ(some_values, values[:size]):
+            found.append(f"{size} records have other outputs than the same among {len(rows)}")
+        if _differ(some_cotangents, cotangents[:size]):
+            found.append(f"{size} records have other cotangents than the same among {len(rows)}")
+        expected = torch.stack(alone[:size]).sum(dim=0)
+        if _differ(_parameter_gradient(module, rows[:size]), expected):
+            found.append(f"the gradient of {size} records is not the sum of their gradients")
+    return found
+
+
+def find_differences(module: nn.Module, program: nn.Module, rows: Tensor) -> list[str]:
+    """In words, where a module is not the program that was compiled from it.
+
+    The program is what is bounded and trained. A module that computes something else is not what
+    was trained, once it is used.
+    """
+    found = []
+    for size in SIZES:
+        some = rows[:size]
+        pairs = [*zip(_pass(module, some), _pass(program, some), strict=True)]
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        gradients = [_parameter_gradient(m, some, parameters) for m in (module, program)]
+        if any(_differ(one, other) for one, other in [*pairs, gradients]):
+            found.append(f"for {size} records its forward is not the program that is bounded")
     return found
 
 
@@ -71,19 +108,19 @@ def _weighted(y: Tensor) -> Tensor:
     return (y.flatten(1) * weights).sum()
 
 
-def _sum_differs(module: nn.Module, records: Tensor) -> bool:
-    parameters = [p for p in module.parameters() if p.requires_grad]
-
-    def gradient(rows: Tensor) -> Tensor:
-        total = _weighted(same_draws(module, rows))
-        if not (parameters and total.requires_grad):
-            return torch.zeros(1)
-        found = torch.autograd.grad(total, parameters, allow_unused=True)
-        each = zip(found, parameters, strict=True)
-        return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in each])
-
-    alone = [gradient(record.unsqueeze(0)) for record in records]
-    return _differ(gradient(records), torch.stack(alone).sum(dim=0))
+def _parameter_gradient(
+    module: nn.Module, rows: Tensor, parameters: Sequence[Tensor] | None = None
+) -> Tensor:
+    """Of Σ_i ⟨g, y_i⟩, for all trainable parameters end to end."""
+    chosen = (
+        [p for p in module.parameters() if p.requires_grad] if parameters is None else parameters
+    )
+    total = _weighted(same_draws(module, rows))
+    if not (chosen and total.requires_grad):
+        return torch.zeros(1)
+    found = torch.autograd.grad(total, chosen, allow_unused=True)
+    each = zip(found, chosen, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in each])
 
 
 def _lengthens_its_input(module: nn.Module, records: Tensor) -> bool:

@@ -122,7 +122,7 @@ def _state(module: nn.Module) -> Hashable:
 def _tensor(tensor: Tensor | None) -> tuple[Hashable, ...]:
     if tensor is None:
         return ()
-    return id(tensor), tensor.requires_grad, tensor.shape, tensor.dtype, tensor.device
+    return type(tensor), id(tensor), tensor.requires_grad, tensor.shape, tensor.dtype, tensor.device
 
 
 def _frozen(value: Any) -> Hashable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -106,6 +107,13 @@ class Clipless(Following):
             divisor=batch.divisor,
             statistics=followed.statistics(counts, batch.divisor) if followed else (),
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy compiles its models itself: programs are of the parameters they were made from."""
+        return {n: v for n, v in vars(self).items() if n not in ("_programs", "_known")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _programs=WeakKeyDictionary(), _known=WeakKeyDictionary())
 
     def blocks_of(self, model: nn.Module) -> Blocks:
         blocks = self.blocks(model) if callable(self.blocks) else self.blocks

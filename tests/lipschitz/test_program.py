@@ -1,0 +1,296 @@
+"""A program computes what an honest model does, bit for bit, and follows the model's changes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tacit
+from tacit.errors import UnboundedLayer
+from tacit.lipschitz import (
+    Absolute,
+    AddBias,
+    AverageResidual,
+    BoundedInput,
+    ClipGradient,
+    Concatenate,
+    ConvexResidual,
+    FrobeniusLinear,
+    FullSort,
+    GroupSort,
+    Householder,
+    LayerCentering,
+    MaxMin,
+    OrthogonalConv1d,
+    OrthogonalConv2d,
+    Permute,
+    Reshape,
+    Residual,
+    Scale,
+    ScaledL2NormPool2d,
+    Shift,
+    SpaceToDepth,
+    SpectralConv1d,
+    SpectralConv2d,
+    SpectralConv3d,
+    SpectralLinear,
+    Sum,
+    Tokens,
+    layers,
+)
+from tacit.lipschitz.answers.refusals import REASONS
+from tacit.lipschitz.known_modules import KNOWN
+from tacit.lipschitz.program import compile_program
+from tacit.losses import CrossEntropy
+
+torch.set_num_threads(1)
+
+
+class Block(nn.Module):
+    """A forward of its own, made of layers, functions and arithmetic."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.scale = inner, 0.25
+
+    def forward(self, x):
+        y = F.dropout(self.inner(x), 0.3, self.training)
+        z = torch.cat([torch.tanh(y), x - 2 * y], dim=1)
+        return self.scale * z[:, 1:-1] + 1.5
+
+
+FLAT = {
+    "linear": lambda n: SpectralLinear(n, n, bias=True),
+    "frobenius": lambda n: FrobeniusLinear(n, n),
+    "reshape": lambda n: nn.Sequential(Reshape(2, n // 2), Permute(2, 1), nn.Flatten()),
+    "unflatten": lambda n: nn.Sequential(nn.Unflatten(1, (2, n // 2)), nn.Flatten()),
+    "softmax": lambda n: nn.Softmax(1),
+    "log softmax": lambda n: nn.LogSoftmax(-1),
+    "softmin": lambda n: nn.Softmin(1),
+    "dropout": lambda n: nn.Dropout(0.5),
+    "block": lambda n: Block(SpectralLinear(n, n)),
+}
+ANY = {
+    "absolute": lambda n: Absolute(),
+    "average": lambda n: AverageResidual(MaxMin()),
+    "bias": lambda n: AddBias(n),
+    "bounded": lambda n: BoundedInput(2.0),
+    "centering": lambda n: LayerCentering(),
+    "clip": lambda n: ClipGradient(0.5),
+    "concatenate": lambda n: Concatenate([MaxMin(), Scale(0.5)]),
+    "convex": lambda n: ConvexResidual(nn.Sequential(MaxMin(), Absolute())),
+    "full sort": lambda n: FullSort(),
+    "group sort": lambda n: GroupSort(2),
+    "householder": lambda n: Householder(n),
+    "max-min": lambda n: MaxMin(),
+    "residual": lambda n: Residual(Scale(0.5)),
+    "scale": lambda n: Scale(-0.7),
+    "sum": lambda n: Sum([MaxMin(), nn.Sequential(Absolute(), Scale(0.5))]),
+    "identity": lambda n: nn.Identity(),
+    "relu": lambda n: nn.Sequential(Scale(0.9), nn.ReLU(inplace=True)),
+    "gelu": lambda n: nn.GELU(),
+    "softplus": lambda n: nn.Softplus(),
+    "hardtanh": lambda n: nn.Hardtanh(-0.5, 2.0),
+}
+IMAGE = {
+    "conv": lambda n: SpectralConv2d(n, n, 3, padding=1, bias=True),
+    "circular": lambda n: SpectralConv2d(n, 4, 3, padding=1, padding_mode="circular"),
+    "orthogonal": lambda n: OrthogonalConv2d(n, n, 3),
+    "shift": lambda n: Shift((3, 3), "zeros"),
+    "depth": lambda n: nn.Sequential(SpaceToDepth(2), nn.PixelShuffle(2)),
+    "unshuffle": lambda n: nn.Sequential(nn.PixelUnshuffle(2), nn.Upsample(scale_factor=2)),
+    "pool": lambda n: nn.Sequential(ScaledL2NormPool2d(2), nn.UpsamplingNearest2d(scale_factor=2)),
+    "max pool": lambda n: nn.MaxPool2d(3, 1, 1),
+    "average pool": lambda n: nn.AvgPool2d(3, 1, 1),
+    "pad": lambda n: nn.Sequential(nn.ZeroPad2d(1), nn.AvgPool2d(3, 1)),
+    "reflect": lambda n: nn.Sequential(nn.ReflectionPad2d(1), nn.MaxPool2d(3, 1)),
+    "adaptive": lambda n: nn.AdaptiveAvgPool2d((4, 4)),
+    "softmax2d": lambda n: nn.Softmax2d(),
+    "dropout2d": lambda n: nn.Dropout2d(0.5),
+    "shuffle": lambda n: nn.ChannelShuffle(2),
+    "tokens": lambda n: nn.Sequential(Tokens(), Permute(2, 1), nn.Unflatten(2, (4, 4))),
+    "deep": lambda n: nn.Sequential(
+        nn.Unflatten(1, (n // 2, 2)), SpectralConv3d(n // 2, n // 2, 3, padding=1), nn.Flatten(1, 2)
+    ),
+    "lines": lambda n: nn.Sequential(
+        nn.Flatten(2), SpectralConv1d(n, n, 3, padding=1), OrthogonalConv1d(n, n, 3),
+        nn.Unflatten(2, (4, 4)),
+    ),
+    "image block": lambda n: Block(SpectralConv2d(n, n, 1)),
+}  # fmt: skip
+
+
+def network(seed):
+    """Every kind of layer in a random order; the channels are kept even and few."""
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    made, shape = [BoundedInput(3.0)], (4, 4, 4)
+    for kinds in ({**IMAGE, **ANY}, {**FLAT, **ANY}):
+        for name in draw.sample(sorted(kinds), 14):
+            channels = shape[0]
+            if channels > 16 and "block" not in name:
+                continue
+            layer = kinds[name](channels)
+            made.append(layer)
+            with torch.no_grad():
+                shape = tuple(nn.Sequential(*made).eval()(torch.zeros(2, 4, 4, 4)).shape[1:])
+        if len(shape) > 1:
+            made.append(nn.Flatten())
+            shape = (torch.Size(shape).numel(),)
+            made.append(SpectralLinear(shape[0], 6))
+            shape = (6,)
+    made.append(SpectralLinear(shape[0], 3))
+    return nn.Sequential(*made).train()
+
+
+def outcome(module, parameters, x):
+    torch.manual_seed(5)
+    x = x.clone().requires_grad_()
+    y = module(1.0 * x)
+    return y, *torch.autograd.grad(y.square().sum(), [x, *parameters], allow_unused=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_program_is_the_model_bit_for_bit(seed):
+    model = network(seed)
+    parameters = list(model.parameters())
+    for mode in (True, False):
+        program = compile_program(model.train(mode))
+        for count in (1, 3):
+            x = torch.randn(count, 4, 4, 4)
+            pairs = zip(outcome(model, parameters, x), outcome(program, parameters, x), strict=True)
+            for one, other in pairs:
+                assert (one is None) == (other is None)
+                assert one is None or torch.equal(one, other)
+
+
+def test_every_layer_is_in_the_random_networks():
+    drawn = {type(m) for make in (*FLAT.values(), *ANY.values(), *IMAGE.values())
+             for m in make(4).modules()}  # fmt: skip
+    assert {kind.__name__ for kind in drawn} >= set(layers.__all__)
+
+
+def test_every_known_module_is_copied_whole():
+    """With the settings that its forward reads, and no others."""
+    for kind in set(KNOWN) - set(REASONS):
+        arguments = {
+            nn.Unflatten: (1, (2, 2)), nn.PixelShuffle: (2,), nn.PixelUnshuffle: (2,),
+            nn.ChannelShuffle: (2,), nn.Upsample: (None, 2), nn.UpsamplingNearest2d: (None, 2),
+            nn.UpsamplingBilinear2d: (None, 2), nn.Softmax: (1,), nn.LogSoftmax: (1,),
+            nn.Softmin: (1,),
+        }.get(kind, ())  # fmt: skip
+        for part, usual in (("ConstantPad", (1, 0.5)), ("Pool", (2,)), ("Pad", (1,))):
+            if part in kind.__name__:
+                arguments = usual
+                break
+        module = kind(*arguments).eval()
+        dims = 3 if "3d" in kind.__name__ else 1 if "1d" in kind.__name__ else 2
+        shape = (4, 4) if kind is nn.Unflatten else (4, *(4,) * dims)
+        x = torch.randn(2, *shape)
+        step = compile_program(module).body
+        assert type(step.layer) is kind
+        assert step.layer is not module
+        assert torch.equal(step.forward(x.clone()), module(x.clone()))
+
+
+def batch(count=4):
+    torch.manual_seed(3)
+    inputs, targets = torch.randn(count, 6), torch.arange(count) % 3
+    return tacit.batch_of(inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.1))
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(BoundedInput(1.0), SpectralLinear(6, 6), MaxMin(), SpectralLinear(6, 3))
+
+
+def test_a_program_lasts_while_the_model_does_not_change():
+    model, query, loss = small(), tacit.Clipless(), CrossEntropy()
+    query(model, loss, batch())
+    first = query._program_of(model)
+    with torch.no_grad():
+        model[1].weight.mul_(0.5)
+    assert query._program_of(model) is first
+    model.eval()
+    assert query._program_of(model) is not first
+    model.train()
+    assert query._program_of(model) is first
+    model.append(Scale(2.0))
+    assert query._program_of(model) is not first
+
+
+def test_a_program_keeps_no_model_alive():
+    model, query = small(), tacit.Clipless()
+    query(model, CrossEntropy(), batch())
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy], ids=lambda f: f.__name__)
+def test_a_copied_query_asks_the_model_and_not_a_copy_of_it(copied):
+    model, query, loss = small(), tacit.Clipless(), CrossEntropy()
+    query(model, loss, batch())
+    other = copied(query)
+    with torch.no_grad():
+        model[1].weight.mul_(-1.0)
+    pairs = zip(other(model, loss, batch()).blocks, query(model, loss, batch()).blocks, strict=True)
+    for one, same in pairs:
+        assert torch.equal(one.sums[0], same.sums[0])
+        assert one.parameters[0] is same.parameters[0]
+
+
+class Wide(SpectralLinear):
+    """New attributes and methods are the user's own business."""
+
+    def __init__(self, features):
+        super().__init__(features, features)
+        self.note, self.when = object(), ["today"]
+
+    def describe(self):
+        return f"{self.when} {self.extra_repr()}"
+
+
+def test_a_subclass_that_only_adds_is_the_layer_it_is_derived_from():
+    layer = Wide(6)
+    program = compile_program(nn.Sequential(BoundedInput(), layer))
+    step = program.body.steps[1]
+    assert type(step.layer) is SpectralLinear
+    assert step.kind is Wide
+    assert step.layer.weight is layer.weight
+    assert not hasattr(step.layer, "note")
+
+
+class Twice(nn.Module):
+    """A composite of a user's own, with a child that it does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleDict({"a": SpectralLinear(6, 6), "b": MaxMin()})
+        self.unused = nn.BatchNorm1d(6).requires_grad_(False)
+
+    def forward(self, x):
+        return self.parts["b"](self.parts["a"](x))
+
+    def walk_bounds(self, x, walk):
+        x, first = walk("parts.a", x)
+        x, second = walk("parts.b", x)
+        return x, lambda cotangent: first(second(cotangent))
+
+
+def test_a_composite_runs_on_the_steps_of_its_children():
+    block = Twice()
+    model = nn.Sequential(BoundedInput(1.0), block, SpectralLinear(6, 3))
+    x = torch.randn(3, 6)
+    assert torch.equal(compile_program(model)(x), model(x))
+    block.parts["b"] = block.unused
+    with pytest.raises(UnboundedLayer, match="LayerCentering"):
+        tacit.propagate(model, 1.0, (6,))
