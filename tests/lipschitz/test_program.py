@@ -226,6 +226,14 @@ def test_a_program_lasts_while_the_model_does_not_change():
     assert query._program_of(model) is not first
 
 
+def test_a_loss_that_looks_inside_is_refused_and_never_fed_from_the_model():
+    """The hooks that it reads from are on the model, which does not run."""
+    model, loss = small(), tacit.losses.PreActivationPenalty()
+    query = tacit.Clipless(gradient_clip=0.1)
+    with tacit.losses.watched(model, loss), pytest.raises(ValueError, match="Clipless"):
+        query(model, loss, batch())
+
+
 def test_a_program_keeps_no_model_alive():
     model, query = small(), tacit.Clipless()
     query(model, CrossEntropy(), batch())

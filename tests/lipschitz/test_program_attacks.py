@@ -246,6 +246,34 @@ def test_a_setting_that_is_a_property():
     require_contained(model, (6,))
 
 
+class Axis(int):
+    """Axis 1 to whoever asks for a bound, and the batch's to PyTorch."""
+
+    def __index__(self):
+        return 0
+
+    def __eq__(self, other):
+        return other == 1
+
+    def __hash__(self):
+        return 1
+
+
+AXES = {
+    "mean": lambda x: torch.cat([x, x.mean(Axis(1), keepdim=True)], 1),
+    "cat": lambda x: torch.cat([x, x], Axis(1)),
+    "softmax": lambda x: F.softmax(x, dim=Axis(1)),
+    "transpose": lambda x: x.transpose(Axis(1), 1),
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_an_axis_of_a_traced_operation_is_one_number(name):
+    module = type("Own", (nn.Module,), {"forward": lambda self, x: AXES[name](x)})()
+    model = nn.Sequential(BoundedInput(1.0), AddBias(6), module)
+    require_contained(model, (6,))
+
+
 # ---- forwards that look at how they are run -----------------------------------------------------
 
 

@@ -32,7 +32,8 @@ _IDLE = frozenset([
     "__annotations_cache__", "__classdictcell__", "__dict__", "__weakref__", "__constants__",
     "__parameters__", "__orig_bases__", "__firstlineno__", "__static_attributes__",
     "__abstractmethods__", "_abc_impl", "__jit_unused_properties__", "__init_subclass__",
-    "__subclasshook__",
+    "__subclasshook__", "__getstate__", "__setstate__", "__deepcopy__", "__reduce__",
+    "__reduce_ex__",
 ])  # fmt: skip
 
 

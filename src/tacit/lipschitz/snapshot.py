@@ -47,7 +47,10 @@ def snapshot(module: nn.Module, kind: type, child: Child) -> Any:
                 f"its {name} is a {type(parameter).__name__}; make it a plain torch.nn.Parameter"
             )
         made._parameters[name] = parameter
-    made._buffers.update(module._buffers)
+    for name, buffer in module._buffers.items():
+        if ours(kind) and buffer is not None and type(buffer) is not Tensor:
+            raise Refused(f"its {name} is a {type(buffer).__name__}; make it a plain torch.Tensor")
+        made._buffers[name] = buffer
     made._non_persistent_buffers_set.update(module._non_persistent_buffers_set)
     for name, part in module._modules.items():
         if part is not None and not isinstance(part, nn.Module):

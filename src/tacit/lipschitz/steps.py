@@ -84,7 +84,7 @@ class LayerStep(Step):
 
     @property
     def answers(self) -> Bounded:
-        found: Any = self.known_answers or self.layer
+        found: Any = self.layer if self.known_answers is None else self.known_answers
         return found
 
     def forward(self, x: Tensor) -> Tensor:

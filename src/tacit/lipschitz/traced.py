@@ -25,11 +25,10 @@ from torch import Tensor, fx, nn
 
 from tacit.lipschitz.bounds import Bound, Pullback
 from tacit.lipschitz.integrity import require_no_hidden_code
-from tacit.lipschitz.known_modules import KNOWN
 from tacit.lipschitz.layers.branches import concatenated
 from tacit.lipschitz.layers.scaling import Scale
 from tacit.lipschitz.refused import Refused
-from tacit.lipschitz.steps import LayerStep, Notes, SequenceStep, Step
+from tacit.lipschitz.steps import Notes, Step
 from tacit.lipschitz.traced_operations import module_for, name_of
 from tacit.lipschitz.traced_parts import AddNumber, Total
 
@@ -150,10 +149,8 @@ class _Translation:
         return self._through(node, self._layer(node, operation), node.name)
 
     def _layer(self, node: fx.Node, operation: nn.Module) -> Step:
-        """A step for an operation. The module was made for it, and nobody else has it."""
-        path = f"{self.path}.{node.name}" if self.path else node.name
-        kind = type(operation)
-        return LayerStep(path, kind, operation, KNOWN[kind](operation) if kind in KNOWN else None)
+        """A step for an operation, compiled like a layer: its settings become plain numbers."""
+        return self.child(node.name, operation)
 
     def _through(self, node: fx.Node, step: Step, name: str) -> _Line:
         """One value goes through one step."""
@@ -209,11 +206,9 @@ class _Translation:
 
     def _affine(self, node: fx.Node, factor: float, by: float) -> Step:
         """factor·u + by."""
-        add = self._layer(node, AddNumber(by))
         if factor == 1:
-            return add
-        scale = self._layer(node, _scale(factor))
-        return SequenceStep(add.path, nn.Sequential, [scale, add])
+            return self._layer(node, AddNumber(by))
+        return self._layer(node, nn.Sequential(_scale(factor), AddNumber(by)))
 
     def _scale(self, node: fx.Node) -> _Line:
         a, b = _two(node)
@@ -234,6 +229,7 @@ class _Translation:
         parts: Any = node.args[0] if node.args else node.kwargs.get("tensors")
         axis: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
         known = len(node.args) <= 2 and set(node.kwargs) <= {"tensors", "dim"}
+        known = known and type(axis) is int
         if not known or not all(isinstance(part, fx.Node) for part in parts):
             raise Refused(f"its forward uses {name_of(node.target)} on more than its own values")
 
