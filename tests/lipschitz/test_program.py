@@ -48,6 +48,7 @@ from tacit.lipschitz import (
 from tacit.lipschitz.answers.refusals import REASONS
 from tacit.lipschitz.known_modules import KNOWN
 from tacit.lipschitz.program import compile_program
+from tacit.lipschitz.projection import _KEEPERS
 from tacit.losses import CrossEntropy
 
 torch.set_num_threads(1)
@@ -232,6 +233,19 @@ def test_a_loss_that_looks_inside_is_refused_and_never_fed_from_the_model():
     query = tacit.Clipless(gradient_clip=0.1)
     with tacit.losses.watched(model, loss), pytest.raises(ValueError, match="Clipless"):
         query(model, loss, batch())
+
+
+def test_projecting_and_enforcing_share_one_certificate():
+    """Else each step would certify the weights anew, which costs a norm of each."""
+    shared = SpectralLinear(6, 6)
+    own = type("Own", (nn.Module,), {"forward": lambda self, x: self.b(x) - self.a(x)})()
+    own.a, own.b = shared, SpectralLinear(6, 6)
+    model = nn.Sequential(BoundedInput(), shared, own, MaxMin(), SpectralLinear(6, 3))
+    query = tacit.Clipless()
+    tacit.project(model)
+    keeper = _KEEPERS[model]
+    query(model, CrossEntropy(), batch())
+    assert _KEEPERS[model] is keeper
 
 
 def test_a_program_keeps_no_model_alive():

@@ -391,6 +391,37 @@ def test_weights_are_kept_in_the_sets_of_the_layers_that_run():
     require_contained(model, (6,), query)
 
 
+class Repeats(nn.ModuleList):
+    def __iter__(self):
+        return iter([module for module in super().__iter__() for _ in range(9)])
+
+
+def test_a_list_of_branches_that_is_none():
+    layer = Sum([MaxMin(), Absolute()])
+    model = network(layer, (6,))
+    layer.branches = Repeats(layer.branches)
+    with pytest.raises(UnboundedLayer, match="branches"):
+        worst(model, (6,))
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_hook_that_says_it_is_ours(everywhere):
+    """Hooks of the library are let through, since they only look; no hook takes part in a step."""
+
+    def hook(module, args, found):
+        return LOUD * found
+
+    hook.__module__ = "tacit.looking"
+    layer = Sum([MaxMin(), Absolute()])
+    model = network(layer, (6,))
+    register = nn.modules.module.register_module_forward_hook
+    handle = register(hook) if everywhere else layer.register_forward_hook(hook)
+    try:
+        assert worst(model, (6,)) <= 1 + 1e-5
+    finally:
+        handle.remove()
+
+
 # ---- what is changed between two steps ----------------------------------------------------------
 
 

@@ -39,6 +39,7 @@ from tacit.lipschitz.refused import Refused
 from tacit.lipschitz.snapshot import snapshot, whole
 from tacit.lipschitz.steps import (
     ComposedStep,
+    Hookless,
     LayerStep,
     Notes,
     SequenceStep,
@@ -51,7 +52,7 @@ from tacit.lipschitz.traced import trace
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
-class Program(nn.Module):
+class Program(Hookless):
     """A compiled model: `program(inputs)` computes, `walk` bounds, on the same steps.
 
     `trained` are the model's trainable parameters by their names in the model.
@@ -169,6 +170,11 @@ def _deferring(child: Callable[[str, nn.Module], Step]) -> Callable[[str, nn.Mod
         if type(part) in _CONTAINERS:
             inner: nn.Module = snapshot(part, type(part), lambda n, m: made(f"{name}.{n}", m))
             return inner
+        if isinstance(part, _CONTAINERS):
+            raise Refused(
+                f"its {name} is a {type(part).__name__}, which may give other modules than it "
+                "holds; use nn.ModuleList or nn.ModuleDict itself"
+            )
         try:
             return child(name, part)
         except UnboundedLayer as error:

@@ -52,7 +52,15 @@ class Notes:
     layers: list[LayerRow] = field(default_factory=list)
 
 
-class Step(nn.Module):
+class Hookless(nn.Module):
+    """A module that is called without any hook, not even one that PyTorch runs for all modules."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        found: Tensor = self.forward(x)
+        return found
+
+
+class Step(Hookless):
     """Part of a program. `path` and `kind` say which module of the model it was made from."""
 
     def __init__(self, path: str, kind: type) -> None:

@@ -62,7 +62,7 @@ def _checked(module: nn.Module) -> tuple[nn.Module, int]:
 
 
 def _sizes(module: nn.Module, x: Bound, dims: int) -> tuple[Sequence[int], Sequence[int]]:
-    after = module(torch.zeros(1, *x.shape))
+    after = module.forward(torch.zeros(1, *x.shape))
     if not after.isfinite().all():
         raise Refused(
             f"has a window without a pixel on a record of shape {x.shape}, whose maximum is −∞; "

@@ -35,7 +35,7 @@ class NonNegativeLinear(Parameterless):
         for _ in range(self.passes):
             p = p.detach().requires_grad_(True)
             with torch.enable_grad():
-                half_square = self.module(p).square().sum() / 2
+                half_square = self.module.forward(p).square().sum() / 2
                 (image,) = torch.autograd.grad(half_square, p)
             least = min(least, float((image / p.detach()).max()))
             # Any p above 0 will do, and a number that no window reads must not become 0.

@@ -30,5 +30,5 @@ class ConstantPadAnswers(Parameterless):
                 f"pads {padded} axes of a record of shape {x.shape}, and would reach the batch's; "
                 "use one that pads no more axes than a record has"
             )
-        at_zero = self.module(torch.zeros(1, *x.shape, dtype=torch.float64))
+        at_zero = self.module.forward(torch.zeros(1, *x.shape, dtype=torch.float64))
         return math.hypot(x.norm, float(torch.linalg.vector_norm(at_zero)))
