@@ -173,6 +173,22 @@ def test_an_overridden_helper_in_a_subclass(kind):
         require_contained(model, shape)
 
 
+class HalfAnswered(Shift):
+    """Answers one of the questions anew, and inherits a constant that its helper breaks."""
+
+    def _move(self, run, by):
+        return LOUD * super()._move(run, by)
+
+    def output_norm(self, x):
+        return LOUD * x.norm
+
+
+def test_an_overridden_helper_with_some_of_the_answers():
+    model = network(HalfAnswered((3, 3)), IMAGE)
+    with pytest.raises(UnboundedLayer, match="HalfAnswered has a _move of its own"):
+        worst(model, IMAGE)
+
+
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
 def test_an_overridden_helper_on_the_instance(kind):
     make, shape = EXAMPLES[kind]

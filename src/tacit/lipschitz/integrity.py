@@ -142,7 +142,8 @@ def _require_own_answers(kind: type) -> None:
     Let C be the most derived class that replaces code which a base has, forward or a helper. If
     a base of C had both a forward and answers, then those answers were for the code before. So C,
     or a class derived from it, must have answers of its own, and leave none to such a base. What a
-    base without a forward answers (`Parameterless`) is derived from the others and stays.
+    base without a forward answers (`Parameterless`) is derived from the Lipschitz constant, which
+    must be its own too.
     """
     order = kind.__mro__
     changed = [i for i, base in enumerate(order) if not ours(base) and _code(base, order[i + 1 :])]
@@ -151,9 +152,10 @@ def _require_own_answers(kind: type) -> None:
     if earlier is None:
         return
     names = _names(kind)
-    places = [next((i for i, b in enumerate(order) if n in vars(b)), at) for n in names]
-    inherited = [i for i in places if i > at]
-    if len(inherited) == len(places) or any(_has_forward(order[i]) for i in inherited):
+    owners = {n: next((i for i, b in enumerate(order) if n in vars(b)), at) for n in names}
+    inherited = {n: order[i] for n, i in owners.items() if i > at}
+    needed = inherited.keys() & {"lipschitz", *COMPOSITE}
+    if needed or any(map(_has_forward, inherited.values())):
         what = next(iter(_code(order[at], order[at + 1 :])), "forward")
         raise Refused(
             f"{order[at].__name__} has a {what} of its own and the answers of "
@@ -200,10 +202,9 @@ def require_no_hidden_code(module: nn.Module, kind: type) -> None:
             # A cached property keeps its value under its own name.
             hidden = _acts(own) and (ours(kind) or not isinstance(own, functools.cached_property))
         if hidden:
-            what = "its forward was replaced" if name == "forward" else f"its {name} was replaced"
             raise Refused(
-                f"{what} on the instance, and bounds are those of {kind.__name__}; write a class "
-                f"that has this {name} and answers of its own"
+                f"its {name} was replaced on the instance, and bounds are those of "
+                f"{kind.__name__}; write a class that has this {name} and answers of its own"
             )
 
 
