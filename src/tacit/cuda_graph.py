@@ -96,7 +96,7 @@ def settings_of(model: nn.Module) -> Hashable:
             id(m),
             tuple((name, id(child)) for name, child in m._modules.items()),
             *[
-                (k, _frozen(v))
+                (k, frozen(v))
                 for k, v in vars(m).items()
                 if k not in _TABLES and isinstance(v, _PLAIN)
             ],
@@ -105,10 +105,10 @@ def settings_of(model: nn.Module) -> Hashable:
     )
 
 
-def _frozen(value: Any) -> Hashable:
+def frozen(value: Any) -> Hashable:
     """Lists and tuples all the way down; what is neither they nor plain is known by its place."""
     if isinstance(value, tuple | list):
-        return tuple(map(_frozen, value))
+        return tuple(map(frozen, value))
     if isinstance(value, bool | int | float | str):
         return value
     return type(value), id(value)

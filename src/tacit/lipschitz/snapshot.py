@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit.cuda_graph import frozen
 from tacit.foreign_hooks import foreign_hooks
 from tacit.lipschitz.integrity import members, ours, require_no_hidden_code
 from tacit.lipschitz.refused import Refused
@@ -118,7 +119,7 @@ def _state(module: nn.Module) -> Hashable:
         tuple([(n, *_tensor(p)) for n, p in module._parameters.items()]),
         tuple([(n, *_tensor(b)) for n, b in module._buffers.items()]),
         module.training,
-        tuple([(n, _frozen(v)) for n, v in vars(module).items() if n not in _TABLES]),
+        tuple([(n, frozen(v)) for n, v in vars(module).items() if n not in _TABLES]),
     )
 
 
@@ -126,11 +127,3 @@ def _tensor(tensor: Tensor | None) -> tuple[Hashable, ...]:
     if tensor is None:
         return ()
     return type(tensor), id(tensor), tensor.requires_grad, tensor.shape, tensor.dtype, tensor.device
-
-
-def _frozen(value: Any) -> Hashable:
-    if isinstance(value, tuple | list):
-        return tuple(map(_frozen, value))
-    if isinstance(value, bool | int | float | str):
-        return value
-    return type(value), id(value)
