@@ -46,6 +46,13 @@ class Certificates:
     def right(self, targets: Tensor) -> Tensor:
         """Of one output the classes are 0 and 1, and −1 is 0 as well."""
         classes_B = targets.reshape(-1)
+        known_B = (classes_B == 1) | (classes_B == 0) | (classes_B == -1)
+        if self.one_output and not known_B.all():
+            raise ValueError(
+                "the network has one output and the targets are not 0 and 1, or −1 and +1: a "
+                "regression has no certified accuracy; certified_radius(model, inputs) without "
+                "targets says when the output's sign is fixed"
+            )
         return self.decided_B == (classes_B.clamp_min(0) if self.one_output else classes_B)
 
 

@@ -52,10 +52,16 @@ def accuracy_curve(runs: Sequence[AnyRun]) -> AccuracyCurve:
 
 def _history(run: AnyRun) -> list[tuple[float, float]]:
     if isinstance(run, Run):
-        points = [(e.epsilon, e.accuracy) for e in run.history]
+        found = [(e.epsilon, e.accuracy) for e in run.history]
     else:
         facts = run if isinstance(run, Mapping) else _read(Path(run))
-        points = [(float(p["epsilon"]), float(p["accuracy"])) for p in facts["history"]]
+        found = [(float(p["epsilon"]), p["accuracy"]) for p in facts["history"]]
+    points = [(epsilon, float(share)) for epsilon, share in found if share is not None]
+    if len(points) < len(found):
+        raise ValueError(
+            "a run's history has no accuracy, since its task has no classes; give runs of "
+            "classifiers"
+        )
     return sorted(points, key=lambda point: point[0])
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tacit.data.records import Records
 from tacit.diagnostics.diagnostic import Diagnostic
 from tacit.statistics.modes import evaluating
+from tacit.training.evaluate import two_classes
 
 if TYPE_CHECKING:
     from tacit.training.trainer import Trainer
@@ -29,6 +30,11 @@ def confusion_matrix(model: nn.Module, records: Records, *, batch_size: int = 20
         ]
     outputs = torch.cat([part.reshape(len(part), -1) for part in parts])
     if outputs.shape[1] == 1:
+        if not two_classes(records.targets):
+            raise ValueError(
+                "one output per record, and targets other than 0 and 1 or −1 and +1: a regression "
+                "has no classes to confuse; give records with classes"
+            )
         predicted, true = (outputs[:, 0] > 0).long(), (records.targets.flatten() > 0).long()
     else:
         predicted, true = outputs.argmax(dim=1), records.targets.long().flatten()

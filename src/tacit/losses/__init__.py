@@ -15,6 +15,7 @@ from tacit.losses.regression import Huber, MeanAbsoluteError, MeanSquaredError
 from tacit.losses.schedule import Scheduled
 from tacit.losses.sums_of_errors import SumAbsoluteError, SumHuber, SumSquaredError
 from tacit.losses.tailored import TailoredLoss
+from tacit.losses.task import Task
 from tacit.losses.weighted_sum import LipschitzSum, WeightedSum, weighted_sum
 from tacit.losses.with_constant import WithConstant
 
@@ -40,6 +41,7 @@ __all__ = [
     "SumHuber",
     "SumSquaredError",
     "TailoredLoss",
+    "Task",
     "WeightedSum",
     "WithConstant",
     "attack_constant",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss
 from tacit.losses.shapes import one_number, positive, signs
+from tacit.losses.task import Task
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class BinaryCrossEntropy(LipschitzLoss):
 
     So targets may be 0/1 or −1/+1. |∂ℓ/∂h| = σ(−s·h/τ)/τ < 1/τ, and 1/τ is approached.
     """
+
+    task: ClassVar[Task | None] = Task.BINARY
 
     temperature: float = 1.0
 
@@ -41,6 +45,8 @@ class BinaryCrossEntropy(LipschitzLoss):
 @dataclass(frozen=True)
 class ScaledBinaryCrossEntropy(LipschitzLoss):
     """τ·BCE(h/τ): the gradient of `BinaryCrossEntropy(τ)` times τ, so the constant is 1."""
+
+    task: ClassVar[Task | None] = Task.BINARY
 
     temperature: float = 1.0
 

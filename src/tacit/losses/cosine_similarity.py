@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss
 from tacit.losses.shapes import class_scores, is_true_class, positive
+from tacit.losses.task import Task
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class CosineSimilarity(LipschitzLoss):
     −(e_y − u_y·u)/‖h‖, a projection of e_y divided by ‖h‖ ≥ F. So the constant is 1/F, reached
     below the floor; without a floor there is none  [Béthune 2024, App. C.1].
     """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
 
     floor: float = 1.0
 

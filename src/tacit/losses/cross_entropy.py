@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss
 from tacit.losses.shapes import positive
+from tacit.losses.task import Task
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class CrossEntropy(LipschitzLoss):
     Outputs (B, K, …) with a target at each position give the mean over positions, which has a
     smaller constant.
     """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
 
     temperature: float = 1.0
     smoothing: float = 0.0
@@ -64,6 +68,8 @@ class ScaledCrossEntropy(LipschitzLoss):
     smoothing s, √(2 − 2s + s²(1 − 1/K))). Learning rates carry over from one τ to another; the
     clipless paper's "temperature" of this loss is 1/τ  [Béthune 2024, App. C.1].
     """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
 
     temperature: float = 1.0
     smoothing: float = 0.0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss
 from tacit.losses.shapes import class_scores, is_true_class
+from tacit.losses.task import Task
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Focal(LipschitzLoss):
     the same for any number of classes from two on. It is √2 for γ = 0, and above that for every
     other γ: 1.6 for γ = 2. `_peak` bounds the maximum from above.
     """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
 
     gamma: float = 2.0
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss
 from tacit.losses.shapes import class_scores, positive, signs
+from tacit.losses.task import Task
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class MulticlassHinge(LipschitzLoss):
     are active near h = 0. So the constant is 1/√K exactly; the published 1 asks for √K times the
     noise  [Béthune 2024, Table 4]. With one output a record, s is the target's sign and K = 1.
     """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
 
     margin: float = 1.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from tacit.losses.hinge import MulticlassHinge
 from tacit.losses.kantorovich_rubinstein import KantorovichRubinstein
 from tacit.losses.record_loss import LipschitzLoss
 from tacit.losses.shapes import positive
+from tacit.losses.task import Task
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class HingeKantorovichRubinstein(LipschitzLoss):
         (1 + α/K)² + (K − 1)·(1/(K − 1) + α/K)² = K/(K − 1) + 4α/K + α²/K
     is the square of the constant. With one output a record it is 1 + α.
     """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
 
     alpha: float = 1.0
     margin: float = 1.0

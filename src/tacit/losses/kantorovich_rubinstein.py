@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss
 from tacit.losses.shapes import class_scores, is_true_class, signs
+from tacit.losses.task import Task
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class KantorovichRubinstein(LipschitzLoss):
     in its class has a gradient of the order of the batch, and no constant holds. With one output a
     record, ℓ = −s·h with the target's sign s, and the constant is 1.
     """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
 
     def lipschitz_for(self, num_outputs: int) -> float:
         return math.sqrt(1 + 1 / (num_outputs - 1)) if num_outputs > 1 else 1.0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
+
+from tacit.losses.task import Task
 
 if TYPE_CHECKING:
     from tacit.losses.weighted_sum import WeightedSum
@@ -17,7 +19,17 @@ class RecordLoss(abc.ABC):
     A record's number depends on no other record, on no class count and on no statistic of the
     batch; else one record could move everyone's gradient, and no constant would hold.
     `a * X + b * Y` is a weighted sum of two of them.
+
+    `task` says what the loss trains for (`tacit.losses.Task`), and so which metrics a report may
+    show. None: a report shows the mean loss, and an accuracy only where the records declare
+    classes and the model has one output per class.
     """
+
+    task: ClassVar[Task | None] = None
+
+    def task_for(self, outputs: Tensor, targets: Tensor) -> Task | None:
+        """The task for such outputs and targets; `task`, unless the loss serves several."""
+        return self.task
 
     @abc.abstractmethod
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss, RecordLoss
 from tacit.losses.shapes import paired, positive
+from tacit.losses.task import Task
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class MeanAbsoluteError(LipschitzLoss):
     The gradient's coordinates are ±1/K (0 where the error is 0), so its norm is at most
     √(K/K²) = 1/√K, and is that wherever no error is 0.
     """
+
+    task: ClassVar[Task | None] = Task.REGRESSION
 
     def lipschitz_for(self, num_outputs: int) -> float:
         return 1 / math.sqrt(num_outputs)
@@ -35,6 +39,8 @@ class Huber(LipschitzLoss):
     H′ is e clipped to [−T, T], so each coordinate of the gradient is at most T/K and its norm at
     most T/√K, reached where all errors pass the threshold  [Huber 1964].
     """
+
+    task: ClassVar[Task | None] = Task.REGRESSION
 
     threshold: float = 1.0
 
@@ -57,6 +63,8 @@ class MeanSquaredError(RecordLoss):
     Its gradient 2(h − y)/K grows without end. For the clipless route take `Huber`, or clip the
     loss gradient.
     """
+
+    task: ClassVar[Task | None] = Task.REGRESSION
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
         h_BK, y_BK = paired(outputs, targets, self)

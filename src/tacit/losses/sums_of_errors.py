@@ -14,10 +14,20 @@ from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss, RecordLoss
 from tacit.losses.shapes import class_scores, is_true_class, paired, positive
+from tacit.losses.task import Task
+
+
+class _ErrorsOfCodes(RecordLoss):
+    def task_for(self, outputs: Tensor, targets: Tensor) -> Task | None:
+        """Real targets are a regression. One output that is trained to be 0 or 1 has no task:
+        its sign does not tell the two classes apart."""
+        if targets.is_floating_point():
+            return Task.REGRESSION
+        return Task.CLASSIFICATION if outputs.dim() == 2 and outputs.shape[1] > 1 else None
 
 
 @dataclass(frozen=True)
-class SumSquaredError(RecordLoss):
+class SumSquaredError(_ErrorsOfCodes):
     """ℓ(h, y) = ½‖h − y‖², which has no Lipschitz constant.  [Losing Less, Eq. 5]
 
     Its gradient h − y grows without end. Per-sample clipping takes it; for the clipless route take
@@ -29,7 +39,7 @@ class SumSquaredError(RecordLoss):
 
 
 @dataclass(frozen=True)
-class SumAbsoluteError(LipschitzLoss):
+class SumAbsoluteError(_ErrorsOfCodes, LipschitzLoss):
     """ℓ(h, y) = Σ_k |h_k − y_k|.  [Losing Less, Eq. 10]
 
     Each of the K coordinates of the gradient is ±1 (0 where the error is 0), so its norm is at
@@ -44,7 +54,7 @@ class SumAbsoluteError(LipschitzLoss):
 
 
 @dataclass(frozen=True)
-class SumHuber(LipschitzLoss):
+class SumHuber(_ErrorsOfCodes, LipschitzLoss):
     """ℓ(h, y) = Σ_k H(h_k − y_k), H(e) = e²/(2β) below β and |e| − β/2 beyond.
 
     [Losing Less, Eq. 11]. H′ is e/β clipped to [−1, 1], so the gradient's norm is at most √K,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from tacit.losses.pre_activation_penalty import PreActivationPenalty
 from tacit.losses.record_loss import RecordLoss
 from tacit.losses.shapes import positive
 from tacit.losses.sums_of_errors import SumSquaredError
+from tacit.losses.task import Task
 
 
 class TailoredLoss(RecordLoss):
@@ -28,6 +30,8 @@ class TailoredLoss(RecordLoss):
 
     There is no Lipschitz constant. Per-sample and batch clipping take the loss as they take any.
     """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
 
     def __init__(self, threshold_epoch: float, beta: float | None, gamma: float) -> None:
         if not math.isfinite(threshold_epoch):

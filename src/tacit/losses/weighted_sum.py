@@ -12,6 +12,7 @@ from torch import Tensor
 from tacit.losses.pre_activations import needs_pre_activations
 from tacit.losses.record_loss import LipschitzLoss, RecordLoss
 from tacit.losses.schedule import at_epoch, fresh
+from tacit.losses.task import Task
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ class WeightedSum(RecordLoss):
     @property
     def needs_pre_activations(self) -> bool:
         return any(needs_pre_activations(part) for part in self.parts)
+
+    def task_for(self, outputs: Tensor, targets: Tensor) -> Task | None:
+        """The task of the parts that declare one; None where they disagree."""
+        declared = {part.task_for(outputs, targets) for part in self.parts} - {None}
+        return declared.pop() if len(declared) == 1 else None
 
     def at(self, epoch: float) -> None:
         """Tell the parts that change with the epoch where they are."""

@@ -8,11 +8,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tacit.training.evaluate import metric_rows
+
 
 def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """What a reader must know of a run, in the order they ask."""
-    accuracy = facts["accuracy"]
-    rows = [("accuracy (held out)", "none" if accuracy is None else f"{accuracy:.2%}")]
+    measured = metric_rows(facts)
+    if facts["accuracy"] is not None:
+        measured = measured[:1]  # the loss of a classifier is in run.json
+    rows = [(f"{name} (held out)", value) for name, value in measured]
+    rows = rows or [("metrics (held out)", "none")]
     if facts.get("certificate"):
         rows.append(("certified accuracy", _certified(facts["certificate"])))
     rows += [

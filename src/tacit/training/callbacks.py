@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from tacit.training.evaluate import Metrics
 
 if TYPE_CHECKING:
     from tacit.training.run import Run
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good the model was after `step` steps, and what had been spent by then.
+    """The model's metrics on held-out records after `step` steps, and ε spent by then.
 
     `epsilon` is a slight over-estimate, on a coarse grid, for progress bars and plots. It is never
     above the run's own.
@@ -20,8 +22,20 @@ class Evaluation:
 
     step: int
     epsilon: float
-    accuracy: float
-    loss: float
+    metrics: Metrics
+
+    @property
+    def accuracy(self) -> float | None:
+        """None where the task has no classes."""
+        return self.metrics.accuracy
+
+    @property
+    def loss(self) -> float | None:
+        return self.metrics.loss
+
+    def facts(self) -> dict[str, Any]:
+        """Step, ε and the metrics, as plain values."""
+        return {"step": self.step, "epsilon": self.epsilon, **self.metrics.facts()}
 
 
 class Callback:

@@ -1,53 +1,160 @@
-"""Accuracy and loss on held-out records, in batches."""
+"""Metrics of held-out records: those of the task that the loss declares, and no others."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 
 from tacit.data.records import Records
 from tacit.losses.pre_activations import watched
+from tacit.losses.task import Task, task_of
 from tacit.queries.bounded_gradient import Loss
+from tacit.queries.engines.record_losses import losses_of
 from tacit.statistics.modes import evaluating
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """None for both where there was no record to evaluate."""
+    """What was measured; None for what the task does not have, and for all without records.
 
-    accuracy: float | None
-    loss: float | None
+    `loss` is the mean over records. A classification has an `accuracy`, a regression has the mean
+    absolute error, the root mean squared error and R² = 1 − Σ(h − y)² / Σ(y − ȳ)², with ȳ the mean
+    of each output's own targets (None where all targets are equal).
+    """
+
+    accuracy: float | None = None
+    loss: float | None = None
+    mean_absolute_error: float | None = None
+    root_mean_squared_error: float | None = None
+    r_squared: float | None = None
+
+    def facts(self) -> dict[str, float | None]:
+        """Accuracy and loss always, null where there is none; the others where they apply."""
+        found = asdict(self)
+        return {k: v for k, v in found.items() if k in ("accuracy", "loss") or v is not None}
+
+    def text(self) -> str:
+        """One line, for a progress bar."""
+        return "  ".join(f"{name} {value}" for name, value in metric_rows(self.facts()))
+
+
+def metric_rows(facts: dict[str, float | None]) -> list[tuple[str, str]]:
+    """(name, value) of the metrics that were measured, in words; the task's own come first."""
+    shown = []
+    for name, (words, form) in _WORDS.items():
+        value = facts.get(name)
+        if value is not None:
+            shown.append((words, format(float(value), form)))
+    return shown
+
+
+_WORDS = {
+    "accuracy": ("accuracy", ".2%"),
+    "root_mean_squared_error": ("RMSE", ".4g"),
+    "mean_absolute_error": ("MAE", ".4g"),
+    "r_squared": ("R²", ".4g"),
+    "loss": ("loss", ".4g"),
+}
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2048) -> Metrics:
-    """Share of records whose largest output is the target's, and their mean loss.
+    """The mean of the records' own losses, and the metrics of the task (`tacit.losses.Task`).
 
-    A single output stands for two classes, by its sign; outputs with positions, (B, T, K), are
-    right at a position each. Without records there is neither: both are None.
+    The share of right classes is of the largest output; one output decides by its sign, between
+    targets 0 and 1 or −1 and +1. A loss that declares no task gets an accuracy where the records
+    declare `num_classes` and the model has that many outputs per target, and none elsewhere.
     The guarantee covers the training records only: what is read off these is not private.
     """
     if len(records) == 0:
-        return Metrics(accuracy=None, loss=None)
+        return Metrics()
     device = next(model.parameters()).device
-    correct, total = 0.0, 0.0
+    by_sign = two_classes(records.targets)
+    total, parts = 0.0, []
     with evaluating(model):
         for start in range(0, len(records), batch_size):
             rows = slice(start, start + batch_size)
             targets = records.targets[rows].to(device)
             with watched(model, loss):
                 outputs = model(records.inputs[rows].to(device))
-                total += float(loss(outputs, targets).mean()) * len(targets)
-            correct += float(_right(outputs, targets).sum())
-    return Metrics(accuracy=correct / len(records), loss=total / len(records))
+                total += float(losses_of(loss, outputs, targets).double().sum())
+            task = task_of(loss, outputs, targets)
+            task = task or _undeclared(outputs, targets, records.num_classes)
+            parts.append(_Part.of(outputs, targets, task, by_sign))
+    mean = total / len(records)
+    kinds = {part.task for part in parts}
+    if kinds == {Task.REGRESSION}:
+        return _errors(parts, records.targets, mean)
+    if not kinds <= {Task.CLASSIFICATION, Task.BINARY, Task.TOKENS}:
+        return Metrics(loss=mean)
+    return Metrics(sum(part.right for part in parts) / len(records), mean)
 
 
-def _right(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One number a record: the share of its predictions that are right."""
-    if outputs.dim() == 1 or outputs.shape[-1] == 1:
-        return ((outputs.reshape(len(outputs)) > 0) == (targets.reshape(len(targets)) > 0)).double()
-    if outputs.dim() == 3 and targets.dim() == 2:
-        return (outputs.argmax(dim=-1) == targets).double().mean(dim=1)
-    return (outputs.argmax(dim=1) == targets).double()
+def two_classes(targets: Tensor) -> bool:
+    """Whether the targets are 0 and 1, or −1 and +1: what the sign of one output can decide."""
+    above = targets == 1
+    return any(bool((above | (targets == below)).all()) for below in (0, -1))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One batch's share: records that are right, or sums of errors."""
+
+    task: Task | None
+    right: float = 0.0
+    absolute: float = 0.0
+    squared: float = 0.0
+
+    @classmethod
+    def of(cls, outputs: Tensor, targets: Tensor, task: Task | None, by_sign: bool) -> _Part:
+        if task is Task.REGRESSION:
+            if outputs.numel() != targets.numel():
+                return cls(None)
+            errors = outputs.double().reshape(-1) - targets.double().reshape(-1)
+            return cls(task, 0.0, float(errors.abs().sum()), float(errors.square().sum()))
+        right_B = None if task is None else _right(outputs, targets, task, by_sign)
+        return cls(None) if right_B is None else cls(task, float(right_B.sum()))
+
+
+def _undeclared(outputs: Tensor, targets: Tensor, classes: int | None) -> Task | None:
+    """For a loss that declares nothing: classes that the records declare, one output for each."""
+    if classes is None or classes < 2 or targets.is_floating_point():
+        return None
+    if targets.dim() == 1 and outputs.shape[1:] == (classes,):
+        return Task.CLASSIFICATION
+    if targets.dim() == 2 and outputs.shape[1:] == (targets.shape[1], classes):
+        # As many positions as classes: which axis is which cannot be told.
+        return Task.TOKENS if targets.shape[1] != classes else None
+    return None
+
+
+def _right(outputs: Tensor, targets: Tensor, task: Task, by_sign: bool) -> Tensor | None:
+    """One number per record, the share of its predictions that are right; None if undecidable."""
+    one = outputs.dim() == 1 or outputs.shape[1:] == (1,)
+    if task is Task.BINARY or (one and task is Task.CLASSIFICATION):
+        if not (one and by_sign) or targets.numel() != len(outputs):
+            return None
+        return ((outputs.reshape(-1) > 0) == (targets.reshape(-1) > 0)).double()
+    axis = -1 if task is Task.TOKENS else 1
+    if targets.is_floating_point() or outputs.dim() != targets.dim() + 1:
+        return None
+    decided = outputs.argmax(dim=axis)
+    if decided.shape != targets.shape:
+        return None
+    right = (decided == targets).double()
+    return right.flatten(1).mean(dim=1) if right.dim() > 1 else right
+
+
+def _errors(parts: list[_Part], targets: Tensor, loss: float) -> Metrics:
+    y = targets.double().reshape(len(targets), -1)
+    squared = math.fsum(part.squared for part in parts)
+    spread = float((y - y.mean(dim=0)).square().sum())
+    return Metrics(
+        loss=loss,
+        mean_absolute_error=math.fsum(part.absolute for part in parts) / y.numel(),
+        root_mean_squared_error=math.sqrt(squared / y.numel()),
+        r_squared=1 - squared / spread if spread > 0 else None,
+    )

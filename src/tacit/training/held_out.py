@@ -13,8 +13,7 @@ from tacit.queries.public_set import found_among
 
 _ROWS_TO_COMPARE = 64
 NOT_COVERED = (
-    "evaluated on Unprotected records: epsilon does not cover the accuracy and the loss that were "
-    "read off them"
+    "evaluated on Unprotected records: epsilon does not cover the metrics that were read off them"
 )
 
 SHOWN = (

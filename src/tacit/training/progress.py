@@ -1,4 +1,4 @@
-"""A live progress bar: steps, held-out loss and accuracy, ε spent so far."""
+"""A live progress bar: steps, held-out metrics, ε spent so far."""
 
 from __future__ import annotations
 
@@ -46,10 +46,7 @@ class ProgressBar(Callback):
             self._bar.update(self._task, completed=step)
 
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        figures = (
-            f"loss {evaluation.loss:.3f}  accuracy {evaluation.accuracy:.1%}  "
-            f"ε {evaluation.epsilon:.3f}"
-        )
+        figures = f"{evaluation.metrics.text()}  ε {evaluation.epsilon:.3f}"
         if self._bar is not None:
             self._bar.update(self._task, figures=figures)
         else:

@@ -68,11 +68,14 @@ class Run:
     def certificate(self, test: Records) -> dict[str, Any] | None:
         """Certified accuracy on `test`, in units of its inputs.
 
-        None for an ordinary network, and without records.
+        None for an ordinary network, without records, and for a task without an accuracy.
         """
+        return self._certificate(test, self.evaluate(test))
+
+    def _certificate(self, test: Records | None, metrics: Metrics) -> dict[str, Any] | None:
         from tacit.certificates import certified_accuracy
 
-        if len(test) == 0 or not constraints_of(self.model):
+        if test is None or metrics.accuracy is None or not constraints_of(self.model):
             return None
         try:
             found = certified_accuracy(self.model, test)
@@ -85,12 +88,11 @@ class Run:
 
         Of `test` records that were trained on, a note says that ε does not cover what they show.
         """
-        metrics = self.evaluate(test) if test is not None else None
+        metrics = self.evaluate(test) if test is not None else Metrics()
         warnings = [no_privacy_note(self.epsilon, self.budget.delta), self._not_covered(test)]
         return {
-            "accuracy": metrics.accuracy if metrics else None,
-            "loss": metrics.loss if metrics else None,
-            "certificate": self.certificate(test) if test is not None else None,
+            **metrics.facts(),
+            "certificate": self._certificate(test, metrics),
             "epsilon": self.epsilon,
             "epsilon_rdp": self.epsilon_rdp,
             "delta": self.budget.delta,
@@ -105,7 +107,7 @@ class Run:
             "seeded": self.seeded,
             "notes": [*filter(None, warnings), *self.notes],
             "plan": self.plan.to_json(),
-            "history": [vars(evaluation) for evaluation in self.history],
+            "history": [evaluation.facts() for evaluation in self.history],
             "config": self.config,
         }
 

@@ -292,13 +292,13 @@ class Trainer:
 
     def _evaluate(self, records: Records, step: int, history: list[Evaluation]) -> None:
         metrics = evaluate(self.model, records, self.loss)
-        if metrics.accuracy is None or metrics.loss is None:
+        if metrics.loss is None:  # there was no record to evaluate on
             return
         events = self._events_before + self.plan.scheme.num_events(step)
         spent = self.plan.epsilon_of_count(events, self.budget.delta, COARSE)
         # The run's own ε is on a finer grid, and holds for any part of the run.
         spent = min(spent, self._epsilon)
-        evaluation = Evaluation(step, spent, metrics.accuracy, metrics.loss)
+        evaluation = Evaluation(step, spent, metrics)
         history.append(evaluation)
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
