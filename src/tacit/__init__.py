@@ -23,6 +23,7 @@ from tacit.data.augmentation import Augmentation, RandomCropFlip
 from tacit.data.public_share import split_public
 from tacit.errors import BudgetExceeded, MixesRecords, UnsupportedEvent
 from tacit.lipschitz import lipschitz_twin, project, propagate
+from tacit.losses import check_loss, register_loss
 from tacit.mechanism import Mechanism
 from tacit.models import make_trainable
 from tacit.noise import GlobalNoise, OptimisedNoise, PerLayerNoise, SharedNoise
@@ -132,6 +133,7 @@ __all__ = [
     "by_prefix",
     "calibrate",
     "certificates",
+    "check_loss",
     "diagnostics",
     "epsilon",
     "epsilon_rdp",
@@ -148,6 +150,7 @@ __all__ = [
     "models",
     "project",
     "propagate",
+    "register_loss",
     "save_run",
     "split_public",
     "statistics",

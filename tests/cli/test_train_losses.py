@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import tacit
 from tacit.cli import app
 from tacit.cli.feature_options import FeaturesName
-from tacit.cli.loss_options import LossName, LossOptions
+from tacit.cli.loss_options import LossOptions
 from tacit.cli.networks import QueryName
 from tacit.cli.recipes import recipe_for, tailored_for
 
@@ -63,8 +63,10 @@ def test_the_loss_that_is_asked_for_is_used(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--gamma", "2"], "--loss tailored or --loss focal"),
-        (["--loss", "focal", "--beta", "2"], "--loss tailored or --loss sum-huber"),
+        (["--gamma", "2"], "--loss focal or --loss tailored"),
+        (["--loss", "focal", "--beta", "2"], "--loss sum-huber or --loss tailored"),
+        (["--loss", "no-such"], "known are binary-cross-entropy"),
+        (["--loss", "huber"], "is for regression"),
         (["--loss", "sum-squared", "--temperature", "2"], "--loss cross-entropy"),
         (["--loss", "focal", "--threshold-epoch", "2"], "--loss tailored"),
         (["--loss", "tailored", "--beta", "0"], "beta"),
@@ -83,9 +85,9 @@ def test_recipes_are_the_tables_rows() -> None:
     assert (row.batch_size, row.epochs, row.learning_rate, row.max_norm) == (8192, 60, 4.0, 0.1)
     assert recipe_for("cifar10", QueryName.CLIP, FeaturesName.MIRRORED) == row
     assert recipe_for("cifar10", QueryName.CLIP).batch_size == 1024
-    found = LossOptions(LossName.TAILORED).build(1.0, tailored_for("cifar10", pixels))
+    found = LossOptions("tailored").build(1.0, tailored_for("cifar10", pixels), QueryName.CLIP)
     assert repr(found) == "TailoredLoss(7, beta=11, gamma=5)"
-    found = LossOptions(LossName.TAILORED).build(1.0, tailored_for("mnist", scattering))
+    found = LossOptions("tailored").build(1.0, tailored_for("mnist", scattering), QueryName.CLIP)
     assert repr(found) == "TailoredLoss(2, beta=11, gamma=10)"
 
 

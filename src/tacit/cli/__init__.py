@@ -14,6 +14,7 @@ from tacit.cli.epsilon import epsilon
 from tacit.cli.inspect import inspect
 from tacit.cli.ledger import ledger
 from tacit.cli.noise import noise
+from tacit.cli.plugins import PLUGIN, import_plugin
 from tacit.cli.trade_off import trade_off
 from tacit.cli.train import train
 from tacit.errors import TacitError
@@ -47,8 +48,11 @@ def options(
     version: bool = typer.Option(
         False, "--version", callback=_show_version, is_eager=True, help="Show the version."
     ),
+    plugin: list[str] = PLUGIN,
 ) -> None:
     """Train PyTorch models with differential privacy, and account for it."""
+    for name in plugin:
+        import_plugin(name)
 
 
 def main() -> None:

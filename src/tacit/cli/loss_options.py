@@ -1,34 +1,27 @@
-"""The loss that `tacit train` is asked for, and its numbers."""
+"""The loss that `tacit train` is asked for, by its registered name, and its numbers."""
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import typer
 
 from tacit.cli.networks import QueryName
-from tacit.losses import (
-    CrossEntropy,
-    Focal,
-    RecordLoss,
-    SumAbsoluteError,
-    SumHuber,
-    SumSquaredError,
-    TailoredLoss,
+from tacit.losses import Task, loss_named, registered_losses
+from tacit.losses.pre_activations import needs_pre_activations
+from tacit.losses.registry import numbers_of
+
+CROSS_ENTROPY = "cross-entropy"
+
+LOSS: str = typer.Option(
+    CROSS_ENTROPY,
+    help="Loss to minimise: cross-entropy, tailored, focal, sum-squared, …, or a registered one of "
+    "your own (tacit --plugin FILE train).",
 )
-
-
-class LossName(enum.StrEnum):
-    CROSS_ENTROPY = "cross-entropy"
-    TAILORED = "tailored"
-    FOCAL = "focal"
-    SUM_SQUARED = "sum-squared"
-    SUM_ABSOLUTE = "sum-absolute"
-    SUM_HUBER = "sum-huber"
-
-
-LOSS: LossName = typer.Option(LossName.CROSS_ENTROPY, help="What is made small.")
+TEMPERATURE: float | None = typer.Option(
+    None, help="Temperature of the loss, such as cross-entropy's."
+)
 THRESHOLD_EPOCH: float | None = typer.Option(
     None, help="tailored: the epoch at which squared error and focal loss weigh the same."
 )
@@ -36,15 +29,8 @@ BETA: float | None = typer.Option(
     None, help="tailored: how little pre-activations count; sum-huber: where it turns linear."
 )
 GAMMA: float | None = typer.Option(
-    None, help="tailored, focal: how much to turn away from what is learnt."
+    None, help="tailored, focal: how much to turn away from records that are learnt."
 )
-
-_SCOPE = {
-    "temperature": (LossName.CROSS_ENTROPY,),
-    "threshold_epoch": (LossName.TAILORED,),
-    "beta": (LossName.TAILORED, LossName.SUM_HUBER),
-    "gamma": (LossName.TAILORED, LossName.FOCAL),
-}
 
 
 @dataclass(frozen=True)
@@ -58,50 +44,58 @@ class Tailored:
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What was asked; None is for the recipe, or for the loss's usual number."""
+    """What was asked; None is for the recipe, or for the loss's own default."""
 
-    name: LossName = LossName.CROSS_ENTROPY
+    name: str = CROSS_ENTROPY
     temperature: float | None = None
     threshold_epoch: float | None = None
     beta: float | None = None
     gamma: float | None = None
 
-    def check(self, query: QueryName) -> None:
-        """Raise if a number was given that this loss does not have, or if it cannot be bounded."""
-        if self.name is LossName.TAILORED and query is QueryName.CLIPLESS:
-            raise ValueError(
-                "--loss tailored has a penalty on pre-activations, and --query clipless bounds the "
-                "gradient in the outputs alone; use --query clip"
-            )
-        for number, losses in _SCOPE.items():
-            value = getattr(self, number)
-            if value is None or self.name in losses:
+    def check(self) -> None:
+        """Raise if no loss has this name, or if a number was given that this loss does not take."""
+        taken = numbers_of(self.name)
+        for number, value in self._given().items():
+            if number in taken:
                 continue
             option = "--" + number.replace("_", "-")
-            others = " or ".join(f"--loss {other.value}" for other in losses)
+            others = [f"--loss {o}" for o in registered_losses() if number in numbers_of(o)]
             raise ValueError(
-                f"{option} is {value:g}, and --loss is {self.name.value}; it goes with {others}: "
-                f"give that, or leave {option} out"
+                f"{option} is {value:g}, and --loss is {self.name}; it goes with "
+                f"{' or '.join(others)}: give that, or leave {option} out"
             )
 
-    def build(self, temperature: float, tailored: Tailored) -> RecordLoss:
+    def numbers(self, temperature: float, tailored: Tailored) -> dict[str, float]:
+        """The numbers to make the loss with: those given, else the recipe's."""
+        recipe: dict[str, dict[str, float]] = {
+            CROSS_ENTROPY: {"temperature": temperature},
+            "tailored": asdict(tailored),
+            "focal": {"gamma": tailored.gamma},
+        }
+        found = recipe.get(self.name, {}) | self._given()
+        for number, has_default in numbers_of(self.name).items():
+            if number not in found and not has_default:
+                raise ValueError(
+                    f"--loss {self.name} needs a number {number!r}, which no option gives; give "
+                    "it a default where the loss is registered"
+                )
+        return found
+
+    def build(self, temperature: float, tailored: Tailored, query: QueryName) -> Any:
         """The loss, with the recipe's numbers where none were given."""
-        if self.name is LossName.TAILORED:
-            return TailoredLoss(
-                _or(self.threshold_epoch, tailored.threshold_epoch),
-                _or(self.beta, tailored.beta),
-                _or(self.gamma, tailored.gamma),
+        loss = loss_named(self.name, **self.numbers(temperature, tailored))
+        task = getattr(loss, "task", None)
+        if task is not None and task is not Task.CLASSIFICATION:
+            raise ValueError(
+                f"--loss {self.name} is for {Task(task).value}, and tacit train trains networks "
+                "with one output per class; use a loss for classification, or train in Python"
             )
-        if self.name is LossName.FOCAL:
-            return Focal(_or(self.gamma, tailored.gamma))
-        if self.name is LossName.SUM_HUBER:
-            return SumHuber(_or(self.beta, 1.0))
-        if self.name is LossName.SUM_SQUARED:
-            return SumSquaredError()
-        if self.name is LossName.SUM_ABSOLUTE:
-            return SumAbsoluteError()
-        return CrossEntropy(_or(self.temperature, temperature))
+        if query is QueryName.CLIPLESS and needs_pre_activations(loss):
+            raise ValueError(
+                f"--loss {self.name} has a penalty on pre-activations, and --query clipless bounds "
+                "the gradient in the outputs alone; use --query clip"
+            )
+        return loss
 
-
-def _or(given: float | None, otherwise: float) -> float:
-    return otherwise if given is None else given
+    def _given(self) -> dict[str, float]:
+        return {n: v for n, v in asdict(self).items() if n != "name" and v is not None}

@@ -32,11 +32,12 @@ from tacit.cli.feature_options import FeaturesName, feature_note, with_features
 from tacit.cli.found import found_on_the_way
 from tacit.cli.layerwise_options import BlocksName, LayerwiseName, LayerwiseOptions
 from tacit.cli.local_options import LocalName, LocalOptions
-from tacit.cli.loss_options import LossName, LossOptions
+from tacit.cli.loss_options import LossOptions
 from tacit.cli.mini_set_options import MiniSetOptions
 from tacit.cli.networks import ModelName, QueryName, network_for, notes_on
 from tacit.cli.numbers import check_numbers
 from tacit.cli.option_scope import check_scope
+from tacit.cli.plugins import imported_plugins
 from tacit.cli.queries import EngineName, QueryOptions
 from tacit.cli.recipes import recipe_for, tailored_for
 from tacit.cli.run_notes import delta_note, no_step_note
@@ -88,8 +89,8 @@ def train(
     ),
     features: FeaturesName = feature_options.FEATURES,
     query: QueryName = typer.Option(QueryName.CLIP, help="How the gradient is bounded."),
-    loss: LossName = loss_options.LOSS,
-    temperature: float | None = typer.Option(None, help="Of the cross-entropy loss."),
+    loss: str = loss_options.LOSS,
+    temperature: float | None = loss_options.TEMPERATURE,
     threshold_epoch: float | None = loss_options.THRESHOLD_EPOCH,
     beta: float | None = loss_options.BETA,
     gamma: float | None = loss_options.GAMMA,
@@ -176,7 +177,7 @@ def train(
     dataset, rule, blocks = dataset or "digits", rule or RuleName.CLIP, blocks or BlocksName.FLAT
     given |= {"dataset": dataset, "rule": rule.value, "blocks": blocks.value}
     wanted = LossOptions(loss, temperature, threshold_epoch, beta, gamma)
-    wanted.check(query)
+    wanted.check()
     layers = LayerwiseOptions(blocks, layerwise, groups, master_decay)
     layers.check(max_norm, adaptive_quantile)
     norms = StatisticsOptions(statistics, statistics_noise)
@@ -245,7 +246,8 @@ def train(
         set_size=1 if draw is None else draw.size,
         per_epoch=max(1, round(size / expected)),
     )
-    objective = wanted.build(recipe.temperature, tailored_for(name, features))
+    tailored = tailored_for(name, features)
+    objective = wanted.build(recipe.temperature, tailored, query)
     sparsification = None if sparsify is None else Sparsification(sparsify)
     bounded = asked.build(network, objective, records.shape, public, sparsification)
     known = None
@@ -289,6 +291,9 @@ def train(
             "max_norm": None if layerwise is LayerwiseName.ORIGINAL else asked.max_norm,
             "gradient_clip": asked.gradient_clip,
             "loss": repr(objective),
+            "loss_name": loss,
+            "loss_numbers": wanted.numbers(recipe.temperature, tailored),
+            "plugins": imported_plugins(),
             "temperature": getattr(objective, "temperature", None),
             "noise": noise.value,
             "mini_set_size": None if draw is None else draw.size,

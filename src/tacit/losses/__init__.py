@@ -11,6 +11,13 @@ from tacit.losses.kantorovich_rubinstein import KantorovichRubinstein
 from tacit.losses.pre_activation_penalty import PreActivationPenalty
 from tacit.losses.pre_activations import watched
 from tacit.losses.record_loss import LipschitzLoss, RecordLoss
+from tacit.losses.registry import (
+    LossCheck,
+    check_loss,
+    loss_named,
+    register_loss,
+    registered_losses,
+)
 from tacit.losses.regression import Huber, MeanAbsoluteError, MeanSquaredError
 from tacit.losses.schedule import Scheduled
 from tacit.losses.sums_of_errors import SumAbsoluteError, SumHuber, SumSquaredError
@@ -29,6 +36,7 @@ __all__ = [
     "KantorovichRubinstein",
     "LipschitzLoss",
     "LipschitzSum",
+    "LossCheck",
     "MeanAbsoluteError",
     "MeanSquaredError",
     "MulticlassHinge",
@@ -45,7 +53,11 @@ __all__ = [
     "WeightedSum",
     "WithConstant",
     "attack_constant",
+    "check_loss",
     "largest_gradient",
+    "loss_named",
+    "register_loss",
+    "registered_losses",
     "watched",
     "weighted_sum",
 ]

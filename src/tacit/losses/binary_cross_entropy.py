@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss
+from tacit.losses.registry import register_loss
 from tacit.losses.shapes import one_number, positive, signs
 from tacit.losses.task import Task
 
 
+@register_loss("binary-cross-entropy")
 @dataclass(frozen=True)
 class BinaryCrossEntropy(LipschitzLoss):
     """ℓ(h, y) = log(1 + exp(−s·h/τ)), s = +1 where the target is positive and −1 elsewhere.
@@ -42,6 +44,7 @@ class BinaryCrossEntropy(LipschitzLoss):
         return F.softplus(-signs_B * h_B / self.temperature)
 
 
+@register_loss("scaled-binary-cross-entropy")
 @dataclass(frozen=True)
 class ScaledBinaryCrossEntropy(LipschitzLoss):
     """τ·BCE(h/τ): the gradient of `BinaryCrossEntropy(τ)` times τ, so the constant is 1."""

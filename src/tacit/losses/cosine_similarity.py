@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss
+from tacit.losses.registry import register_loss
 from tacit.losses.shapes import class_scores, is_true_class, positive
 from tacit.losses.task import Task
 
 
+@register_loss("cosine-similarity")
 @dataclass(frozen=True)
 class CosineSimilarity(LipschitzLoss):
     """ℓ(h, y) = −h_y / max(F, ‖h‖), with a floor F below which outputs count as they are.

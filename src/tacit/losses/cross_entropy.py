@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss
+from tacit.losses.registry import register_loss
 from tacit.losses.shapes import positive
 from tacit.losses.task import Task
 
 
+@register_loss("cross-entropy")
 @dataclass(frozen=True)
 class CrossEntropy(LipschitzLoss):
     """ℓ(h, y) = −Σ_k q_k log softmax(h/τ)_k, q = (1 − s)·e_y + s/K with the smoothing s.
@@ -60,6 +62,7 @@ class CrossEntropy(LipschitzLoss):
         return losses if losses.dim() == 1 else losses.flatten(1).mean(dim=1)
 
 
+@register_loss("scaled-cross-entropy")
 @dataclass(frozen=True)
 class ScaledCrossEntropy(LipschitzLoss):
     """τ·CE(h/τ): cross-entropy whose gradient does not grow as the temperature falls.

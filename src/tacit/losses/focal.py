@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss
+from tacit.losses.registry import register_loss
 from tacit.losses.shapes import class_scores, is_true_class
 from tacit.losses.task import Task
 
 
+@register_loss("focal")
 @dataclass(frozen=True)
 class Focal(LipschitzLoss):
     """ℓ(h, y) = −(1 − p)^γ·log p, p = softmax(h)_y.  [Lin 2017; Losing Less, Eq. 6]

@@ -9,10 +9,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss
+from tacit.losses.registry import register_loss
 from tacit.losses.shapes import class_scores, positive, signs
 from tacit.losses.task import Task
 
 
+@register_loss("hinge")
 @dataclass(frozen=True)
 class MulticlassHinge(LipschitzLoss):
     """ℓ(h, y) = (1/K) Σ_k max(0, m/2 − s_k·h_k), s_y = +1 and s_k = −1 otherwise.

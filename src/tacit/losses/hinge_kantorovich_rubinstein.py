@@ -11,10 +11,12 @@ from torch import Tensor
 from tacit.losses.hinge import MulticlassHinge
 from tacit.losses.kantorovich_rubinstein import KantorovichRubinstein
 from tacit.losses.record_loss import LipschitzLoss
+from tacit.losses.registry import register_loss
 from tacit.losses.shapes import positive
 from tacit.losses.task import Task
 
 
+@register_loss("hinge-kantorovich-rubinstein")
 @dataclass(frozen=True)
 class HingeKantorovichRubinstein(LipschitzLoss):
     """ℓ = α·`MulticlassHinge(margin)` + `KantorovichRubinstein()`  [Serrurier 2021].

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss
+from tacit.losses.registry import register_loss
 from tacit.losses.shapes import class_scores, is_true_class, signs
 from tacit.losses.task import Task
 
 
+@register_loss("kantorovich-rubinstein")
 @dataclass(frozen=True)
 class KantorovichRubinstein(LipschitzLoss):
     """ℓ(h, y) = −h_y + Σ_{k≠y} h_k/(K − 1), with all classes taken to be equally likely.

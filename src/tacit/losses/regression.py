@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss, RecordLoss
+from tacit.losses.registry import register_loss
 from tacit.losses.shapes import paired, positive
 from tacit.losses.task import Task
 
 
+@register_loss("mean-absolute")
 @dataclass(frozen=True)
 class MeanAbsoluteError(LipschitzLoss):
     """ℓ(h, y) = (1/K) Σ_k |h_k − y_k| over one record's K outputs.
@@ -32,6 +34,7 @@ class MeanAbsoluteError(LipschitzLoss):
         return (h_BK - y_BK).abs().mean(dim=1)
 
 
+@register_loss("huber")
 @dataclass(frozen=True)
 class Huber(LipschitzLoss):
     """ℓ(h, y) = (1/K) Σ_k H(h_k − y_k), H(e) = e²/2 up to the threshold T, T(|e| − T/2) beyond.
@@ -56,6 +59,7 @@ class Huber(LipschitzLoss):
         return F.huber_loss(h_BK, y_BK, reduction="none", delta=self.threshold).mean(dim=1)
 
 
+@register_loss("mean-squared")
 @dataclass(frozen=True)
 class MeanSquaredError(RecordLoss):
     """ℓ(h, y) = (1/K) Σ_k (h_k − y_k)², which has no Lipschitz constant.

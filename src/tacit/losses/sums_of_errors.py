@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.losses.record_loss import LipschitzLoss, RecordLoss
+from tacit.losses.registry import register_loss
 from tacit.losses.shapes import class_scores, is_true_class, paired, positive
 from tacit.losses.task import Task
 
@@ -26,6 +27,7 @@ class _ErrorsOfCodes(RecordLoss):
         return Task.CLASSIFICATION if outputs.dim() == 2 and outputs.shape[1] > 1 else None
 
 
+@register_loss("sum-squared")
 @dataclass(frozen=True)
 class SumSquaredError(_ErrorsOfCodes):
     """ℓ(h, y) = ½‖h − y‖², which has no Lipschitz constant.  [Losing Less, Eq. 5]
@@ -38,6 +40,7 @@ class SumSquaredError(_ErrorsOfCodes):
         return 0.5 * _errors(outputs, targets, self).square().sum(dim=1)
 
 
+@register_loss("sum-absolute")
 @dataclass(frozen=True)
 class SumAbsoluteError(_ErrorsOfCodes, LipschitzLoss):
     """ℓ(h, y) = Σ_k |h_k − y_k|.  [Losing Less, Eq. 10]
@@ -53,6 +56,7 @@ class SumAbsoluteError(_ErrorsOfCodes, LipschitzLoss):
         return _errors(outputs, targets, self).abs().sum(dim=1)
 
 
+@register_loss("sum-huber")
 @dataclass(frozen=True)
 class SumHuber(_ErrorsOfCodes, LipschitzLoss):
     """ℓ(h, y) = Σ_k H(h_k − y_k), H(e) = e²/(2β) below β and |e| − β/2 beyond.

@@ -11,11 +11,13 @@ from torch import Tensor
 from tacit.losses.focal import Focal
 from tacit.losses.pre_activation_penalty import PreActivationPenalty
 from tacit.losses.record_loss import RecordLoss
+from tacit.losses.registry import register_loss
 from tacit.losses.shapes import positive
 from tacit.losses.sums_of_errors import SumSquaredError
 from tacit.losses.task import Task
 
 
+@register_loss("tailored")
 class TailoredLoss(RecordLoss):
     """α·focal_γ(h^M, y) + (1 − α)·½‖h^M − y‖² + ((1 − α)/β)·Σ_{m<M} ‖h^m‖²/d_m.
 

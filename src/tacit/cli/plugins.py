@@ -1,0 +1,56 @@
+"""`tacit --plugin`: a user's own module, imported so that what it registers is known.
+
+Losses (`@tacit.register_loss`), gradient rules (`@tacit.register_gradient_rule`) and sampling
+schemes are registered when the module that defines them is imported. Importing runs the module's
+code, so a plugin is only ever named by the user on the command line, never by a saved file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import typer
+
+PLUGIN: list[str] = typer.Option(
+    [],
+    "--plugin",
+    metavar="FILE|MODULE",
+    help="Import this Python file or module first: what it registers (losses, schemes, gradient "
+    "rules) can be named. May be given several times.",
+)
+
+_imported: dict[str, str] = {}
+
+
+def import_plugin(name: str) -> None:
+    """Import a file that ends in .py by its path, or a module by its name."""
+    if not name.endswith(".py"):
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            raise ValueError(
+                f"--plugin is {name!r}, and there is no such module; give an installed module, or "
+                "the path of a file that ends in .py"
+            )
+        _imported[name] = f"module {name}"
+        importlib.import_module(name)
+        return
+    path = Path(name)
+    if not path.is_file():
+        raise ValueError(f"--plugin is {name!r}, and there is no such file; check the path")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    module_name = f"tacit_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # so that its classes can be found again by name
+    spec.loader.exec_module(module)
+    _imported[name] = f"file {name}, sha256 {digest}"
+
+
+def imported_plugins() -> list[str]:
+    """What was imported, with a file's checksum, for the run's report."""
+    return list(_imported.values())
