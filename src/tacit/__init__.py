@@ -57,6 +57,7 @@ from tacit.queries import (
     by_prefix,
     group_by_norm,
 )
+from tacit.queries.engines import check_gradient_rule, register_gradient_rule
 from tacit.report import save_run
 from tacit.sampling import (
     FixedSizeSampler,
@@ -133,6 +134,7 @@ __all__ = [
     "by_prefix",
     "calibrate",
     "certificates",
+    "check_gradient_rule",
     "check_loss",
     "diagnostics",
     "epsilon",
@@ -150,6 +152,7 @@ __all__ = [
     "models",
     "project",
     "propagate",
+    "register_gradient_rule",
     "register_loss",
     "save_run",
     "split_public",
