@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,8 @@ from typer.testing import CliRunner
 import tacit
 from tacit.certificates import certified_accuracy
 from tacit.cli import app
-from tacit.cli.certify import held_out, scalers_of
+from tacit.cli.certify import held_out
 from tacit.cli.saved_run import read_run
-from tacit.data.catalogue import lookup
-from tacit.data.loading import _choose_scalers
 
 FAST = ["--steps", "8", "--noise-multiplier", "5", "--quiet", "--json", "--seed", "0"]
 
@@ -60,7 +59,7 @@ def test_the_table_says_the_same(linear: Path) -> None:
 
 def test_it_is_what_python_says(linear: Path) -> None:
     _, test = tacit.load("digits", scale=None)
-    model = read_run(linear).network(test)
+    model = read_run(linear).network()
     found = certified_accuracy(model, test, [0, 8])
     _, text, _ = command("certify", str(linear), "--radii", "0,8", "--json")
     rows = json.loads(text)["certified_accuracy"]
@@ -76,18 +75,6 @@ def test_unit_norm_is_certified_through_the_sphere(tmp_path: Path) -> None:
     assert code == 0, error
     shares = [row["share"] for row in json.loads(text)["certified_accuracy"]]
     assert shares[0] > shares[-1] > 0
-
-
-@pytest.mark.parametrize("name", ["digits", "mnist", "fashion-mnist", "cifar10"])
-def test_public_scalers_are_those_of_training(name: str) -> None:
-    dataset = lookup(name)
-    pixels = torch.rand(4, *dataset.shape)
-    expected, found = pixels, pixels
-    for scaler in _choose_scalers(dataset, "public")[0]:
-        expected = scaler(expected)
-    for scaler in scalers_of(dataset, unit_norm=False):
-        found = scaler(found)
-    assert torch.equal(found, expected)
 
 
 def test_own_tables_are_certified_as_scaled(tmp_path: Path) -> None:
@@ -132,14 +119,17 @@ def test_folders_that_are_no_run_are_named(tmp_path: Path, linear: Path) -> None
     assert "not made by tacit train" in says(tmp_path)
     (tmp_path / "run.json").write_text("not json")
     assert "not made by tacit train" in says(tmp_path)
+    shutil.copy(linear / "preprocessing.safetensors", tmp_path)
     facts = json.loads((linear / "run.json").read_text())
     facts["config"]["options"]["model"] = "mlp"
     (tmp_path / "run.json").write_text(json.dumps(facts))
     assert "do not fit the network" in says(tmp_path)
-    facts["config"]["options"] |= {"model": "linear", "scale_noise": 3.0}
+    facts["config"]["options"] |= {"model": "linear"}
     (tmp_path / "run.json").write_text(json.dumps(facts))
-    assert "released with noise" in says(tmp_path)
-    facts["config"]["options"] |= {"scale_noise": None}
-    (tmp_path / "run.json").write_text(json.dumps(facts))
+    (tmp_path / "preprocessing.safetensors").unlink()
+    assert "has no preprocessing.safetensors" in says(tmp_path)
+    (tmp_path / "preprocessing.safetensors").write_bytes(b"cut short")
+    assert "cannot be read" in says(tmp_path)
+    shutil.copy(linear / "preprocessing.safetensors", tmp_path)
     (tmp_path / "weights.safetensors").write_bytes(b"cut short")
     assert "do not fit the network" in says(tmp_path)

@@ -82,7 +82,7 @@ def test_batch_norm_stays_and_the_run_is_read_back(tmp_path: Path) -> None:
     for words in ("given up as public", "estimated on the public", "BatchNorm's statistics are"):
         assert words in notes
     _, test = tacit.load("digits")
-    network = read_run(tmp_path).network(test)
+    network = read_run(tmp_path).network()
     norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
     assert len(norms) == 4
     assert all(bool((m.running_mean != 0).any()) for m in norms)
@@ -117,7 +117,7 @@ def test_convert_is_read_back_as_converted(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, *SETS, "--model", "convnet", "--statistics", "convert")
     assert len(facts["config"]["used"]["model_changes"]) == 4
     _, test = tacit.load("digits")
-    network = read_run(tmp_path).network(test)
+    network = read_run(tmp_path).network()
     assert sum(isinstance(m, nn.GroupNorm) for m in network.modules()) == 4
 
 

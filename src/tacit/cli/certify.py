@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from tacit.cli import accounting_options as options
 from tacit.cli.devices import device_from
 from tacit.cli.feature_options import FeaturesName
 from tacit.cli.saved_run import SavedRun, read_run
-from tacit.cli.train_data import load_records
-from tacit.data import PublicScaler, Records, UnitNorm, load
-from tacit.data.catalogue import Dataset, lookup
+from tacit.cli.train_data import load_records, unscaled
+from tacit.data import Records, load
+from tacit.data.catalogue import lookup
+from tacit.data.preprocessing import load_preprocessing
 from tacit.data.scaling import Scaler
 from tacit.report.run_folder import to_json, write_json
 
@@ -55,7 +57,7 @@ def certificate_of(
     """Certify the run in `folder`; write certificate.json and certified.png, and return them."""
     run = read_run(folder)
     test, before, about = held_out(run)
-    network = run.network(test).to(device)
+    network = run.network().to(device)
     found = certified_accuracy(network, test, radii, before=before)
     facts = {**found.facts(), "inputs": about, "dataset": test.name, "tacit": tacit.__version__}
     write_json(facts, folder / "certificate.json")
@@ -67,35 +69,26 @@ def held_out(run: SavedRun) -> tuple[Records, list[Scaler], str]:
     """The run's test records, the scalers between them and the network, and what they are.
 
     Images are certified as pixels, for which the scalers count; tables as the network sees them.
+    Scalers are those that the run's folder holds: none is computed anew.
     """
-    told = run.data_options()
     features = run.options.get("features", FeaturesName.AS_THEY_ARE)  # older runs say nothing
     if features != FeaturesName.AS_THEY_ARE:
         raise ValueError(
             f"the run in {run.folder} was trained on {features} features, whose own Lipschitz "
             "constant is not counted: no certificate holds for the pixels before them"
         )
-    if told.scale_noise is not None:
-        raise ValueError(
-            f"the run in {run.folder} scaled its inputs by statistics released with noise, which "
-            "run.json does not hold; certify it in Python, where the scaled records are at hand"
-        )
-    if told.file is not None:
-        return load_records(told)[1], [], AS_SCALED
-    dataset = lookup(told.dataset)
-    if len(dataset.shape) != 3:
-        return load_records(told)[1], [], AS_SCALED
-    _, test = load(told.dataset, scale=None)
-    return test, scalers_of(dataset, told.unit_norm), PIXELS
-
-
-def scalers_of(dataset: Dataset, unit_norm: bool) -> list[Scaler]:
-    """What `tacit train` put between the pixels of a named dataset and its network."""
-    if unit_norm:
-        return [UnitNorm()]
-    if dataset.mean is None or dataset.std is None:
-        return []
-    return [PublicScaler(dataset.mean, dataset.std)]
+    preprocessing = load_preprocessing(run.folder)
+    told = run.data_options()
+    if told.file is None and len(lookup(told.dataset).shape) == 3:
+        _, test = load(told.dataset, scale=None)
+        scalers = [stage for stage in preprocessing.stages if isinstance(stage, Scaler)]
+        assert len(scalers) == len(preprocessing.stages)  # features are refused above
+        return test, scalers, PIXELS
+    if told.file is None:
+        _, test = load(told.dataset, scale=None)
+    else:
+        _, test = load_records(unscaled(told))
+    return replace(test, inputs=preprocessing(test.inputs)), [], AS_SCALED
 
 
 def _numbers(text: str) -> list[float]:

@@ -8,7 +8,7 @@ import torch
 import typer
 
 from tacit.data import Records
-from tacit.data.scattering import scattering_features
+from tacit.data.scattering import ScatteringMap, scattering_features
 from tacit.data.sources import cache_folder
 
 SCATTERING_NOTE = (
@@ -16,6 +16,9 @@ SCATTERING_NOTE = (
 )
 RAW_NOTE = "inputs are scattering features of each record alone, standardised channel by channel"
 MIRRORED_NOTE = "an image and its mirror image have the same features: the mean of theirs"
+
+
+GROUPS = 27
 
 
 class FeaturesName(enum.StrEnum):
@@ -40,13 +43,25 @@ def feature_note(name: FeaturesName, standardised: bool) -> list[str]:
     return [RAW_NOTE if standardised else SCATTERING_NOTE, *mirrored]
 
 
+def feature_stages(
+    name: FeaturesName, shape: tuple[int, ...], standardised: bool
+) -> tuple[ScatteringMap, ...]:
+    """What `with_features` does to images of this shape, to be kept with the run."""
+    if not name.of_scattering:
+        return ()
+    channels, height, width = shape
+    mirror = name is FeaturesName.MIRRORED
+    groups = None if standardised else GROUPS
+    return (ScatteringMap((channels, height, width), mirror=mirror, groups=groups),)
+
+
 def with_features(
     name: FeaturesName, train: Records, test: Records, device: torch.device, standardised: bool
 ) -> tuple[Records, Records]:
     """Both sides as the network is given them, or as they are standardised later."""
     if not name.of_scattering:
         return train, test
-    where, groups = cache_folder() / "scattering", None if standardised else 27
+    where, groups = cache_folder() / "scattering", None if standardised else GROUPS
     found = [
         scattering_features(
             side, groups=groups, mirror=name is FeaturesName.MIRRORED, cache=where, device=device

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from torch import nn
 
-from tacit.data import Records
 from tacit.lipschitz import lipschitz_twin
 from tacit.models import (
     Trainable,
@@ -64,8 +64,18 @@ class ModelName(enum.StrEnum):
     LIPSCHITZ_MIXER = "lipschitz-mixer"
 
 
+class Inputs(Protocol):
+    """What a network is built for: the shape of one record, and the number of classes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def num_classes(self) -> int | None: ...
+
+
 def network_for(
-    name: ModelName, records: Records, query: QueryName, convert: bool = False
+    name: ModelName, records: Inputs, query: QueryName, convert: bool = False
 ) -> Trainable:
     """The network, and what was changed in it so that the query can bound its gradients.
 

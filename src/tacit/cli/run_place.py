@@ -14,7 +14,7 @@ FORGOTTEN = (
     "data is not counted here; hold several runs to one budget with --ledger"
 )
 _LEDGER = tuple(f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm"))
-_RUN = ("run.json", "weights.safetensors", "progress.png")
+_RUN = ("run.json", "weights.safetensors", "progress.png", "preprocessing.safetensors")
 # Written by other commands, or not by every run: they would speak of the run before.
 _ABOUT_IT = ("certificate.json", "certified.png", "trade_off.png")
 

@@ -14,7 +14,14 @@ from torch import nn
 from tacit.cli.networks import ModelName, QueryName, network_for
 from tacit.cli.statistics_options import StatisticsName
 from tacit.cli.train_data import DataOptions, class_names
-from tacit.data import Records
+
+
+@dataclass(frozen=True)
+class NetworkInputs:
+    """The shape of one input of the network, after preprocessing, and the number of classes."""
+
+    shape: tuple[int, ...]
+    num_classes: int
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,7 @@ class SavedRun:
 
     folder: Path
     options: dict[str, Any]
+    inputs: NetworkInputs
 
     def data_options(self) -> DataOptions:
         told = self.options
@@ -39,11 +47,11 @@ class SavedRun:
             scale_noise=told["scale_noise"],
         )
 
-    def network(self, records: Records) -> nn.Module:
-        """The network as it was built for records like these, with the run's weights."""
+    def network(self) -> nn.Module:
+        """The network as it was built, with the run's weights; no record is needed."""
         query = QueryName(self.options["query"])
         convert = self.options.get("statistics") == StatisticsName.CONVERT  # older runs say nothing
-        network, _ = network_for(ModelName(self.options["model"]), records, query, convert)
+        network, _ = network_for(ModelName(self.options["model"]), self.inputs, query, convert)
         try:
             network.load_state_dict(load_file(self.folder / "weights.safetensors"))
         except (RuntimeError, SafetensorError) as error:
@@ -66,6 +74,8 @@ def read_run(folder: Path) -> SavedRun:
         options = facts["config"]["options"]
         wanted = {"dataset", "data", "model", "query", "unit_norm", "scale_noise"}
         missing = sorted(wanted - set(options))
+        used = facts["config"]["used"]
+        inputs = NetworkInputs(tuple(used["input_shape"]), int(used["num_classes"]))
     except (json.JSONDecodeError, KeyError, TypeError):
         missing = ["config"]
     if missing:
@@ -74,7 +84,7 @@ def read_run(folder: Path) -> SavedRun:
             f"{', '.join(missing)}); it was not made by tacit train. In Python: "
             "tacit.certificates.certified_accuracy(model, records)"
         )
-    return SavedRun(folder, options)
+    return SavedRun(folder, options, inputs)
 
 
 def _path(text: str | None) -> Path | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from tacit.accounting.ledger import Ledger
 from tacit.budget import Budget
 from tacit.cli.train_data import DataOptions, standardise, statistics_event
+from tacit.data import PublicScaler
 from tacit.training import Trainer
 
 WHAT = "scaling statistics"
 
 
-def scale_privately(trainer: Trainer, about: DataOptions, budget: Budget, seed: int | None) -> None:
-    """Release a mean and a std once a run, however often it is gone on with.
+def scale_privately(
+    trainer: Trainer, about: DataOptions, budget: Budget, seed: int | None
+) -> PublicScaler:
+    """Release a mean and a std once a run, however often it is resumed, and return the scaler.
 
     The plan charges one Gaussian. A second release under the same name would be one that nobody
     charged, so the ledger has the claim on disk before a record is read.
@@ -23,10 +26,11 @@ def scale_privately(trainer: Trainer, about: DataOptions, budget: Budget, seed: 
     trainer.ledger.claim(event, WHAT)
     extra = [note for note in trainer.notes if note not in trainer.sampler.records.notes]
     own_seed = None if seed is None else seed + 1  # not the seed of the gradients' noise
-    trainer.sampler.records, trainer.evaluate_on = standardise(
+    trainer.sampler.records, trainer.evaluate_on, scaler = standardise(
         trainer.sampler.records, trainer.evaluate_on, about, budget.relation, own_seed
     )
     trainer.notes = [*trainer.sampler.records.notes, *extra]
+    return scaler
 
 
 def refuse_scaled(about: DataOptions, public: bool, released: bool) -> None:

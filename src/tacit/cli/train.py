@@ -28,7 +28,7 @@ from tacit.cli.accounting_options import RelationName, SamplingName
 from tacit.cli.certify import certificate_of
 from tacit.cli.clip_options import RuleName
 from tacit.cli.devices import device_from
-from tacit.cli.feature_options import FeaturesName, feature_note, with_features
+from tacit.cli.feature_options import FeaturesName, feature_note, feature_stages, with_features
 from tacit.cli.found import found_on_the_way
 from tacit.cli.layerwise_options import BlocksName, LayerwiseName, LayerwiseOptions
 from tacit.cli.local_options import LocalName, LocalOptions
@@ -60,8 +60,10 @@ from tacit.cli.train_data import (
     load_records,
     refuse_row_numbers,
     require_declared_rows,
+    scalers_of,
     statistics_event,
 )
+from tacit.data.preprocessing import Preprocessing
 from tacit.report import save_run
 from tacit.report.run_folder import to_json, write_json
 from tacit.report.table import summary_table
@@ -205,9 +207,12 @@ def train(
     by_id = with_public or query is QueryName.BATCH_CLIP
     refuse_row_numbers(about, budget.relation, by_id)
     torch.manual_seed(seed) if seed is not None else torch.seed()
-    records, test_records = with_features(
-        features, *load_records(about), place, standardised=scale_noise is not None
+    loaded = load_records(about)
+    standardised = scale_noise is not None
+    preprocessing = Preprocessing(
+        (*scalers_of(about), *feature_stages(features, loaded[0].shape, standardised))
     )
+    records, test_records = with_features(features, *loaded, place, standardised=standardised)
     if by_id:
         require_declared_rows(about, records)
     public, records = public_records.public_and_private(records, public_share, with_public)
@@ -301,6 +306,8 @@ def train(
             "mini_set_rate": None if draw is None else draw.rate,
             "public_records": 0 if public is None else len(public),
             "statistics": None if known is None else known.note,
+            "input_shape": list(records.shape),
+            "num_classes": records.num_classes,
             "model": str(network),
             "model_changes": changes,
             "parameters": sum(p.numel() for p in network.parameters()),
@@ -318,11 +325,12 @@ def train(
         book = open_ledger(folder / "ledger.sqlite", budget)
     trainer.ledger = book
     if about.scale_noise is not None:
-        scale_privately(trainer, about, budget, seed)
+        preprocessing = preprocessing.then(scale_privately(trainer, about, budget, seed))
+    preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
     run = trainer.fit()
     run.notes += no_step_note(run, before, limit)
     run.config["used"] |= found_on_the_way(trainer, sparsification)
-    facts = save_run(run, folder, trainer.evaluate_on)
+    facts = save_run(run, folder, trainer.evaluate_on, preprocessing=preprocessing)
     as_given = about.scale_noise is None and features is FeaturesName.AS_THEY_ARE
     if facts["certificate"] and as_given:
         # In units of the pixels themselves, where the data are images.

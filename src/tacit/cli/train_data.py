@@ -16,7 +16,9 @@ from tacit.data import (
     release_channel_scaler,
     release_statistics,
 )
-from tacit.data.scaling import Scaler
+from tacit.data.loading import public_scalers
+from tacit.data.own_files import file_scalers
+from tacit.data.scaling import PublicScaler, Scaler
 from tacit.data.scattering import usual_size
 
 
@@ -84,6 +86,19 @@ def load_records(options: DataOptions) -> tuple[Records, Records]:
     return train, test
 
 
+def scalers_of(options: DataOptions) -> tuple[Scaler, ...]:
+    """The scalers between the records as they are stored and those of `load_records`."""
+    scale: Scaler | None = UnitNorm() if options.unit_norm else None
+    if options.file is None:
+        return public_scalers(options.dataset, scale or "public")
+    return file_scalers(scale, options.feature_range)
+
+
+def unscaled(options: DataOptions) -> DataOptions:
+    """The same data as it is stored, for a saved preprocessing to be applied to."""
+    return replace(options, feature_range=None, unit_norm=False, scale_noise=None)
+
+
 def refuse_row_numbers(options: DataOptions, relation: Relation, by_id: bool) -> None:
     """Raise where ids that are row numbers would have to stay when a row is taken out.
 
@@ -120,8 +135,11 @@ def statistics_event(options: DataOptions) -> tuple[dpa.DpEvent, ...]:
 
 def standardise(
     train: Records, test: Records, options: DataOptions, relation: Relation, seed: int | None
-) -> tuple[Records, Records]:
-    """Scale by a mean and a std released with noise. Call it only once they are charged."""
+) -> tuple[Records, Records, PublicScaler]:
+    """Scale by a mean and a std released with noise. Call it only once they are charged.
+
+    The scaler comes with the records, to be kept: it was paid for.
+    """
     assert options.scale_noise is not None
     size = train.require_public_size("a noisy mean")
     if options.by_channel:
@@ -147,4 +165,5 @@ def standardise(
     return (
         replace(train, inputs=scaler(train.inputs), notes=(*train.notes, note)),
         replace(test, inputs=scaler(test.inputs)),
+        scaler,
     )

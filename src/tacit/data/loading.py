@@ -58,6 +58,11 @@ def load(
     )
 
 
+def public_scalers(name: str, scale: object = "public") -> tuple[Scaler, ...]:
+    """The scalers that `load(name, scale=scale)` puts its inputs through, in turn."""
+    return _choose_scalers(lookup(name), scale)[0]
+
+
 def _read_idx(dataset: Dataset, paths: list[Path]) -> tuple[Arrays, Arrays]:
     return _with_ids(read_pair(*paths[:2]), read_pair(*paths[2:]))
 

@@ -50,7 +50,7 @@ def load_file(
         raise ValueError(f"test_fraction is {test_fraction}; give a number from 0 to below 1")
     if public_size is not None and public_size < 1:
         raise ValueError(f"public_size is {public_size}; declare a positive number of records")
-    scalers = _choose_scalers(scale, feature_range)
+    scalers = file_scalers(scale, feature_range)
     declared = None if classes is None else declared_classes(classes)
     train = _read(Path(path), target)
     if test_path is None:
@@ -129,9 +129,10 @@ def _matching(test: Table, train: Table) -> Table:
     return test
 
 
-def _choose_scalers(
+def file_scalers(
     scale: object, feature_range: tuple[Constants, Constants] | None
 ) -> tuple[Scaler, ...]:
+    """The scalers that `load_file` puts its inputs through, in turn."""
     if scale == "public":
         if feature_range is None:
             raise UndeclaredConstant(

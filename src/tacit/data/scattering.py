@@ -68,6 +68,40 @@ class Scattering:
         return found
 
 
+@dataclass(frozen=True)
+class ScatteringMap:
+    """Images to features: the transform, its mirrored mean, and groups normalised by record.
+
+    `groups=None` leaves the coefficients as they are. Each record is mapped by itself, without a
+    constant that is read off the records: free of privacy.
+    """
+
+    shape: tuple[int, int, int]
+    order: int = 2
+    mirror: bool = False
+    groups: int | None = 27
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self.normalised(self.coefficients(inputs))
+
+    def coefficients(self, images: Tensor) -> Tensor:
+        """S x, or ½(S x + S x̃) with the image x̃ mirrored left to right."""
+        transform = Scattering(self.shape, order=self.order)
+        found = transform(images)
+        if self.mirror:
+            found.add_(transform(images.flip(-1))).div_(2)
+        return found
+
+    def normalised(self, features: Tensor) -> Tensor:
+        if self.groups is None:
+            return features
+        return group_normalised(features, _dividing(self.groups, features.shape[1]))
+
+    def describe(self) -> str:
+        kind = "mirrored scattering" if self.mirror else "scattering"
+        return f"{kind} features of order {self.order}, groups {self.groups}, of each record alone"
+
+
 def group_normalised(features: Tensor, groups: int, chunk: int = 4096) -> Tensor:
     """Each record's features with mean 0 and variance 1 in each group of channels: free."""
     found = torch.empty_like(features)
@@ -99,23 +133,19 @@ def scattering_features(
     """
     if len(records.shape) != 3:
         raise ValueError(f"records of shape {records.shape}; scattering is for images (C, H, W)")
-    transform = Scattering(records.shape, order=order)
+    chosen = ScatteringMap(records.shape, order, mirror, groups)
     where = torch.device(device) if device is not None else records.device
     path = None
     if cache is not None:
+        transform = Scattering(records.shape, order=order)
         path = Path(cache) / f"{_key(records.inputs, transform, mirror)}.npz"
     if path is not None and path.exists():
         features = _read(path).to(where)
     else:
-        images = records.inputs.to(where)
-        features = transform(images)
-        if mirror:
-            features.add_(transform(images.flip(-1))).div_(2)
+        features = chosen.coefficients(records.inputs.to(where))
         if path is not None:
             _write(path, features)
-    if groups is not None:
-        features = group_normalised(features, _dividing(groups, features.shape[1]))
-    return replace(records.to(where), inputs=features)
+    return replace(records.to(where), inputs=chosen.normalised(features))
 
 
 def usual_size(channels: int) -> float:

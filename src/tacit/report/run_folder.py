@@ -1,4 +1,4 @@
-"""A run as files: run.json, weights.safetensors, progress.png."""
+"""A run as files: run.json, weights.safetensors, preprocessing.safetensors, progress.png."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 from safetensors.torch import save_file
 
 import tacit
+from tacit.data.preprocessing import FILE as PREPROCESSING
+from tacit.data.preprocessing import Preprocessing, Stage
 from tacit.data.records import Records
 from tacit.report.plot import plot_history
 from tacit.statistics import refuse_private_statistics
@@ -47,8 +50,12 @@ def save_run(
     test: Records | None = None,
     *,
     overwrite: bool = False,
+    preprocessing: Preprocessing | Stage | Iterable[Stage] | None = None,
 ) -> dict[str, Any]:
     """Write the run into `folder` and return its facts. Files appear whole or not at all.
+
+    `preprocessing` is what the inputs went through: the scalers given to `tacit.load`, a released
+    mean and std, scattering features. `load_preprocessing(folder)` reads it back.
 
     A run that is there already is kept, and ValueError raised, unless `overwrite`; other files,
     such as a ledger, are left alone. Raises PrivateStatistics, and writes nothing, if the model
@@ -67,6 +74,10 @@ def save_run(
     temporary = target / "weights.safetensors.tmp"
     save_file(_untied(weights), temporary)
     os.replace(temporary, target / "weights.safetensors")
+    if preprocessing is None:
+        (target / PREPROCESSING).unlink(missing_ok=True)  # of a run that is overwritten
+    else:
+        Preprocessing.of(preprocessing).save(target)
     if run.history:
         plot_history(facts, target / "progress.png")
     else:
