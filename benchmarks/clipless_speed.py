@@ -25,6 +25,7 @@ from torch import nn
 import tacit
 from tacit.lipschitz import Absolute
 from tacit.queries import Eager, Replayed
+from tacit.report.source import source
 
 NOISE = 1.0
 
@@ -163,6 +164,7 @@ def main() -> None:
             print(width, batch, f"plain {found['plain_ms']:.2f} ms", ratios, sizes, found["failed"])
     report = {
         "question": "time and memory of clipless training over plain training",
+        "source": source(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
         "torch": torch.__version__,
         "results": results,

@@ -28,6 +28,8 @@ from clipping_speed_kinds import KINDS, RECORDED, Job, Step
 from clipping_speed_models import MODELS, Setting, tiny
 from torch.profiler import ProfilerActivity, profile
 
+from tacit.report.source import source
+
 LEAST_BLOCKS = 10
 PROFILED = ("plain", "tacit")
 
@@ -210,6 +212,7 @@ def main() -> None:
             show(results[-1])
     report = {
         "question": "time and memory of per-sample clipping over plain training",
+        "source": source(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
         "versions": {name: version(name) for name in ("torch", "opacus", "jax")},
         "threads": torch.get_num_threads(),

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.lipschitz import convolution_norm, operator_norm, sets
 from tacit.lipschitz.projection import _keeper_of
+from tacit.report.source import source
 
 VIEWS = {"view", "_unsafe_view", "transpose", "expand", "unbind", "diagonal", "slice", "select",
          "detach", "unsqueeze", "squeeze", "t", "permute", "alias", "as_strided"}  # fmt: skip
@@ -44,6 +45,7 @@ def both_bounds(w_LMN: Tensor, squarings: int = 5) -> Tensor:
 
 
 def main() -> None:
+    print(source())
     for module in (sets, convolution_norm):
         if hasattr(module, "operator_norm_upper"):
             module.operator_norm_upper = both_bounds

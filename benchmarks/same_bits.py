@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import tacit
+from tacit.report.source import source
 
 LOSS = tacit.losses.CrossEntropy()
 RECORDS, TIMES = 256, 5
@@ -34,6 +35,7 @@ def answers(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
 def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("a step is recorded on a CUDA device only, and there is none here")
+    print(source())
     torch.manual_seed(0)
     for tensor_float in (True, False):
         for deterministic in (False, True):

@@ -26,6 +26,7 @@ from torch import nn
 import tacit
 from tacit.batch import Batch
 from tacit.queries.bounded_gradient import Block, BoundedGradient, Loss, trainable
+from tacit.report.source import source
 from tacit.sampling.schemes import Unit
 
 
@@ -182,6 +183,7 @@ def main() -> None:
     ]
     report = {
         "question": "time of a step with everything but the gradient, over a bare step",
+        "source": source(),
         "model": "cifar_cnn of Losing Less, float32",
         "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor(),
         "torch": torch.__version__,

@@ -20,6 +20,7 @@ from tacit import MiniSets, Relation, by_layer, by_parameter, epsilon, models, t
 from tacit.accounting import GaussianDpEstimate, TradeOff, gaussian_dp_mu, layerwise_multiplier
 from tacit.accounting.no_privacy import NO_PRIVACY, no_privacy
 from tacit.report.run_folder import to_json
+from tacit.report.source import source
 from tacit.report.trade_off import plot_trade_offs
 from tacit.sampling.schemes import Unit
 
@@ -136,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict]:
                 limits[name] = limit
     show(rows)
     if options.out:
-        options.out.write_text(to_json({"rows": rows}) + "\n", encoding="utf-8")
+        options.out.write_text(to_json({"rows": rows, "source": source()}) + "\n", encoding="utf-8")
     if options.plot:
         plot_trade_offs(curves, options.plot, limits, "the batch-clipping paper's settings")
     return rows

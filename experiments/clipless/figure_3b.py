@@ -29,6 +29,7 @@ from image_spaces import KNOWN, tasks
 from image_workers import each_result
 
 from tacit.report.run_folder import to_json
+from tacit.report.source import source
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict]:
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict]:
     ends = time.perf_counter() + asked.seconds
     results = each_result(next_job, asked.workers, ends, asked.device, asked.records)
     for job, found in results:
-        line = {**job.facts(), **found}
+        line = {**job.facts(), **found, "source": source()}
         lines.append(line)
         with asked.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(json.loads(to_json(line)), ensure_ascii=False) + "\n")

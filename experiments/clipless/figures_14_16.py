@@ -28,6 +28,7 @@ from image_workers import each_result
 
 from tacit.report.canvas import blank, save
 from tacit.report.run_folder import to_json
+from tacit.report.source import source
 
 SEEDS = (0, 1, 2, 3, 4)
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
@@ -187,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict]:
             lambda _: next(todo, None), asked.workers, ends, asked.device, asked.records
         )
         for job, found in results:
-            line = {**job.facts(), "architecture": wanted[job], **found}
+            line = {**job.facts(), "architecture": wanted[job], **found, "source": source()}
             lines.append(line)
             with asked.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(json.loads(to_json(line)), ensure_ascii=False) + "\n")

@@ -27,6 +27,7 @@ from tacit.data import PublicScaler
 from tacit.data.catalogue import lookup
 from tacit.diagnostics import GradientNorms, InputNorms, gradient_histogram, input_norms
 from tacit.report.canvas import blank, save
+from tacit.report.source import source
 
 SETTING = Setting("mlp:256", 1024, 60, scale=40.0, clip=0.2, learning_rate=1.5)
 MODELS = ["mlp:256", "mixer:4:64", "pooled:6:3:64:2"]
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> dict:
         plot(found, trained, asked.out / f"figures_9_11_12_{asked.dataset}_{name}.png")
         report["models"][model] = {"epsilon": facts["epsilon"], "norms": shares(found, trained)}
     path = asked.out / f"norms_{asked.dataset}.json"
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps({**report, "source": source()}, indent=2) + "\n", encoding="utf-8")
     return report
 
 

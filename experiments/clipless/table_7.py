@@ -46,6 +46,7 @@ import tacit
 from tacit import Records
 from tacit.data import PublicScaler, release_statistics
 from tacit.losses import BinaryCrossEntropy
+from tacit.report.source import source
 
 EPSILON = 1.0
 # δ, and the published AUROC of clipless and of DP-SGD, in percent.
@@ -292,7 +293,7 @@ def main() -> None:
             for name in options.sets
         ]
         for future in asked:
-            row = future.result()
+            row = {**future.result(), "source": source()}
             results.append(row)
             best = max(row["published_clipless"], row["published_dp_sgd"])
             print(

@@ -27,6 +27,8 @@ from sklearn.svm import SVC
 from table_7 import KERNELS, SETS, load
 from table_7_models import PublicKernel, Setting
 
+from tacit.report.source import source
+
 
 def kernel_features(name: str, width: int) -> FunctionTransformer:
     """The table's own features at the middle of its space, all values of equal relevance."""
@@ -87,7 +89,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = ceilings(options.set, options.repeats)
     if options.out:
-        options.out.write_text(json.dumps(rows, indent=2) + "\n")
+        options.out.write_text(json.dumps({"rows": rows, "source": source()}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from runs import Setting, run
 from side_by_side import Job, each_result
 
 from tacit.report.run_folder import to_json
+from tacit.report.source import source
 
 LINEAR = Setting(
     "mnist", "scattering", 10.0, "ball", temperature=0.0078, batch_size=16_384, steps=100,
@@ -309,6 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict]:
             "held_out": job.held_out,
             "setting": asdict(job.setting),
             **found,
+            "source": source(),
         }
         lines.append(line)
         with asked.out.open("a", encoding="utf-8") as file:

@@ -20,6 +20,7 @@ from shuffled import shuffled_epsilon
 
 import tacit
 from tacit.report.run_folder import to_json
+from tacit.report.source import source
 
 
 def row_of(recipe: Recipe) -> dict:
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict]:
     for row in rows:
         print(*(f"{v:.3f}" if isinstance(v, float) else v for v in row.values()), sep="\t")
     if asked.out is not None:
-        asked.out.write_text(to_json(rows) + "\n", encoding="utf-8")
+        asked.out.write_text(to_json({"rows": rows, "source": source()}) + "\n", encoding="utf-8")
     return rows
 
 

@@ -116,7 +116,6 @@ def test_statistics_released_are_in_the_plan_and_charged(tmp_path: Path) -> None
 def test_convert_is_read_back_as_converted(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, *SETS, "--model", "convnet", "--statistics", "convert")
     assert len(facts["config"]["used"]["model_changes"]) == 4
-    _, test = tacit.load("digits")
     network = read_run(tmp_path).network()
     assert sum(isinstance(m, nn.GroupNorm) for m in network.modules()) == 4
 

@@ -11,7 +11,6 @@ import torch
 import typer
 from rich.console import Console
 
-import tacit
 from tacit.certificates import CertifiedAccuracy, certified_accuracy
 from tacit.cli import accounting_options as options
 from tacit.cli.devices import device_from
@@ -23,6 +22,7 @@ from tacit.data.catalogue import lookup
 from tacit.data.preprocessing import load_preprocessing
 from tacit.data.scaling import Scaler
 from tacit.report.run_folder import to_json, write_json
+from tacit.report.source import source
 
 PIXELS = "pixels in [0, 1], before any scaling"
 AS_SCALED = "inputs as the network is given them"
@@ -59,7 +59,7 @@ def certificate_of(
     test, before, about = held_out(run)
     network = run.network().to(device)
     found = certified_accuracy(network, test, radii, before=before)
-    facts = {**found.facts(), "inputs": about, "dataset": test.name, "tacit": tacit.__version__}
+    facts = {**found.facts(), "inputs": about, "dataset": test.name, **source()}
     write_json(facts, folder / "certificate.json")
     found.plot(folder / "certified.png")
     return found, facts

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-import tacit
 from tacit.data.preprocessing import FILE as PREPROCESSING
 from tacit.data.preprocessing import Preprocessing, Stage
 from tacit.data.records import Records
 from tacit.report.plot import plot_history
+from tacit.report.source import source
 from tacit.statistics import refuse_private_statistics
 from tacit.training.run import Run
 
@@ -27,12 +27,12 @@ _FILES = ("run.json", "weights.safetensors", "progress.png")
 
 
 def environment() -> dict[str, Any]:
-    """The versions that a figure depends on."""
+    """The commit and the versions that a figure depends on."""
     import numpy
     import scipy
 
     return {
-        "tacit": tacit.__version__,
+        **source(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
@@ -63,7 +63,9 @@ def save_run(
     """
     refuse_private_statistics(run.model)
     target = Path(folder)
-    if not overwrite and any((target / name).exists() for name in _FILES):
+    # Without one of its own, a run must not replace preprocessing that another has paid for.
+    kept = _FILES if preprocessing is not None else (*_FILES, PREPROCESSING)
+    if not overwrite and any((target / name).exists() for name in kept):
         raise ValueError(
             f"folder {str(target)!r} holds a run already; give another folder, or overwrite=True"
         )
