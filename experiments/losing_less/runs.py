@@ -292,8 +292,10 @@ def run(
         return plain if look is None else {**plain, "seen": look(model, train)}
     rate = setting.batch_size / len(train)  # every record of the set takes part: N is published
     z = setting.noise_multiplier
+    asked = time.perf_counter()
     if z is None:
         z = least_noise(rate, setting.steps, setting.epsilon, prelude)
+    calibration = time.perf_counter() - asked
     trainer = tacit.Trainer(
         model,
         loss_of(setting),
@@ -335,6 +337,7 @@ def run(
         "steps": finished.steps,
         "stopped": finished.stopped,
         "seconds": path[-1]["seconds"],
+        "calibration_seconds": calibration,
         "sampling": finished.plan.scheme.describe(),
         "path": path,
     }

@@ -294,8 +294,15 @@ def test_a_run_that_fails_is_written_down_and_the_others_go_on(folder: Folder) -
 
 def test_time_to_a_target(folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module = folder("time_to")
-    arguments = ["--small", "--device", "cpu", "--threads", "1", "--seeds", "0",
+    arguments = ["--small", "--device", "cpu", "--threads", "1", "--seeds", "0", "1",
                  "--out", str(tmp_path / "t.json"), "--only"]  # fmt: skip
+    calls = []
+
+    def counted(*given, **more):
+        calls.append(given)
+        return 10.0
+
+    monkeypatch.setattr(tacit, "calibrate", counted)
     targets = {
         "low": (0.0, module.TARGETS["mnist 97"][1]),
         "high": (1.1, module.TARGETS["mnist 97"][1]),
@@ -310,10 +317,14 @@ def test_time_to_a_target(folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_p
     ]
     temperatures = [report[name]["setting"]["temperature"] for name in ("low", "high")]
     assert temperatures == [targets["low"][1].temperature, 0.5]
-    assert report["low"]["reached"] == "1 of 1"
+    # Every seed of every target calibrates within its own time, also at a setting met before.
+    assert len(calls) == 4
+    for row in (row for target in report.values() for row in target["runs"]):
+        assert 0 < row["calibration"] < row["path"][0]["seconds"]
+    assert report["low"]["reached"] == "2 of 2"
     assert 0 < report["low"]["median seconds"] < report["low"]["with features"]
-    assert report["low"]["median seconds"] <= report["low"]["runs"][0]["whole"]
-    assert report["high"]["reached"] == "0 of 1"
+    assert report["low"]["median seconds"] <= max(r["whole"] for r in report["low"]["runs"])
+    assert report["high"]["reached"] == "0 of 2"
     assert report["high"]["with features"] is None
 
 
