@@ -17,8 +17,8 @@ NOT_COVERED = (
 )
 
 SHOWN = (
-    "accuracy and loss are of records most of which equal training records: epsilon does not cover "
-    "what those show; look at records that were held out"
+    "metrics are of records most of which equal training records: epsilon does not cover what "
+    "those show; look at records that were held out"
 )
 
 
