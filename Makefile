@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 train: $(STAMP)
-	$(BIN)/tacit train --dataset digits --query clipless --epsilon 3 --delta 1e-4 --out runs/digits --overwrite
+	$(BIN)/tacit train --dataset digits --query clipless --epsilon 3 --delta 1e-4
 
 test: lint types
 	$(BIN)/python -m pytest -n 2 -q

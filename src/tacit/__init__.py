@@ -10,6 +10,7 @@ from tacit.accounting import (
     Ledger,
     Plan,
     calibrate,
+    check_scheme,
     epsilon,
     epsilon_rdp,
     gaussian_dp_mu,
@@ -68,6 +69,7 @@ from tacit.sampling import (
     ShuffledEpochs,
     ShuffleSampler,
     WithoutReplacement,
+    register_scheme,
 )
 from tacit.statistics import PublicStatistics, ReleasedStatistics
 from tacit.training import Callback, MovingAverage, Run, Sparsification, Trainer, evaluate
@@ -136,6 +138,7 @@ __all__ = [
     "certificates",
     "check_gradient_rule",
     "check_loss",
+    "check_scheme",
     "diagnostics",
     "epsilon",
     "epsilon_rdp",
@@ -154,6 +157,7 @@ __all__ = [
     "propagate",
     "register_gradient_rule",
     "register_loss",
+    "register_scheme",
     "save_run",
     "split_public",
     "statistics",

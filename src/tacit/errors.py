@@ -13,6 +13,10 @@ class PlanChanged(TacitError, ValueError):
     """A run released something other than what it had planned before it began."""
 
 
+class LedgerDamaged(TacitError, ValueError):
+    """A ledger's file is not one, was changed or cut short, or is not the newest copy."""
+
+
 class UnsupportedEvent(TacitError, ValueError):
     """The accountant has no sound analysis of this event under this neighbouring relation."""
 

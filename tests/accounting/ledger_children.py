@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from tiny_run import gradient, one_weight, release
 
 from tacit import Budget, BudgetExceeded, Ledger, Plan
-from tacit.accounting.ledger_store import LedgerStore
+from tacit.accounting.ledger_log import LedgerLog
 from tacit.randomness import Stream
 
 # A server that has imported torch once and forks clean children: none inherits a ledger.
@@ -47,7 +47,7 @@ def charge_late(self, private, into) -> None:
         self.begin(private.plan)
     private.draw_into(into)
     if self._lease == 0:
-        self._lease = self._take_lease(self.lease_steps)
+        self._lease = self._take_lease(self._lease_size())
     self._lease -= 1
 
 
@@ -78,18 +78,18 @@ def _plant_kill(moment: str, countdown: int) -> None:
         if left[0] == 0:
             die()
 
-    whole = LedgerStore.transaction
+    whole = LedgerLog.transaction
 
     @contextmanager
     def transaction(self):
-        with whole(self):
-            yield
+        with whole(self) as state:
+            yield state
             if moment == "before commit":
                 now()
         if moment == "after commit":
             now()
 
-    LedgerStore.transaction = transaction
+    LedgerLog.transaction = transaction
     draw = Stream.normals
 
     def normal(self, *args):

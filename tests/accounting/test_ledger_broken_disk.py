@@ -62,19 +62,19 @@ def test_a_file_that_became_read_only_releases_nothing(tmp_path):
     model = one_weight()
     ledger.release(gradient(PLAN, model), into=model)
     before = model.weight.grad.clone()
-    connect = ledger._store._connect
+    connect = ledger._log._connect
 
-    def read_only(create):
-        db = connect(create)
+    def read_only():
+        db = connect()
         db.execute("PRAGMA query_only = ON")
         return db
 
-    ledger._store._connect = read_only
+    ledger._log._connect = read_only
     for _ in range(2):
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             ledger.release(gradient(PLAN, model), into=model)
     assert model.weight.grad.equal(before)
-    ledger._store._connect = connect
+    ledger._log._connect = connect
     assert release(ledger, PLAN, 1) == 1
     assert charged(tmp_path / "ledger") == 2
 
@@ -102,7 +102,7 @@ def test_a_busy_ledger_is_waited_for_or_refused(tmp_path, monkeypatch):
     """Somebody else holds the write lock for ever."""
     ledger = Ledger(tmp_path / "ledger", ROOMY, lease_steps=1)
     release(ledger, PLAN, 1)
-    monkeypatch.setattr("tacit.accounting.ledger_store.WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("tacit.accounting.ledger_log.WAIT_SECONDS", 0.05)
     other = sqlite3.connect(tmp_path / "ledger", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(sqlite3.OperationalError, match="locked"):

@@ -9,16 +9,15 @@ from tiny_run import ADD, ROOMY, charged, gaussian_plan, release
 
 from tacit import Budget, BudgetExceeded, Ledger, MiniSets, Plan, Poisson
 from tacit.accounting.filter import allowance, best_order, epsilon_at
-from tacit.accounting.ledger_store import LedgerStore
 from tacit.accounting.rdp import ORDERS, renyi_curve
 
 TIGHT = gaussian_plan(10.0)  # takes all that PLD allows: more than RDP would
 
 
 def order_of(path):
-    store = LedgerStore(path)
-    with store.transaction():
-        return store.budget()[1]
+    ledger = Ledger(path)
+    with ledger._log.transaction() as state:
+        return state.order()
 
 
 def epsilon_of_gaussians(order, inverse_squares, delta):

@@ -6,7 +6,8 @@ import pytest
 from tiny_run import ROOMY, gaussian_plan, release
 
 from tacit import Ledger
-from tacit.accounting.ledger_statement import read_statement
+from tacit.accounting.ledger import read_statement
+from tacit.errors import LedgerDamaged
 
 PLAN = gaussian_plan(50.0, 500)
 
@@ -55,19 +56,25 @@ def test_what_is_no_ledger_is_refused_and_left_as_it_was(make, budget, tmp_path)
     make(path)
     before = path.read_bytes()
     for attempt in (lambda: Ledger(path, budget), lambda: read_statement(path)):
-        with pytest.raises(ValueError, match="no ledger") as refused:
+        with pytest.raises(LedgerDamaged, match="no ledger") as refused:
             attempt()
         assert str(path) in str(refused.value)
         assert path.read_bytes() == before
         assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_an_empty_file_becomes_a_ledger_only_with_a_budget(tmp_path):
+@pytest.mark.parametrize("budget", [ROOMY, None])
+def test_an_empty_file_is_not_a_new_ledger(budget, tmp_path):
+    """A ledger that was emptied must not start again from zero."""
     path = tmp_path / "ledger"
-    path.touch()
-    with pytest.raises(ValueError, match="empty file"):
-        read_statement(path)
-    assert path.stat().st_size == 0
+    with Ledger(path, ROOMY) as ledger:
+        release(ledger, PLAN, 2)
+    path.write_bytes(b"")
+    for attempt in (lambda: Ledger(path, budget), lambda: read_statement(path)):
+        with pytest.raises(LedgerDamaged, match="empty file"):
+            attempt()
+    assert path.read_bytes() == b""
+    path.unlink()  # the remedy, where no ledger was there
     with Ledger(path, ROOMY) as ledger:
         assert release(ledger, PLAN, 2) == 2
 
@@ -93,7 +100,7 @@ def test_what_is_still_in_the_log_is_read(tmp_path):
     path = tmp_path / "ledger"
     Ledger(path, ROOMY).close()
     other = sqlite3.connect(path)
-    assert other.execute("SELECT count(*) FROM runs").fetchone() == (0,)  # keeps the log alive
+    assert other.execute("SELECT count(*) FROM log").fetchone() == (1,)  # keeps the log alive
     with Ledger(path) as ledger:
         release(ledger, PLAN, 3)
     assert (tmp_path / "ledger-wal").stat().st_size > 0

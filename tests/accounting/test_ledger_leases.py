@@ -1,7 +1,5 @@
 """A crash wastes at most one lease; an end in good order wastes nothing."""
 
-import sqlite3
-
 import pytest
 from tiny_run import ADD, ROOMY, charged, gaussian_plan, release
 
@@ -124,17 +122,3 @@ def test_no_two_beginnings_are_one_life(tmp_path):
     assert lives[0] == (1, 1)
     assert charges[0] == charges[1]
     assert len(set(lives)) == len(lives)
-
-
-def test_a_ledger_from_before_lives_were_counted_is_taken(tmp_path):
-    plan = gaussian_plan(steps=4)
-    with Ledger(tmp_path / "ledger", ROOMY) as ledger:
-        ledger.begin(plan, name="one")
-        assert release(ledger, plan, 2) == 2
-    with sqlite3.connect(tmp_path / "ledger") as db:
-        db.execute("DROP TABLE beginnings")
-    db.close()
-    with Ledger(tmp_path / "ledger") as again:
-        again.begin(plan, name="one")
-        assert again.life() == (1, 1)
-        assert again.run_status()[0] == 2

@@ -1,8 +1,6 @@
 """Many processes on one file never overspend together."""
 
 import multiprocessing
-import sqlite3
-import threading
 
 import pytest
 from ledger_children import CLEAN, race
@@ -60,18 +58,3 @@ def test_opening_a_fresh_file_together_is_no_accident(tmp_path):
     for i in range(12):
         race(CLEAN, tmp_path / f"ledger {i}", Budget(3.0, 1e-13), jobs, fresh=True)
         assert len(Ledger(tmp_path / f"ledger {i}").statement().runs) == 4
-
-
-def test_a_fresh_file_that_somebody_else_is_writing_is_waited_for(tmp_path):
-    """The race above, held still: going over to the write-ahead log does not wait by itself."""
-    other = sqlite3.connect(tmp_path / "ledger", isolation_level=None, check_same_thread=False)
-    other.execute("CREATE TABLE claims (run, what, noise_multiplier, PRIMARY KEY (run, what))")
-    other.execute("BEGIN IMMEDIATE")
-    other.execute("INSERT INTO claims VALUES (9, 'theirs', 1.0)")
-    done = threading.Timer(0.3, lambda: other.execute("COMMIT"))
-    done.start()
-    try:
-        Ledger(tmp_path / "ledger", ROOMY).close()
-    finally:
-        done.join()
-        other.close()

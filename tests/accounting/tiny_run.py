@@ -46,16 +46,25 @@ def release(ledger: Ledger, plan: Plan, count: int = 1) -> int:
     return count
 
 
-def charged(ledger_path, name: str | None = None) -> int:
-    """Steps charged on disk, read by a connection of its own."""
+def log_rows(ledger_path, *kinds: str) -> list[dict]:
+    """The bodies of the rows on disk, read by a connection of its own."""
+    import json
     import sqlite3
 
     with sqlite3.connect(ledger_path, timeout=60) as db:
-        where, values = ("", ()) if name is None else (" WHERE name = ?", (name,))
-        (total,) = db.execute(
-            f"SELECT COALESCE(SUM(charged), 0) FROM runs{where}", values
-        ).fetchone()
+        rows = db.execute("SELECT kind, body FROM log ORDER BY seq").fetchall()
     db.close()
+    return [{"kind": kind, **json.loads(body)} for kind, body in rows if kind in kinds]
+
+
+def charged(ledger_path, name: str | None = None) -> int:
+    """Events charged on disk and not returned."""
+    total, names = 0, {}
+    for row in log_rows(ledger_path, "run", "charge", "return"):
+        if row["kind"] == "run":
+            names[row["run"]] = row["name"]
+        elif name in (None, names[row["run"]]):
+            total += row["events"] if row["kind"] == "charge" else -row["events"]
     return total
 
 
@@ -69,6 +78,7 @@ __all__ = [
     "charged",
     "gaussian_plan",
     "gradient",
+    "log_rows",
     "one_weight",
     "release",
 ]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tacit.accounting.ledger_statement import read_statement
+from tacit.accounting.ledger import read_statement
 from tacit.cli import app
 from tacit.cli.run_place import make_room, require_room
+from tacit.errors import BudgetExceeded
 
 FAST = ["--steps", "3", "--epsilon", "1", "--delta", "1e-4", "--quiet", "--json", "--seed", "0"]
 STALE = ("certificate.json", "certified.png", "trade_off.png")
@@ -85,9 +86,54 @@ def test_a_run_that_cannot_begin_leaves_the_old_one(
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
-def test_the_new_run_says_that_the_old_ledger_is_gone(tmp_path: Path) -> None:
-    assert train(tmp_path).exit_code == 0
-    result = train(tmp_path, "--overwrite")
-    assert result.exit_code == 0, result.exception
-    assert any("replaced an earlier one" in note for note in json.loads(result.stdout)["notes"])
-    assert len(read_statement(tmp_path / "ledger.sqlite").runs) == 1
+@pytest.mark.parametrize("ledger", [None, "ledger.sqlite", "elsewhere.sqlite"])
+def test_overwrite_never_deletes_charges(tmp_path: Path, ledger: str | None) -> None:
+    """A run that took its budget is still there after --overwrite, and the new run is refused."""
+    folder = tmp_path / "x"
+    told = [] if ledger is None else ["--ledger", str(folder / ledger)]
+    assert train(folder, *told).exit_code == 0
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    result = train(folder, "--overwrite", *told)
+    assert isinstance(result.exception, BudgetExceeded)
+    for word in (str(folder / (ledger or "ledger.sqlite")), "--ledger", "--out"):
+        assert word in str(result.exception)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_the_new_run_is_charged_on_the_same_ledger(tmp_path: Path) -> None:
+    create(tmp_path / "ledger.sqlite")  # a folder's own ledger, with room for several runs
+    for charged in (1, 2):
+        result = train(tmp_path, "--overwrite")
+        assert result.exit_code == 0, result.exception
+        assert len(read_statement(tmp_path / "ledger.sqlite").runs) == charged
+        notes = json.loads(result.stdout)["notes"]
+        assert any("keeps the charges of both" in note for note in notes) == (charged == 2)
+
+
+def test_the_remedy_for_a_refused_overwrite_works(tmp_path: Path) -> None:
+    assert train(tmp_path / "x").exit_code == 0
+    create(tmp_path / "larger")
+    assert train(tmp_path / "x", "--overwrite", "--ledger", str(tmp_path / "larger")).exit_code == 0
+    assert len(read_statement(tmp_path / "x" / "ledger.sqlite").runs) == 1, "the first is kept"
+    assert train(tmp_path / "y").exit_code == 0
+
+
+def test_a_run_without_a_folder_takes_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `make train` relies on: it succeeds however often it is called."""
+    monkeypatch.chdir(tmp_path)
+    for _ in range(3):
+        result = CliRunner().invoke(app, ["train", *FAST])
+        assert result.exit_code == 0, result.exception
+    folders = sorted(tmp_path.glob("runs/digits-*"))
+    assert len(folders) == 3
+    for folder in folders:
+        assert len(read_statement(folder / "ledger.sqlite").runs) == 1
+
+
+def test_make_train_deletes_nothing() -> None:
+    command = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
+    (line,) = [line for line in command.splitlines() if "tacit train" in line]
+    assert "--overwrite" not in line
+    assert "--out" not in line

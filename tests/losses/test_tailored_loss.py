@@ -34,7 +34,6 @@ from tacit.losses import (
 from tacit.losses.focal import _peak
 from tacit.queries.engines import Task
 from tacit.queries.engines.record_losses import losses_of
-from tacit.sampling.epochs import epochs_of
 
 torch.set_num_threads(1)
 H = torch.tensor([[0.5, -1.0, 2.0], [0.0, 0.25, -0.5]], dtype=torch.float64)
@@ -281,12 +280,10 @@ def test_the_trainer_says_the_epoch_to_a_copy_of_its_own():
 
 
 def test_epochs_are_public_functions_of_the_step():
-    assert epochs_of(tacit.Poisson(0.02), 150) == pytest.approx(3.0)
-    assert epochs_of(tacit.WithoutReplacement(50, 5), 15) == pytest.approx(1.5)
-    assert epochs_of(tacit.ShuffledEpochs(8), 12) == pytest.approx(1.5)
-    assert epochs_of(tacit.MiniSets(10, 3, chosen=2), 10) == pytest.approx(2.0)
-    with pytest.raises(tacit.errors.UndeclaredConstant, match=r"loss\.at\(epoch\)"):
-        epochs_of(object(), 1)  # type: ignore[arg-type]
+    assert tacit.Poisson(0.02).epochs(150) == pytest.approx(3.0)
+    assert tacit.WithoutReplacement(50, 5).epochs(15) == pytest.approx(1.5)
+    assert tacit.ShuffledEpochs(8).epochs(12) == pytest.approx(1.5)
+    assert tacit.MiniSets(10, 3, chosen=2).epochs(10) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """Events to ε; trade-off curves; calibration; the ledger."""
 
 from tacit.accounting.accountant import calibrate, epsilon, epsilon_rdp, steps_within
+from tacit.accounting.check_scheme import check_scheme
 from tacit.accounting.gaussian_dp import GaussianDpEstimate, gaussian_dp_mu
 from tacit.accounting.layerwise import layerwise_multiplier
 from tacit.accounting.ledger import Ledger
-from tacit.accounting.ledger_statement import Statement
+from tacit.accounting.ledger_state import Statement
 from tacit.accounting.no_privacy import no_privacy
 from tacit.accounting.plan import Plan
 from tacit.accounting.subsample import subsample
@@ -18,6 +19,7 @@ __all__ = [
     "Statement",
     "TradeOff",
     "calibrate",
+    "check_scheme",
     "epsilon",
     "epsilon_rdp",
     "gaussian_dp_mu",

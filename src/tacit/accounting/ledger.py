@@ -9,93 +9,133 @@ Rules, each decided inside one write transaction, so that processes cannot overs
 3. A first run whose planned RDP would not pass the filter may still run, held to the ledger's
    budget by PLD alone; but then it is *exclusive*: no other run is ever let in. The filter holds
    in all outcomes or PLD does; letting the outcome choose between the two would prove neither.
-4. Events are charged in leases, durably, before their noise is drawn. A crash wastes at most one
-   lease. What is left of a lease is given back when the ledger is closed in good order.
+4. Events are charged in leases, durably, before their noise is drawn. A lease is at most one
+   percent of the run's events, or one event. A crash wastes at most one lease; a clean end, also
+   by an exception, Ctrl-C or sys.exit, returns what was not used.
 5. All batches of one shuffled epoch are one event; every other step is an event of its own.
+6. Two attempts on a ledger never draw the same seeded batches where sampling amplifies.
+
+The file is in `ledger_log`, what its rows mean in `ledger_state`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
+import atexit
+import datetime
+import json
+import logging
 import os
+import sqlite3
 import sys
 import threading
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 import dp_accounting as dpa
-import numpy as np
 from torch import nn
 
-from tacit.accounting.filter import allowance, best_order
-from tacit.accounting.ledger_claims import acknowledge, require_one_more, require_unclaimed
-from tacit.accounting.ledger_statement import Statement, statement_in
-from tacit.accounting.ledger_store import LedgerStore, RunRow
+from tacit.accounting.check_scheme import check_counts
+from tacit.accounting.ledger_log import LedgerLog, copied
+from tacit.accounting.ledger_state import (
+    LedgerState,
+    RunState,
+    Statement,
+    budget_fields,
+    event_limit,
+    first_row,
+    require_one_more,
+    require_unclaimed,
+    statement_of,
+)
 from tacit.accounting.plan import Plan
-from tacit.accounting.rdp import ORDERS, renyi_curve
+from tacit.accounting.release import Release
 from tacit.budget import Budget
-from tacit.errors import BudgetExceeded, PlanChanged
+from tacit.errors import BudgetExceeded, PlanChanged, TacitError
 from tacit.private_gradient import PrivateGradient
 from tacit.process_lock import ProcessLock
-
-DEFAULT_LEASE_STEPS = 64
+from tacit.sampling.registry import UnregisteredScheme
 
 
 class Ledger:
     """Charges privacy before it is spent, in one SQLite file for all runs over the same data.
 
-    `path=None` keeps it in memory, for one process. The budget is written once and must be the
-    same ever after; leave it out to open a file that has one.
+    The file is a log whose rows form a hash chain: what was edited, deleted or reordered raises
+    LedgerDamaged when the file is opened. Limits and costs are computed from the stored plans.
+
+    Args:
+        path: The ledger's file, made if it is missing; None keeps it in memory, for one process.
+        budget: Written once, and the same ever after; leave it out to open a file that has one.
+        lease_steps: The most events to charge at once. One percent of a run is the limit anyway.
+        anchor: A file elsewhere that follows the ledger's head. It finds an old copy of the
+            ledger that was put back, which the ledger itself cannot know of.
+
+    Example:
+        >>> with tacit.Ledger("data.sqlite", tacit.Budget(3.0, 1e-5)) as ledger:
+        ...     ledger.release(mechanism.privatise(model, loss, batch), into=model)
     """
+
+    _run_id: int | None
+    _plan: Plan | None
+    _occasions: set[Hashable]
+    _batches: set[str]
 
     def __init__(
         self,
         path: str | os.PathLike[str] | None = None,
         budget: Budget | None = None,
         *,
-        lease_steps: int = DEFAULT_LEASE_STEPS,
+        lease_steps: int | None = None,
+        anchor: str | os.PathLike[str] | None = None,
     ) -> None:
-        if lease_steps < 1:
+        if lease_steps is not None and lease_steps < 1:
             raise ValueError(f"lease_steps is {lease_steps}; give at least 1")
+        if anchor is not None and path is None:
+            raise ValueError("a ledger in memory cannot be put back; leave out anchor")
         self.lease_steps = lease_steps
         if budget is None and (path is None or not os.path.exists(path)):
             raise ValueError(f"no ledger at {path}; give a budget to make a new one")
-        self._store = LedgerStore(path)
-        with self._store.transaction():
-            held = self._store.budget()
-            if held is None:
-                if budget is None:
-                    raise ValueError(f"{path} holds no budget; give one")
-                self._store.set_budget(budget)
-                self.budget = budget
-            elif budget is not None and budget != held[0]:
-                raise ValueError(
-                    f"the ledger at {path} was made for {held[0]}, not {budget}; open it without "
-                    "a budget, or keep another ledger for other data"
-                )
-            else:
-                self.budget = held[0]
-        self._pid = os.getpid()
-        self._run_id: int | None = None
-        self._plan: Plan | None = None
-        self._own_limit, self._lease = 0, 0
-        self._life = 0, 0
-        self._released = 0
-        self._occasions: set[Hashable] = set()
-        self._owner = threading.get_ident()
+        first = None if budget is None else first_row(budget)
+        self._log = LedgerLog(path, LedgerState, first, anchor=anchor)
+        with self._log.transaction() as state:
+            self.budget = state.budget
+        if budget is not None and budget != self.budget:
+            raise ValueError(
+                f"the ledger at {path} was made for {self.budget}, not {budget}; open it without "
+                "a budget, or keep another ledger for other data"
+            )
         self._lock = ProcessLock()
-
-    @property
-    def identity(self) -> str:
-        values = self.budget.epsilon, self.budget.delta, self.budget.relation.value
-        return hashlib.sha256(repr(values).encode()).hexdigest()
+        self._owner = threading.get_ident()
+        self._forget()
 
     @property
     def path(self) -> os.PathLike[str] | None:
-        return self._store.path
+        return self._log.path
+
+    @property
+    def identity(self) -> str:
+        """The digest of the first row. It depends on the budget alone, so that a seed repeats a
+        run on another ledger of the same budget; within a ledger, `life` tells runs apart."""
+        return self._log.identity
+
+    @property
+    def head(self) -> str:
+        """The digest of the last row. Write it down, and `verify` finds an old copy put back."""
+        with self._own_transaction():
+            return self._log.head.digest
+
+    def verify(self, head: str | None = None) -> None:
+        """Check the whole chain again, and that `head`, if given, is the digest of a row in it.
+
+        Raises LedgerDamaged.
+        """
+        with self._lock:
+            self._log.verify(head)
+
+    def write_anchor(self, anchor: str | os.PathLike[str]) -> None:
+        """Write the ledger's head to a file that `Ledger(anchor=...)` will then follow."""
+        with self._lock:
+            self._log.write_anchor(anchor)
 
     def begin(self, plan: Plan, *, name: str | None = None, budget: Budget | None = None) -> None:
         """Start a run, or go on with the run of that name if its plan is the same.
@@ -116,30 +156,36 @@ class Ledger:
                 f"the run is for {plan.relation}, the ledger for {self.budget.relation}; "
                 "give both the same relation"
             )
-        limit = self._event_limit(plan, own)
+        if not (name is None or isinstance(name, str)):
+            raise ValueError(f"the run's name is {name!r}; give text")
+        check_counts(plan.scheme)
+        stored = json.loads(plan.to_json())  # refuses what could not be read back
+        limit = event_limit(plan, own, self.budget)
         if plan.prelude and limit == 0:
             raise BudgetExceeded(
                 "what comes before the first step leaves no budget for any step; nothing is charged"
             )
-        base = renyi_curve(plan.event_of_count(0), plan.accounted_relation)
-        event = renyi_curve(plan.step_event, plan.accounted_relation)
-        with self._store.transaction():
-            runs = self._store.runs()
-            same = next((run for run in runs if run.name == name), None)
-            if same is None:
-                run_id = self._admit(name, plan, limit, runs, base, event)
-            elif same.plan == plan:
-                run_id = same.id
-            else:
+        with self._log.transaction() as state:
+            others = state.live()
+        for other in others:  # accounting takes its time, so not while others wait for the file
+            if other.first:
+                with suppress(UnregisteredScheme):
+                    _ = other.limit
+        with self._log.transaction() as state:
+            run = None if name is None else state.named(name)
+            if run is None:
+                new_name = state.free_name() if name is None else name
+                run = self._admit(state, new_name, stored, own)
+            elif run.plan != plan:
                 raise PlanChanged(
-                    f"run {name!r} began with {same.plan}, not {plan}; give the new run "
+                    f"run {name!r} began with {run.plan}, not {plan}; give the new run "
                     "a name of its own"
                 )
-            acknowledge(self._store, run_id, plan)
-            beginning = self._store.add_beginning(run_id)
+            self._acknowledge(run, plan)
+            attempt = self._add_attempt(run, own)
         self._owner = threading.get_ident()
-        self._run_id, self._plan, self._own_limit = run_id, plan, limit
-        self._life = run_id, beginning
+        self._run_id, self._attempt, self._plan = run.id, attempt, plan
+        self._own, self._own_limit = own, limit
 
     def release(self, private: PrivateGradient, into: nn.Module) -> None:
         """Charge a step, then draw its noise and set `.grad`; or refuse with BudgetExceeded.
@@ -150,7 +196,7 @@ class Ledger:
         with self._lock:
             self._charge(private)
             self._released += 1
-            private.draw_into(into, self.identity, *self._life, self._released)
+            private.draw_into(into, self.identity, *self.life(), self._released)
 
     def _charge(self, private: PrivateGradient) -> None:
         self._mind_forks()
@@ -161,25 +207,33 @@ class Ledger:
                     "sampling and relation are fixed when it begins: begin another run"
                 )
             self.begin(private.plan)
-        if private.occasion is None or private.occasion not in self._occasions:
-            if self._lease <= 0:
-                # An epoch is charged when it begins: whether there will be another is not known.
-                wanted = self.lease_steps if private.occasion is None else 1
-                self._lease = self._take_lease(wanted)
+        assert self._plan is not None
+        batches = private.sampling if self._plan.scheme.amplifies() else None
+        new_batches = batches is not None and batches not in self._batches
+        paid = private.occasion is not None and private.occasion in self._occasions
+        wanted = 0
+        if not paid and self._lease <= 0:
+            # An epoch is charged when it begins: whether there will be another is not known.
+            wanted = self._lease_size() if private.occasion is None else 1
+        if wanted or new_batches:
+            self._lease += self._take_lease(wanted, batches if new_batches else None)
+        if batches is not None:
+            self._batches.add(batches)
+        if not paid:
             self._lease -= 1
-            if private.occasion is not None:
-                self._occasions.add(private.occasion)
+        if private.occasion is not None:
+            self._occasions.add(private.occasion)
 
     def claim(self, event: dpa.GaussianDpEvent, what: str) -> None:
         """Take, for the release `what`, a Gaussian that the run's plan has in its prelude.
 
         It was charged when the run began; here it is put on disk that it is used. A run releases
-        each `what` once, whoever goes on with it: what crashes after its claim has used it.
+        each `what` once, in all of its attempts: what crashes after its claim has used it.
         """
-        with self._own_transaction():
-            run_id, plan = self._planned(event, what)
-            require_unclaimed(event, what, plan, self._store.claims(run_id))
-            self._store.add_claim(run_id, what, event.noise_multiplier)
+        with self._own_transaction() as state:
+            run, plan = self._planned(state, event, what)
+            require_unclaimed(event, what, plan, run.claims)
+            self._add_claim(run, event, what)
 
     def claim_next(self, event: dpa.GaussianDpEvent, what: str) -> str:
         """Claim one more such Gaussian of the run's plan, and say under which name.
@@ -187,70 +241,84 @@ class Ledger:
         However many the plan has of this multiplier, so many releases there are in the life of the
         run, whichever processes make them. Once it is made, `name_claim` says which value it was.
         """
-        with self._own_transaction():
-            run_id, plan = self._planned(event, what)
-            held = self._store.claims(run_id)
-            require_one_more(event, what, plan, held)
-            name = f"{what}, claim {len(held) + 1}"
-            self._store.add_claim(run_id, name, event.noise_multiplier)
+        with self._own_transaction() as state:
+            run, plan = self._planned(state, event, what)
+            require_one_more(event, what, plan, run.claims)
+            name = f"{what}, claim {len(run.claims) + 1}"
+            self._add_claim(run, event, name)
         return name
 
     def name_claim(self, claim: str, name: str) -> None:
         """The value of that claim, so that the run knows it when it is handed in (`Release`)."""
-        with self._own_transaction():
-            assert self._run_id is not None
-            if name not in self._store.claims(self._run_id):
-                self._store.rename_claim(self._run_id, claim, name)
+        with self._own_transaction() as state:
+            run = self._current(state)
+            if name not in run.claims:
+                self._log.append("name", run=run.id, claim=claim, name=name)
 
     def require_unclaimed(self, event: dpa.GaussianDpEvent, what: str) -> None:
         """Raise what `claim` would raise, and take nothing."""
-        with self._own_transaction():
-            run_id, plan = self._planned(event, what)
-            require_unclaimed(event, what, plan, self._store.claims(run_id))
+        with self._own_transaction() as state:
+            run, plan = self._planned(state, event, what)
+            require_unclaimed(event, what, plan, run.claims)
 
     def run_status(self) -> tuple[int, int]:
         """Of the current run: events charged, less what this process has left of its lease, and
         the most there can be. Another process's lease counts as used."""
-        run = self._current()
-        return run.charged - self._lease, min(run.event_limit, self._own_limit)
+        with self._own_transaction() as state:
+            run = self._current(state)
+            return run.charged - self._lease, min(run.limit, self._own_limit)
 
     def planned_events(self) -> int:
         """The most that the current run may take, as it was fixed when the run first began.
 
-        A smaller budget that it is gone on with stops it earlier, in view of what was released, so
+        A smaller budget that it is resumed with stops it earlier, in view of what was released, so
         its guarantee is still that of all of these.
         """
-        return self._current().event_limit
+        with self._own_transaction() as state:
+            return self._current(state).limit
 
     def life(self) -> tuple[int, int]:
-        """Of the current run: its number on this ledger, and how often it has begun, from 1.
+        """Of the current run: its number on this ledger, and its attempt, both counted from 1.
 
-        Counted within the transaction that lets the run in, so no two beginnings agree, whichever
-        processes they are in and however much is given back. (1, 1) is the first of all.
-        """
-        self._mind_forks()
-        if self._run_id is None:
-            raise ValueError("no run has begun; begin one, or release a gradient")
-        return self._life
-
-    def end(self) -> None:
-        """End the current run in good order: the unused part of its lease is given back.
-
-        Any thread may end it. It is forgotten first: interrupted after the commit, a second end
-        gives nothing back again, and interrupted before it, the lease is spent.
+        An attempt is one process's part of a run, from `begin` on; a forked process that goes on
+        has another. Each is in the log before anything is charged for it, so no two are the same,
+        in whichever processes and however much is returned. (1, 1) is the first of all.
         """
         with self._lock:
-            run_id, lease, own = self._run_id, self._lease, os.getpid() == self._pid
+            self._mind_forks()
+            if self._run_id is None:
+                raise ValueError("no run has begun; begin one, or release a gradient")
+            if self._attempt == 0:
+                with self._log.transaction() as state:
+                    attempt = self._add_attempt(self._current(state), self._own)
+                self._attempt = attempt
+            return self._run_id, self._attempt
+
+    def end(self) -> None:
+        """End the current run in good order: the unused part of its lease is returned.
+
+        Any thread may end it. It is forgotten first: interrupted after the commit, a second end
+        returns nothing again, and interrupted before it, the lease is spent.
+        """
+        with self._lock:
+            self._mind_forks()
+            run_id, attempt, lease = self._run_id, self._attempt, self._lease
             self._forget()
-            if run_id is not None and own:
-                with self._store.transaction():
-                    self._store.add_charge(run_id, -lease)
-                    self._store.drop_if_nothing_was_released(run_id)
+            if run_id is None or attempt == 0:
+                return
+            with self._log.transaction() as state:
+                run = state.runs[run_id]
+                if run.dropped:
+                    return
+                if lease:
+                    self._log.append("return", run=run_id, attempt=attempt, events=lease)
+                if run.charged == 0 and not run.plan.prelude:
+                    self._log.append("drop", run=run_id)
 
     def close(self) -> None:
         with self._lock:
             self.end()
-            self._store.close()
+            self._log.close()
 
     def __enter__(self) -> Ledger:
         return self
@@ -268,22 +336,25 @@ class Ledger:
 
     def statement(self) -> Statement:
         """Every run and the total. Reading it costs nothing."""
-        with self._lock:
-            return statement_in(self._store)
+        with self._lock, self._log.transaction() as state:
+            return statement_of(state, self._log.head.digest)
 
     def _forget(self) -> None:
         self._pid = os.getpid()
-        self._run_id, self._plan = None, None
-        self._own_limit, self._lease = 0, 0
-        self._life = 0, 0
+        self._run_id = None
+        self._attempt = 0  # 0: none yet in this process
         self._released = 0
-        self._occasions = set()
+        self._plan = None
+        self._own, self._own_limit = self.budget, 0
+        self._lease = 0
+        self._occasions, self._batches = set(), set()
+        _holding.discard(self)
 
     def _mind_forks(self) -> None:
-        """The parent's lease, and the epochs it paid for, are the parent's."""
+        """The parent's attempt, its lease, and the epochs it paid for, are the parent's."""
         if os.getpid() != self._pid:
-            self._pid, self._lease = os.getpid(), 0
-            self._occasions = set()
+            self._pid, self._attempt, self._lease = os.getpid(), 0, 0
+            self._occasions, self._batches = set(), set()
 
     def _mind_owner(self) -> None:
         """A run that another thread began is not ended by this one: it would be told a wrong ε.
@@ -299,99 +370,141 @@ class Ledger:
             )
 
     @contextmanager
-    def _own_transaction(self) -> Iterator[None]:
+    def _own_transaction(self) -> Iterator[LedgerState]:
         with self._lock:
             self._mind_forks()
-            with self._store.transaction():
-                yield
+            with self._log.transaction() as state:
+                yield state
 
-    def _current(self) -> RunRow:
-        with self._own_transaction():
-            run = next((r for r in self._store.runs() if r.id == self._run_id), None)
-        if run is None:
+    def _current(self, state: LedgerState) -> RunState:
+        """The current run, unless another process ended it before anything was charged."""
+        if self._run_id is None:
             raise ValueError("no run has begun; begin one, or release a gradient")
+        run = state.runs[self._run_id]
+        if run.dropped:
+            raise PlanChanged("another process ended this run; begin it again")
         return run
 
-    def _planned(self, event: dpa.GaussianDpEvent, what: str) -> tuple[int, Plan]:
+    def _planned(
+        self, state: LedgerState, event: dpa.GaussianDpEvent, what: str
+    ) -> tuple[RunState, Plan]:
         """The current run, which must have such an event in its plan's prelude."""
         if self._run_id is None or self._plan is None or event not in self._plan.prelude:
             raise PlanChanged(
                 f"{what}: the release costs {event}, and the ledger's current run did not plan for "
                 "that; give it to the Trainer, or begin a run with it in Plan(prelude=...)"
             )
-        return self._run_id, self._plan
+        return self._current(state), self._plan
 
-    def _event_limit(self, plan: Plan, own: Budget) -> int:
-        """How many events the run may take on its own: by plan, its budget and the ledger's."""
-        steps = plan.steps
-        for budget in {own, self.budget}:
-            if steps is not None and plan.epsilon(steps, budget.delta) <= budget.epsilon:
-                continue
-            allowed = plan.steps_within(budget)
-            steps = allowed if steps is None else min(steps, allowed)
-        assert steps is not None
-        return plan.scheme.num_events(steps)
-
-    def _admit(
-        self,
-        name: str | None,
-        plan: Plan,
-        limit: int,
-        others: list[RunRow],
-        base: np.ndarray,
-        event: np.ndarray,
-    ) -> int:
+    def _admit(self, state: LedgerState, name: str, plan: object, own: Budget) -> RunState:
         """Rules 2 and 3: let the run in, alone or under the filter, or refuse it."""
-        owner = next((run for run in others if run.exclusive), None)
-        if owner is not None:
-            raise BudgetExceeded(
-                f"run {owner.name!r} took the whole budget of this ledger "
-                f"(epsilon {self.budget.epsilon:g}); no other run can be let in. To make room for "
-                "several runs, make the ledger with a larger budget than the first run's"
-            )
-        if not others:
-            whole = base + event * limit if limit else base
-            self._store.set_order(best_order(whole, self.budget))
-        at = ORDERS.index(self._order())
-        row = RunRow(0, "", "", plan, limit, False, float(base[at]), float(event[at]))
-        room = self._room(others)
-        if others and row.cost(0) > room:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        number = len(state.runs) + 1
+        self._log.append(
+            "run", run=number, name=name, started=now, plan=plan, budget=budget_fields(own)
+        )
+        run = state.runs[number]
+        if not run.first and run.cost(state.order(), 0) > state.room_beside(run):
             raise BudgetExceeded(
                 "what comes before the first step would pass the ledger's budget of epsilon "
                 f"{self.budget.epsilon:g}, with the runs that it holds; nothing is charged"
             )
-        row = replace(row, exclusive=not others and row.cost(limit) > room)
-        return self._store.add_run(name, row)
+        return run
 
-    def _order(self) -> float:
-        held = self._store.budget()
-        assert held is not None
-        assert held[1] is not None
-        return held[1]
+    def _acknowledge(self, run: RunState, plan: Plan) -> None:
+        """The run pays for the values in its prelude, and for no others in their place.
 
-    def _room(self, others: list[RunRow]) -> float:
-        """The RDP that the filter has left, at the ledger's order, beside these runs."""
-        return allowance(self._order(), self.budget) - math.fsum(run.cost() for run in others)
+        The same value again is free. One more than the plan has raises BudgetExceeded.
+        """
+        for event in plan.prelude:
+            if isinstance(event, Release) and event.name and event.name not in run.claims:
+                require_one_more(event, event.name, plan, run.claims)
+                self._add_claim(run, event, event.name)
 
-    def _take_lease(self, wanted: int) -> int:
-        """Charge up to `wanted` events; at least one, or BudgetExceeded."""
-        assert self._run_id is not None
-        with self._store.transaction():
-            runs = self._store.runs()
-            run = next((r for r in runs if r.id == self._run_id), None)
-            if run is None or run.plan != self._plan:
-                raise PlanChanged("another process ended this run; begin it again")
-            limit = min(run.event_limit, self._own_limit)
-            events = min(wanted, limit - run.charged)
-            if not run.exclusive:
-                room = self._room([r for r in runs if r.id != run.id])
-                while events > 0 and run.cost(run.charged + events) > room:
-                    events -= 1
-            if events <= 0:
+    def _add_claim(self, run: RunState, event: dpa.GaussianDpEvent, claim: str) -> None:
+        noise = float(event.noise_multiplier)
+        self._log.append("claim", run=run.id, claim=claim, noise_multiplier=noise)
+
+    def _add_attempt(self, run: RunState, own: Budget) -> int:
+        attempt = len(run.held) + 1
+        self._log.append("attempt", run=run.id, attempt=attempt, budget=budget_fields(own))
+        return attempt
+
+    def _lease_size(self) -> int:
+        percent = max(1, self._own_limit // 100)
+        return percent if self.lease_steps is None else min(percent, self.lease_steps)
+
+    def _take_lease(self, wanted: int, batches: str | None = None) -> int:
+        """Charge up to `wanted` events, at least one if any is wanted, or raise BudgetExceeded.
+
+        `batches` is the fingerprint of seeded batches that this attempt begins to draw.
+        """
+        with self._log.transaction() as state:
+            run, attempt = self._current(state), self._attempt
+            if attempt == 0:  # a forked process goes on with the run
+                attempt = self._add_attempt(run, self._own)
+            if batches is not None and state.require_new_batches(run.id, attempt, batches):
+                self._log.append("sampling", run=run.id, attempt=attempt, fingerprint=batches)
+            events = state.events_left(run, wanted, self._own_limit) if wanted else 0
+            if wanted and events <= 0:
                 raise BudgetExceeded(
                     f"one more step of run {run.name!r} would pass its budget: {run.charged} of at "
-                    f"most {limit} are charged, in a ledger for epsilon {self.budget.epsilon:g} at "
-                    f"delta {self.budget.delta:g}; nothing was released"
+                    f"most {min(run.limit, self._own_limit)} are charged, in a ledger for epsilon "
+                    f"{self.budget.epsilon:g} at delta {self.budget.delta:g}; nothing was released"
                 )
-            self._store.add_charge(run.id, events)
+            if events:
+                self._log.append("charge", run=run.id, attempt=attempt, events=events)
+        self._attempt = attempt
+        if self.path is not None:
+            _holding.add(self)
         return events
+
+
+def read_statement(path: str | os.PathLike[str]) -> Statement:
+    """Every run of the ledger at `path` and the total, without a change to any file there.
+
+    Raises LedgerDamaged where there is no ledger, or one that was changed.
+    """
+    with opened_copy(path) as log, log.transaction() as state:
+        return statement_of(state, log.head.digest)
+
+
+def verify_file(
+    path: str | os.PathLike[str],
+    head: str | None = None,
+    anchor: str | os.PathLike[str] | None = None,
+) -> Statement:
+    """The same, of a ledger whose chain has the row of digest `head` and that of the anchor."""
+    if anchor is not None and not os.path.exists(anchor):
+        raise ValueError(f"there is no anchor at {anchor}; give the file that follows the ledger")
+    with opened_copy(path, anchor) as log:
+        log.verify(head)
+        with log.transaction() as state:
+            return statement_of(state, log.head.digest)
+
+
+@contextmanager
+def opened_copy(
+    path: str | os.PathLike[str], anchor: str | os.PathLike[str] | None = None
+) -> Iterator[LedgerLog[LedgerState]]:
+    with copied(path) as copy:
+        yield LedgerLog(copy, LedgerState, anchor=anchor, called=path)
+
+
+# Ledgers with a lease that was not returned yet: kept here, they are alive when Python ends.
+_holding: set[Ledger] = set()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Return the leases of ledgers that were left open, also after Ctrl-C and sys.exit.
+
+    In a forked process they are the parent's, and stay.
+    """
+    for ledger in list(_holding):
+        if ledger.path is None or not os.path.exists(ledger.path):
+            continue
+        try:
+            ledger.end()
+        except (TacitError, sqlite3.Error, OSError) as error:
+            logging.getLogger("tacit").warning("a lease was not returned: %s", error)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import dp_accounting as dpa
@@ -19,7 +20,7 @@ from tacit.accounting.rdp import epsilon_of_curve, renyi_curve
 from tacit.accounting.release import Release
 from tacit.budget import Budget, Relation
 from tacit.errors import UnsupportedEvent
-from tacit.sampling import schemes
+from tacit.sampling.registry import scheme_from_fields, scheme_to_fields
 from tacit.sampling.schemes import Scheme, Unit, accounted_relation
 
 
@@ -52,6 +53,8 @@ class Plan:
                 raise UnsupportedEvent(
                     f"{event!r} cannot come before a run; give GaussianDpEvent(noise_multiplier)"
                 )
+            if not event.noise_multiplier >= 0:
+                raise ValueError(f"{event!r} comes before the run; give a multiplier of 0 or more")
             if isinstance(event, Release) and not event.serves(self.relation):
                 raise ValueError(
                     f"{event.name} was released with noise for {event.relation}, and the run is "
@@ -100,37 +103,55 @@ class Plan:
         )
 
     def to_json(self) -> str:
-        """As text, so that a ledger can recompute what it holds without running any code."""
-        return json.dumps(
-            {
-                "scheme": {"kind": type(self.scheme).__name__, **asdict(self.scheme)},  # type: ignore[call-overload]
-                "noise_multiplier": self.noise_multiplier,
-                "relation": self.relation.value,
-                "steps": self.steps,
-                "unit": self.unit.value,
-                "prelude": [event.noise_multiplier for event in self.prelude],
-            },
-            sort_keys=True,
+        """As text, from which `from_json` makes an equal plan, without running stored code.
+
+        Raises UnsupportedEvent for a plan that could not be read back: its scheme is not
+        registered (`tacit.register_scheme`), or has fields that JSON does not keep.
+        """
+        stored = {
+            "scheme": scheme_to_fields(self.scheme),
+            "noise_multiplier": self.noise_multiplier,
+            "relation": self.relation.value,
+            "steps": self.steps,
+            "unit": self.unit.value,
+            "prelude": [event.noise_multiplier for event in self.prelude],
+        }
+        try:
+            text = json.dumps(stored, sort_keys=True)
+            again = Plan.from_json(text)
+            hash(again)
+        except (TypeError, ValueError) as error:
+            raise self._unreadable(str(error)) from error
+        if again != self:
+            raise self._unreadable(f"{again.scheme} is read back for {self.scheme}")
+        return text
+
+    def _unreadable(self, why: str) -> UnsupportedEvent:
+        return UnsupportedEvent(
+            f"a plan with {type(self.scheme).__name__} cannot be stored and read back ({why}); its "
+            "fields must be numbers, strings, booleans or None, and its constructor must take them"
         )
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        fields: dict[str, Any] = json.loads(text)
-        scheme = fields["scheme"]
-        kinds = (
-            schemes.Poisson,
-            schemes.WithoutReplacement,
-            schemes.MiniSets,
-            schemes.ShuffledEpochs,
-        )
-        kind = {k.__name__: k for k in kinds}[scheme.pop("kind")]
+        """The plan that `to_json` wrote.
+
+        Raises UnregisteredScheme where its scheme has no class in this process, and ValueError,
+        TypeError or KeyError for anything that is not such a text.
+        """
+        stored: dict[str, Any] = json.loads(text)
+        steps, noise = stored["steps"], (stored["noise_multiplier"], *stored["prelude"])
+        if not (steps is None or (type(steps) is int and steps < 2**53)):
+            raise TypeError(f"the number of steps is {steps!r}")
+        if not all(type(z) in (int, float) and not math.isnan(z) for z in noise):
+            raise TypeError(f"the noise multipliers are {noise!r}")
         return Plan(
-            scheme=kind(**scheme),
-            noise_multiplier=fields["noise_multiplier"],
-            relation=Relation(fields["relation"]),
-            steps=fields["steps"],
-            unit=Unit(fields["unit"]),
-            prelude=tuple(dpa.GaussianDpEvent(z) for z in fields["prelude"]),
+            scheme=scheme_from_fields(stored["scheme"]),
+            noise_multiplier=stored["noise_multiplier"],
+            relation=Relation(stored["relation"]),
+            steps=steps,
+            unit=Unit(stored["unit"]),
+            prelude=tuple(dpa.GaussianDpEvent(z) for z in stored["prelude"]),
         )
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import sqlite3
 from pathlib import Path
 
 from tacit.accounting.ledger import Ledger
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
+from tacit.errors import BudgetExceeded
 
-FORGOTTEN = (
-    "this run replaced an earlier one together with its ledger: what that one spent on the same "
-    "data is not counted here; hold several runs to one budget with --ledger"
+KEPT = (
+    "this run replaced an earlier one in its folder; the ledger there keeps the charges of both, "
+    "and epsilon is this run's alone: see tacit ledger show"
 )
 _LEDGER = tuple(f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm"))
 _RUN = ("run.json", "weights.safetensors", "progress.png", "preprocessing.safetensors")
@@ -46,26 +48,35 @@ def require_room(folder: Path, overwrite: bool, shared: Path | None = None) -> N
                 "another file"
             )
     if _files(folder, shared, _RUN + _LEDGER) and not overwrite:
-        raise ValueError(f"{folder} holds a run already; give another --out, or --overwrite")
+        raise ValueError(
+            f"{folder} holds a run already; give another --out, or --overwrite, which keeps its "
+            "ledger and charges the new run on it"
+        )
+
+
+def fresh_folder(stem: str) -> Path:
+    """A folder under runs/ that is not there yet."""
+    name = f"{stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    folder, copies = Path("runs") / name, 1
+    while folder.exists():
+        copies += 1
+        folder = Path("runs") / f"{name}-{copies}"
+    return folder
 
 
 def make_room(folder: Path, shared: Path | None = None) -> bool:
-    """A folder without an earlier run, and whether a ledger was thrown away for it.
-
-    The file given as --ledger stays, wherever it lies.
-    """
-    held = _files(folder, shared, _RUN + _ABOUT_IT + _LEDGER)
+    """Remove the files of an earlier run, and say whether there was one. Ledgers always stay."""
+    held = _files(folder, shared, _RUN + _ABOUT_IT)
     for file in held:
         file.unlink()
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / "ledger.sqlite" in held
+    return any(file.name in _RUN for file in held)
 
 
 def open_ledger(file: Path, budget: Budget) -> Ledger:
-    """The ledger in the file, or a new one for this budget if it is missing or empty."""
+    """The ledger in the file, or a new one for this budget if there is no file."""
     try:
-        fresh = not file.exists() or (file.is_file() and file.stat().st_size == 0)
-        return Ledger(file, budget) if fresh else Ledger(file)
+        return Ledger(file) if file.exists() else Ledger(file, budget)
     except sqlite3.Error as error:
         raise ValueError(
             f"the ledger {file} cannot be opened ({error}); give a file that can be written"
@@ -78,7 +89,15 @@ def ask_for_room(book: Ledger, plan: Plan, name: str | None, budget: Budget) -> 
     Raises what the ledger raises if it does not let the run in: ask before anything that cannot be
     undone. Nothing is charged but what comes before the first step, which the run goes on with.
     """
-    book.begin(plan, name=name, budget=budget)
+    try:
+        book.begin(plan, name=name, budget=budget)
+    except BudgetExceeded as error:
+        raise BudgetExceeded(
+            f"the ledger {book.path} refuses this run: {error}. Charges are never deleted, by "
+            "--overwrite neither. For several runs over the same records, make a ledger with a "
+            "larger budget (tacit ledger create) and give it to each with --ledger; a run over "
+            "other records goes to another --out"
+        ) from error
     try:
         return book.run_status()
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import enum
 import math
 import secrets
@@ -41,7 +40,14 @@ from tacit.cli.plugins import imported_plugins
 from tacit.cli.queries import EngineName, QueryOptions
 from tacit.cli.recipes import recipe_for, tailored_for
 from tacit.cli.run_notes import delta_note, no_step_note
-from tacit.cli.run_place import FORGOTTEN, ask_for_room, make_room, open_ledger, require_room
+from tacit.cli.run_place import (
+    KEPT,
+    ask_for_room,
+    fresh_folder,
+    make_room,
+    open_ledger,
+    require_room,
+)
 from tacit.cli.samplers import record_sampler
 from tacit.cli.scaling import refuse_scaled, scale_privately
 from tacit.cli.statistics_options import StatisticsName, StatisticsOptions
@@ -159,7 +165,9 @@ def train(
     device: str = typer.Option("auto", help="cpu, cuda, or auto."),
     seed: int | None = typer.Option(None, help="Reproducible, and then not private against it."),
     out: Path | None = typer.Option(None, help="Folder for run.json, weights and plot."),
-    overwrite: bool = typer.Option(False, help="Replace the run that is in --out."),
+    overwrite: bool = typer.Option(
+        False, help="Replace the run in --out. Its ledger stays, and is charged for the new run."
+    ),
     ledger: Path | None = typer.Option(None, help="A ledger shared with other runs."),
     run_name: str | None = typer.Option(None, help="The run's name in the ledger."),
     as_json: bool = options.JSON,
@@ -184,7 +192,7 @@ def train(
     layers.check(max_norm, adaptive_quantile)
     norms = StatisticsOptions(statistics, statistics_noise)
     norms.check()
-    folder = out or Path("runs") / f"{data.stem if data else dataset.replace('/', '-')}-{_now()}"
+    folder = out or fresh_folder(data.stem if data else dataset.replace("/", "-"))
     require_room(folder, overwrite, ledger)
     place = device_from(device)
     if sampling is None and query is not QueryName.BATCH_CLIP:
@@ -315,14 +323,13 @@ def train(
         },
     }
     before, limit = 0, 0
-    if ledger is not None:
-        book = open_ledger(ledger, budget)
+    file = ledger or folder / "ledger.sqlite"
+    shared = file.exists() or ledger is not None
+    book = open_ledger(file, budget)
+    if shared:
         before, limit = ask_for_room(book, trainer.plan, trainer.run_name, budget)
-        make_room(folder, ledger)
-    else:
-        if make_room(folder):
-            trainer.notes.append(FORGOTTEN)
-        book = open_ledger(folder / "ledger.sqlite", budget)
+    if make_room(folder, ledger) and ledger is None:
+        trainer.notes.append(KEPT)
     trainer.ledger = book
     if about.scale_noise is not None:
         preprocessing = preprocessing.then(scale_privately(trainer, about, budget, seed))
@@ -360,7 +367,3 @@ def _plain(value: object) -> object:
     if isinstance(value, enum.Enum):
         return value.value
     return str(value) if isinstance(value, Path) else value
-
-
-def _now() -> str:
-    return datetime.datetime.now().strftime("%Y%m%d-%H%M%S")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 import torch
 
 from tacit.data.records import Records
-from tacit.sampling.epochs import epochs_of
 from tacit.statistics.tracking import without_running_statistics
 from tacit.training.callbacks import Callback
 
@@ -86,7 +85,7 @@ class Diagnostic(Callback, abc.ABC, Generic[Value]):
         if self.every is not None:
             return step % self.every == 0
         # Rounding must not move the end of an epoch by a step.
-        before, now = (epochs_of(trainer.plan.scheme, s) + 1e-9 for s in (step - 1, step))
+        before, now = (trainer.plan.scheme.epochs(s) + 1e-9 for s in (step - 1, step))
         return math.floor(before) < math.floor(now)
 
     def _look(self, trainer: Trainer, step: int) -> None:
@@ -97,7 +96,7 @@ class Diagnostic(Callback, abc.ABC, Generic[Value]):
         # Nor the run: dropout draws from PyTorch's generator, which is put back.
         with without_running_statistics(trainer.model), torch.random.fork_rng(devices=devices):
             value = self.measure(trainer, some)
-        self.points.append(Point(step, epochs_of(trainer.plan.scheme, step), value))
+        self.points.append(Point(step, trainer.plan.scheme.epochs(step), value))
 
 
 def first_of(records: Records, count: int) -> Records:

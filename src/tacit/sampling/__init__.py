@@ -3,6 +3,7 @@
 from tacit.sampling.fixed_size import FixedSizeSampler
 from tacit.sampling.mini_sets import MiniSetSampler
 from tacit.sampling.poisson import PoissonSampler
+from tacit.sampling.registry import register_scheme
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.schemes import (
     MiniSets,
@@ -28,4 +29,5 @@ __all__ = [
     "ShuffledEpochs",
     "Unit",
     "WithoutReplacement",
+    "register_scheme",
 ]

@@ -1,29 +1,35 @@
-"""Who is in a batch, as plain data: what a sampling scheme turns a Gaussian into.
+"""Sampling schemes: who is in a batch, as plain data, and the event that a Gaussian becomes.
 
 Conventions. The noise multiplier z is the noise's standard deviation over the L2 sensitivity
 *under the relation in force*. Events are dp-accounting's, read in that convention by
 `tacit.accounting`; a step that touches nobody's data is `NoOpDpEvent`.
+
+The contract of a scheme, and the decorator for schemes of one's own, are in `registry`.
 """
 
 from __future__ import annotations
 
-import enum
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import attr
 import dp_accounting as dpa
 
 from tacit.budget import Relation
 from tacit.errors import UnsupportedEvent
+from tacit.sampling.registry import Scheme, Unit, register_scheme
+from tacit.sampling.whole_number import whole_number
 
-
-class Unit(enum.Enum):
-    """What a query bounds: the contribution of one record, or of one mini-set of records."""
-
-    RECORD = "record"
-    MINI_SET = "mini-set"
+__all__ = [
+    "MiniSets",
+    "Poisson",
+    "RevealedSampleDpEvent",
+    "Scheme",
+    "ShuffledEpochs",
+    "Unit",
+    "WithoutReplacement",
+    "accounted_relation",
+]
 
 
 def accounted_relation(relation: Relation, unit: Unit) -> Relation:
@@ -57,33 +63,22 @@ class RevealedSampleDpEvent(dpa.DpEvent):
     event: dpa.DpEvent
 
 
-class Scheme(Protocol):
-    """A way to draw batches, and the event that it makes of a Gaussian mechanism."""
-
-    def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
-        """The event of one application of the mechanism."""
-        ...
-
-    def num_events(self, steps: int) -> int:
-        """How many such events `steps` consecutive steps of one sampler are, at the most."""
-        ...
-
-    def steps_within(self, events: int) -> int:
-        """The other way round: how many steps so many events cover."""
-        ...
-
-    def require(self, relation: Relation) -> None:
-        """Raise UnsupportedEvent unless this scheme can be accounted for under `relation`."""
-        ...
-
-    def describe(self) -> str: ...
-
-
 def _check_probability(name: str, value: float) -> None:
     if not 0 < value <= 1:
         raise ValueError(f"{name} is {value!r}; give a probability above 0 and at most 1")
 
 
+def _set_float(scheme: object, name: str) -> None:
+    """A Python float in the place of one of NumPy's, which JSON does not know."""
+    object.__setattr__(scheme, name, float(getattr(scheme, name)))
+
+
+def _set_whole(scheme: object, *names: str) -> None:
+    for name in names:
+        object.__setattr__(scheme, name, whole_number(name, getattr(scheme, name), least=1))
+
+
+@register_scheme
 @dataclass(frozen=True)
 class Poisson:
     """Each record takes part in each step with probability `rate`, independently of all others."""
@@ -92,6 +87,7 @@ class Poisson:
 
     def __post_init__(self) -> None:
         _check_probability("sampling rate", self.rate)
+        _set_float(self, "rate")
 
     def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
         _records_only(self, unit)
@@ -103,6 +99,12 @@ class Poisson:
     def steps_within(self, events: int) -> int:
         return events
 
+    def epochs(self, steps: int) -> float:
+        return steps * self.rate
+
+    def amplifies(self) -> bool:
+        return self.rate < 1
+
     def require(self, relation: Relation) -> None:
         return None
 
@@ -110,6 +112,7 @@ class Poisson:
         return f"Poisson, rate {self.rate:.6g}"
 
 
+@register_scheme
 @dataclass(frozen=True)
 class WithoutReplacement:
     """Each step takes `sample_size` of `population` records, all subsets equally likely."""
@@ -123,6 +126,7 @@ class WithoutReplacement:
                 f"a sample of {self.sample_size} from {self.population} records; "
                 "give a sample size of at least 1 and at most the population"
             )
+        _set_whole(self, "population", "sample_size")
 
     def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
         _records_only(self, unit)
@@ -134,6 +138,12 @@ class WithoutReplacement:
 
     def steps_within(self, events: int) -> int:
         return events
+
+    def epochs(self, steps: int) -> float:
+        return steps * self.sample_size / self.population
+
+    def amplifies(self) -> bool:
+        return self.sample_size < self.population
 
     def require(self, relation: Relation) -> None:
         if relation is not Relation.REPLACE_ONE:
@@ -147,6 +157,7 @@ class WithoutReplacement:
         return f"fixed size, {self.sample_size} of {self.population} without replacement"
 
 
+@register_scheme
 @dataclass(frozen=True)
 class MiniSets:
     """A data-independent partition into `num_sets` sets of `set_size` records, sets being drawn.
@@ -170,10 +181,14 @@ class MiniSets:
             raise ValueError("give either chosen (sets a step) or rate (probability of a set)")
         if self.num_sets < 1 or self.set_size < 1:
             raise ValueError(f"{self.num_sets} sets of {self.set_size} records; give at least 1")
+        _set_whole(self, "num_sets", "set_size")
         if self.rate is not None:
             _check_probability("rate of a mini-set", self.rate)
+            _set_float(self, "rate")
         elif self.chosen is not None and not 0 < self.chosen <= self.num_sets:
             raise ValueError(f"{self.chosen} of {self.num_sets} sets; give 1 up to {self.num_sets}")
+        else:
+            _set_whole(self, "chosen")
 
     @property
     def probability(self) -> float:
@@ -194,6 +209,12 @@ class MiniSets:
     def steps_within(self, events: int) -> int:
         return events
 
+    def epochs(self, steps: int) -> float:
+        return steps * self.probability
+
+    def amplifies(self) -> bool:
+        return self.probability < 1
+
     def require(self, relation: Relation) -> None:
         if self.chosen is not None and self.set_size == 1:
             WithoutReplacement(self.num_sets, self.chosen).require(relation)
@@ -207,6 +228,7 @@ class MiniSets:
         return f"mini-sets, {self.num_sets} of {self.set_size} records, {how}"
 
 
+@register_scheme
 @dataclass(frozen=True)
 class ShuffledEpochs:
     """Every record once an epoch, in a shuffled order: accounted WITHOUT amplification.
@@ -222,6 +244,7 @@ class ShuffledEpochs:
     def __post_init__(self) -> None:
         if self.steps_per_epoch < 1:
             raise ValueError(f"steps_per_epoch is {self.steps_per_epoch}; give at least 1")
+        _set_whole(self, "steps_per_epoch")
 
     def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
         _records_only(self, unit)
@@ -232,6 +255,12 @@ class ShuffledEpochs:
 
     def steps_within(self, events: int) -> int:
         return events * self.steps_per_epoch
+
+    def epochs(self, steps: int) -> float:
+        return steps / self.steps_per_epoch
+
+    def amplifies(self) -> bool:
+        return False
 
     def require(self, relation: Relation) -> None:
         if relation is not Relation.REPLACE_ONE:

@@ -26,7 +26,6 @@ from tacit.losses.schedule import Scheduled, fresh
 from tacit.mechanism import Mechanism
 from tacit.noise import Allocation
 from tacit.queries.bounded_gradient import GradientQuery, Loss
-from tacit.sampling.epochs import epochs_of
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.whole_number import whole_number
 from tacit.statistics.modes import train_unfrozen
@@ -241,7 +240,7 @@ class Trainer:
         try:
             for batch in self.sampler:
                 if isinstance(self.loss, Scheduled):
-                    self.loss.at(epochs_of(self.plan.scheme, steps))
+                    self.loss.at(self.plan.scheme.epochs(steps))
                 private = self.mechanism.privatise(self.model, self.loss, batch)
                 if ledger.life() != self._life:
                     raise PlanChanged(
