@@ -172,8 +172,7 @@ class LedgerLog(Generic[State]):
                     self._follow(db, self.anchor)
         except BaseException as error:
             self._state, self._tip = None, _START  # it may hold rows that were not committed
-            if isinstance(error, sqlite3.Error):
-                self._refuse_if_damaged(error)
+            self._refuse_if_damaged(error)
             raise
         finally:
             self._open = None
@@ -322,17 +321,22 @@ class LedgerLog(Generic[State]):
         try:
             with self._connection() as db:
                 (health,) = db.execute("PRAGMA quick_check(1)").fetchone()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             self._refuse_if_damaged(error)
             raise
         if health != b"ok":
             raise damaged(self._called, health.decode("utf-8", "replace"))
 
-    def _refuse_if_damaged(self, error: sqlite3.Error) -> None:
-        """Raise LedgerDamaged unless the error is about the disk, or about other processes."""
+    def _refuse_if_damaged(self, error: BaseException) -> None:
+        """Raise LedgerDamaged if SQLite cannot read the file for what is in it.
+
+        Trouble with the disk, or with other processes, is not that. SQLite's own message may hold
+        bytes of the file, which are no text: then Python raises UnicodeDecodeError instead.
+        """
         code = getattr(error, "sqlite_errorcode", None)
         # The low byte is the kind of error.
-        if code is not None and code & 0xFF not in _NOT_DAMAGE:
+        unreadable = code is not None and code & 0xFF not in _NOT_DAMAGE
+        if unreadable or isinstance(error, UnicodeDecodeError):
             raise damaged(self._called, str(error)) from error
 
     def _require_no_remains(self, file: Path) -> None:
