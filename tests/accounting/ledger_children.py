@@ -103,12 +103,12 @@ def _plant_kill(moment: str, countdown: int) -> None:
     Stream.normals = normal
 
 
-def compete(gate, results, path, budget, name, plan_text, lease_steps, attempts) -> None:
+def compete(gate, results, path, budget, name, plan_text, attempts, more) -> None:
     """Open, wait for all, then take as much as there is; report how many steps were released."""
     try:
         plan = Plan.from_json(plan_text)
         gate.wait(60)
-        with Ledger(path, budget, lease_steps=lease_steps) as ledger:
+        with Ledger(path, budget, **more) as ledger:
             try:
                 ledger.begin(plan, name=name)
             except BudgetExceeded:
@@ -119,15 +119,18 @@ def compete(gate, results, path, budget, name, plan_text, lease_steps, attempts)
         results.put(("error: " + traceback.format_exc(), 0))
 
 
-def race(context, path, budget: Budget, jobs, lease_steps=3, fresh=False) -> list[tuple[str, int]]:
+def race(
+    context, path, budget: Budget, jobs, lease_steps=3, fresh=False, **more
+) -> list[tuple[str, int]]:
     """Run (name, plan, attempts) each in a process of its own, all at once."""
+    more["lease_steps"] = lease_steps
     if not fresh:
         Ledger(path, budget).close()
     gate, results = context.Barrier(len(jobs)), context.Queue()
     processes = [
         context.Process(
             target=compete,
-            args=(gate, results, path, budget, name, plan.to_json(), lease_steps, attempts),
+            args=(gate, results, path, budget, name, plan.to_json(), attempts, more),
         )
         for name, plan, attempts in jobs
     ]

@@ -186,6 +186,8 @@ class Ledger:
         self._owner = threading.get_ident()
         self._run_id, self._attempt, self._plan = run.id, attempt, plan
         self._own, self._own_limit = own, limit
+        if self.path is not None:
+            _under_way.add(self)
 
     def release(self, private: PrivateGradient, into: nn.Module) -> None:
         """Charge a step, then draw its noise and set `.grad`; or refuse with BudgetExceeded.
@@ -348,7 +350,7 @@ class Ledger:
         self._own, self._own_limit = self.budget, 0
         self._lease = 0
         self._occasions, self._batches = set(), set()
-        _holding.discard(self)
+        _under_way.discard(self)
 
     def _mind_forks(self) -> None:
         """The parent's attempt, its lease, and the epochs it paid for, are the parent's."""
@@ -455,8 +457,6 @@ class Ledger:
             if events:
                 self._log.append("charge", run=run.id, attempt=attempt, events=events)
         self._attempt = attempt
-        if self.path is not None:
-            _holding.add(self)
         return events
 
 
@@ -491,20 +491,20 @@ def opened_copy(
         yield LedgerLog(copy, LedgerState, anchor=anchor, called=path)
 
 
-# Ledgers with a lease that was not returned yet: kept here, they are alive when Python ends.
-_holding: set[Ledger] = set()
+# Ledgers with a run under way: kept here, they are still alive when Python ends.
+_under_way: set[Ledger] = set()
 
 
 @atexit.register
 def _end_all() -> None:
-    """Return the leases of ledgers that were left open, also after Ctrl-C and sys.exit.
+    """End the runs of ledgers that were left open, also after Ctrl-C and sys.exit.
 
     In a forked process they are the parent's, and stay.
     """
-    for ledger in list(_holding):
-        if ledger.path is None or not os.path.exists(ledger.path):
-            continue
+    for ledger in list(_under_way):
+        lease = ledger._lease
         try:
             ledger.end()
         except (TacitError, sqlite3.Error, OSError) as error:
-            logging.getLogger("tacit").warning("a lease was not returned: %s", error)
+            if lease and ledger.path is not None and os.path.exists(ledger.path):
+                logging.getLogger("tacit").warning("a lease was not returned: %s", error)
