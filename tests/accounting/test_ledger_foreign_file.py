@@ -6,7 +6,7 @@ import pytest
 from tiny_run import ROOMY, gaussian_plan, release
 
 from tacit import Ledger
-from tacit.accounting.ledger import read_statement
+from tacit.accounting.ledger_statement import read_statement
 from tacit.errors import LedgerDamaged
 
 PLAN = gaussian_plan(50.0, 500)

@@ -11,8 +11,8 @@ from ledger_children import CLEAN, race
 from tiny_run import gaussian_plan, release
 
 from tacit import Budget, Ledger
-from tacit.accounting.ledger import verify_file
 from tacit.accounting.ledger_log import LedgerLog
+from tacit.accounting.ledger_statement import verify_file
 from tacit.errors import LedgerDamaged
 
 BUDGET = Budget(3.0, 1e-13)

@@ -11,7 +11,7 @@ from tiny_run import ADD, gaussian_plan, log_rows, release
 
 import tacit
 from tacit import Budget, Ledger, Plan, check_scheme, register_scheme
-from tacit.accounting.ledger import read_statement
+from tacit.accounting.ledger_statement import read_statement
 from tacit.errors import UnsupportedEvent
 from tacit.sampling import registry
 from tacit.sampling.schemes import Unit

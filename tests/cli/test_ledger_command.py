@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tacit import Budget, Ledger, Plan, Poisson
-from tacit.accounting.ledger import read_statement
+from tacit.accounting.ledger_statement import read_statement
 from tacit.cli import app, main
 from tacit.errors import LedgerDamaged
 

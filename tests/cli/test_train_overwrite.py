@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tacit.accounting.ledger import read_statement
+from tacit.accounting.ledger_statement import read_statement
 from tacit.cli import app
-from tacit.cli.run_place import make_room, require_room
+from tacit.cli.run_place import fresh_folder, make_room, require_room
 from tacit.errors import BudgetExceeded
 
 FAST = ["--steps", "3", "--epsilon", "1", "--delta", "1e-4", "--quiet", "--json", "--seed", "0"]
@@ -86,18 +86,19 @@ def test_a_run_that_cannot_begin_leaves_the_old_one(
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize("ledger", [None, "ledger.sqlite", "elsewhere.sqlite"])
-def test_overwrite_never_deletes_charges(tmp_path: Path, ledger: str | None) -> None:
-    """A run that took its budget is still there after --overwrite, and the new run is refused."""
+def test_overwrite_never_deletes_charges(tmp_path: Path) -> None:
+    """A run that took its budget is still there after --overwrite, and the new one is refused."""
     folder = tmp_path / "x"
-    told = [] if ledger is None else ["--ledger", str(folder / ledger)]
-    assert train(folder, *told).exit_code == 0
+    assert train(folder).exit_code == 0
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    result = train(folder, "--overwrite", *told)
+    result = train(folder, "--overwrite")
     assert isinstance(result.exception, BudgetExceeded)
-    for word in (str(folder / (ledger or "ledger.sqlite")), "--ledger", "--out"):
+    for word in (str(folder / "ledger.sqlite"), "tacit ledger create", "--ledger", "--out"):
         assert word in str(result.exception)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    create(tmp_path / "larger")  # the remedy
+    assert train(folder, "--overwrite", "--ledger", str(tmp_path / "larger")).exit_code == 0
+    assert len(read_statement(folder / "ledger.sqlite").runs) == 1, "the first is kept"
 
 
 def test_the_new_run_is_charged_on_the_same_ledger(tmp_path: Path) -> None:
@@ -110,26 +111,18 @@ def test_the_new_run_is_charged_on_the_same_ledger(tmp_path: Path) -> None:
         assert any("keeps the charges of both" in note for note in notes) == (charged == 2)
 
 
-def test_the_remedy_for_a_refused_overwrite_works(tmp_path: Path) -> None:
-    assert train(tmp_path / "x").exit_code == 0
-    create(tmp_path / "larger")
-    assert train(tmp_path / "x", "--overwrite", "--ledger", str(tmp_path / "larger")).exit_code == 0
-    assert len(read_statement(tmp_path / "x" / "ledger.sqlite").runs) == 1, "the first is kept"
-    assert train(tmp_path / "y").exit_code == 0
-
-
 def test_a_run_without_a_folder_takes_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What `make train` relies on: it succeeds however often it is called."""
     monkeypatch.chdir(tmp_path)
-    for _ in range(3):
-        result = CliRunner().invoke(app, ["train", *FAST])
-        assert result.exit_code == 0, result.exception
-    folders = sorted(tmp_path.glob("runs/digits-*"))
-    assert len(folders) == 3
-    for folder in folders:
-        assert len(read_statement(folder / "ledger.sqlite").runs) == 1
+    assert CliRunner().invoke(app, ["train", *FAST]).exit_code == 0
+    (folder,) = tmp_path.glob("runs/digits-*")
+    assert len(read_statement(folder / "ledger.sqlite").runs) == 1
+    for _ in range(20):
+        folder = fresh_folder("digits")
+        folder.mkdir(parents=True)  # raises if it is there
+    assert len(list(tmp_path.glob("runs/digits-*"))) == 21
 
 
 def test_make_train_deletes_nothing() -> None:

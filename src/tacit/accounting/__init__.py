@@ -5,7 +5,7 @@ from tacit.accounting.check_scheme import check_scheme
 from tacit.accounting.gaussian_dp import GaussianDpEstimate, gaussian_dp_mu
 from tacit.accounting.layerwise import layerwise_multiplier
 from tacit.accounting.ledger import Ledger
-from tacit.accounting.ledger_state import Statement
+from tacit.accounting.ledger_statement import Statement
 from tacit.accounting.no_privacy import no_privacy
 from tacit.accounting.plan import Plan
 from tacit.accounting.subsample import subsample

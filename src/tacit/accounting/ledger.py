@@ -36,18 +36,17 @@ import dp_accounting as dpa
 from torch import nn
 
 from tacit.accounting.check_scheme import check_counts
-from tacit.accounting.ledger_log import LedgerLog, copied
+from tacit.accounting.ledger_log import LedgerLog
 from tacit.accounting.ledger_state import (
     LedgerState,
     RunState,
-    Statement,
     budget_fields,
     event_limit,
     first_row,
     require_one_more,
     require_unclaimed,
-    statement_of,
 )
+from tacit.accounting.ledger_statement import Statement, statement_of
 from tacit.accounting.plan import Plan
 from tacit.accounting.release import Release
 from tacit.budget import Budget
@@ -458,37 +457,6 @@ class Ledger:
                 self._log.append("charge", run=run.id, attempt=attempt, events=events)
         self._attempt = attempt
         return events
-
-
-def read_statement(path: str | os.PathLike[str]) -> Statement:
-    """Every run of the ledger at `path` and the total, without a change to any file there.
-
-    Raises LedgerDamaged where there is no ledger, or one that was changed.
-    """
-    with opened_copy(path) as log, log.transaction() as state:
-        return statement_of(state, log.head.digest)
-
-
-def verify_file(
-    path: str | os.PathLike[str],
-    head: str | None = None,
-    anchor: str | os.PathLike[str] | None = None,
-) -> Statement:
-    """The same, of a ledger whose chain has the row of digest `head` and that of the anchor."""
-    if anchor is not None and not os.path.exists(anchor):
-        raise ValueError(f"there is no anchor at {anchor}; give the file that follows the ledger")
-    with opened_copy(path, anchor) as log:
-        log.verify(head)
-        with log.transaction() as state:
-            return statement_of(state, log.head.digest)
-
-
-@contextmanager
-def opened_copy(
-    path: str | os.PathLike[str], anchor: str | os.PathLike[str] | None = None
-) -> Iterator[LedgerLog[LedgerState]]:
-    with copied(path) as copy:
-        yield LedgerLog(copy, LedgerState, anchor=anchor, called=path)
 
 
 # Ledgers with a run under way: kept here, they are still alive when Python ends.

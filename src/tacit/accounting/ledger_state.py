@@ -1,4 +1,4 @@
-"""What the rows of a ledger's log amount to: runs, charges, limits, costs, and the statement.
+"""What the rows of a ledger's log amount to: runs, charges, limits and costs.
 
 The kinds of rows, and what their JSON objects hold:
 
@@ -28,7 +28,7 @@ from typing import Any
 
 import dp_accounting as dpa
 
-from tacit.accounting.filter import allowance, best_order, epsilon_at
+from tacit.accounting.filter import allowance, best_order
 from tacit.accounting.ledger_log import FORMAT, FirstRow
 from tacit.accounting.plan import Plan
 from tacit.accounting.rdp import ORDERS, renyi_curve
@@ -330,81 +330,4 @@ def _made(what: str, paid: str) -> str:
     return (
         f"{what}: what the run was charged for, {paid}, has been made; nothing more is let out. "
         "Use what was released then, or begin another run under a name of its own"
-    )
-
-
-@dataclass(frozen=True)
-class RunCharge:
-    """What one run has been charged for, by PLD at the ledger's δ.
-
-    `epsilon` is of the steps charged so far; `epsilon_planned`, of all that the run may take, is
-    what holds when it was stopped by somebody who had looked. Where this process does not know the
-    run's sampling scheme, `plan` is None, `note` says which one to import, both ε are infinite,
-    and steps are counted in events.
-    """
-
-    name: str
-    started: str
-    steps: int
-    step_limit: int | None
-    epsilon: float
-    epsilon_planned: float
-    exclusive: bool
-    plan: Plan | None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Statement:
-    """All runs over one dataset.
-
-    `epsilon` is the guarantee: of one run, that of its whole plan; of several, the ledger's
-    budget, which the filter keeps in every outcome. `epsilon_charged` is what the steps charged
-    so far add up to: it shows how much is left, and is not itself a guarantee, because when to
-    stop may have been chosen by looking. `method` says how it was added up. `head` is the digest
-    of the ledger's last row: keep it, and `tacit ledger verify` finds an old copy put back.
-    """
-
-    budget: Budget
-    runs: tuple[RunCharge, ...]
-    epsilon: float
-    epsilon_charged: float
-    method: str
-    head: str = ""
-
-
-def statement_of(state: LedgerState, head: str) -> Statement:
-    """Every run and the total, computed from the plans."""
-    budget, live = state.budget, state.live()
-    runs = tuple(_charge(state, run) for run in live)
-    if not runs:
-        return Statement(budget, runs, 0.0, 0.0, "nothing was released", head)
-    if len(runs) == 1:
-        return Statement(budget, runs, runs[0].epsilon_planned, runs[0].epsilon, "PLD", head)
-    try:
-        order = state.order()
-        charged = epsilon_at(order, math.fsum(run.cost(order) for run in live), budget)
-        method = f"RDP filter at order {order:g}"
-    except UnregisteredScheme as error:
-        charged, method = math.inf, f"unknown: {error}"
-    return Statement(budget, runs, budget.epsilon, charged, method, head)
-
-
-def _charge(state: LedgerState, run: RunState) -> RunCharge:
-    try:
-        plan, limit = run.plan, run.limit
-        exclusive = state.exclusive(run)
-    except UnregisteredScheme as error:
-        return RunCharge(
-            run.name, run.started, run.charged, None, math.inf, math.inf, False, None, str(error)
-        )
-    return RunCharge(
-        name=run.name,
-        started=run.started,
-        steps=plan.scheme.steps_within(run.charged),
-        step_limit=plan.scheme.steps_within(limit),
-        epsilon=plan.epsilon_of_count(run.charged, state.budget.delta),
-        epsilon_planned=plan.epsilon_of_count(max(limit, run.charged), state.budget.delta),
-        exclusive=exclusive,
-        plan=plan,
     )

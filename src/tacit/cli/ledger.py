@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.accounting.ledger import Ledger, read_statement, verify_file
-from tacit.accounting.ledger_state import Statement
+from tacit.accounting.ledger import Ledger
+from tacit.accounting.ledger_statement import Statement, read_statement, verify_file
 from tacit.budget import Budget, Relation
 from tacit.cli import accounting_options as options
 from tacit.cli.accounting_options import RelationName
