@@ -157,8 +157,8 @@ class Ledger:
             )
         if not (name is None or isinstance(name, str)):
             raise ValueError(f"the run's name is {name!r}; give text")
-        check_counts(plan.scheme)
         stored = json.loads(plan.to_json())  # refuses what could not be read back
+        check_counts(plan.scheme)
         limit = event_limit(plan, own, self.budget)
         if plan.prelude and limit == 0:
             raise BudgetExceeded(
@@ -253,6 +253,11 @@ class Ledger:
         """The value of that claim, so that the run knows it when it is handed in (`Release`)."""
         with self._own_transaction() as state:
             run = self._current(state)
+            if claim not in run.claims and name not in run.claims:
+                raise PlanChanged(
+                    f"the current run, {run.name!r}, has not claimed {claim!r}; name a claim while "
+                    "its run is under way"
+                )
             if name not in run.claims:
                 self._log.append("name", run=run.id, claim=claim, name=name)
 
@@ -337,7 +342,10 @@ class Ledger:
 
     def statement(self) -> Statement:
         """Every run and the total. Reading it costs nothing."""
-        with self._lock, self._log.transaction() as state:
+        with self._lock:
+            with self._log.transaction() as state:
+                pass
+            # Accounting takes its time, so not while other processes wait for the file.
             return statement_of(state, self._log.head.digest)
 
     def _forget(self) -> None:

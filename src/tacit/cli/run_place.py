@@ -49,8 +49,8 @@ def require_room(folder: Path, overwrite: bool, shared: Path | None = None) -> N
             )
     if _files(folder, shared, _RUN + _LEDGER) and not overwrite:
         raise ValueError(
-            f"{folder} holds a run already; give another --out, or --overwrite, which keeps its "
-            "ledger and charges the new run on it"
+            f"{folder} holds a run already; give another --out, or, if its ledger has budget left "
+            "for another run, --overwrite: the ledger stays, and is charged"
         )
 
 
