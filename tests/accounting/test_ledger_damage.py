@@ -254,10 +254,10 @@ def test_every_flipped_byte_ends_in_one_error_or_in_the_same_ledger(path, pristi
     """Bytes that SQLite does not use may change; what the ledger says may not."""
     whole, chance = pristine.read_bytes(), random.Random(0)
     said = read_statement(pristine)
-    places = [*range(0, 110), *(chance.randrange(len(whole)) for _ in range(250))]
+    places = [*range(0, 110), *(chance.randrange(len(whole)) for _ in range(100))]
     # Most of the file is free space: the rest of the places are where something is written.
     used = [i for i, byte in enumerate(whole) if byte]
-    places += [chance.choice(used) for _ in range(250)]
+    places += [chance.choice(used) for _ in range(150)]
     found = 0
     for place in places:
         changed = bytearray(whole)
@@ -268,7 +268,7 @@ def test_every_flipped_byte_ends_in_one_error_or_in_the_same_ledger(path, pristi
                 assert ledger.statement() == said, place
         except LedgerDamaged:
             found += 1
-    assert found > 200
+    assert found > 150
 
 
 @pytest.mark.parametrize("kept", [1, 10, 99, 100, 511, 4096, 5000, 8192, 0.5, 0.9])
