@@ -20,12 +20,13 @@ class Draw:
 
     Steps are accounted as independent draws. Two releases of one draw are not: whoever was drawn
     is in both, so the second would be charged for an amplification that it does not have.
-    `sampling` names the seeded stream that it came from; None without a seed.
+    `sampling` names the seeded stream that it came from, None without a seed, and `step` the place
+    in it.
     """
 
-    def __init__(self, sampling: str | None = None) -> None:
+    def __init__(self, sampling: str | None = None, step: int | None = None) -> None:
         self.released = False
-        self.sampling = sampling
+        self.sampling, self.step = sampling, step
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,9 @@ class PrivateGradient:
     ) -> None:
         self.plan = plan
         self.drawn = None if batch is None else batch.drawn
+        # The seeded stream that the batch was drawn from, by its public name, and where in it.
+        self.sampling = None if self.drawn is None else self.drawn.sampling
+        self.sampling_step = None if self.drawn is None else self.drawn.step
         # Only within a shuffled epoch, and only for a sampler's own draw, are steps one event.
         whole_epochs = plan.scheme.steps_within(1) > 1 and self.drawn is not None
         self.occasion = batch.occasion if batch is not None and whole_epochs else None
@@ -48,11 +51,6 @@ class PrivateGradient:
         self._bounded: BoundedGradient | None = bounded
         self._randomness = randomness
         self._step = step
-
-    @property
-    def sampling(self) -> str | None:
-        """The seeded stream that the batch was drawn from, by its public name; None without one."""
-        return None if self.drawn is None else self.drawn.sampling
 
     def uncovered(self, model: nn.Module) -> list[nn.Parameter]:
         """The parameters of `model` that this gradient is not for; an error if it fits not at all.

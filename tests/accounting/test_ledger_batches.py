@@ -7,7 +7,18 @@ import torch
 from ledger_children import Forked
 from tiny_run import ADD, REPLACE, charged, gradient, log_rows, one_weight
 
-from tacit import Budget, Ledger, Plan, Poisson, ShuffledEpochs, WithoutReplacement
+from tacit import (
+    Budget,
+    Ledger,
+    Mechanism,
+    PerSampleClip,
+    Plan,
+    Poisson,
+    PoissonSampler,
+    ShuffledEpochs,
+    WithoutReplacement,
+    losses,
+)
 from tacit.errors import PlanChanged
 
 BUDGET = Budget(3.0, 1e-13)
@@ -85,3 +96,25 @@ def test_without_amplification_batches_may_come_again(scheme, relation, tmp_path
         with Ledger(tmp_path / "ledger", Budget(3.0, 1e-13, relation)) as ledger:
             ledger.begin(plan, name=name)
             assert torch.isfinite(step(ledger, "seed 1", plan).weight.grad).all()
+
+
+def test_two_samplers_of_one_seed_in_one_attempt(tmp_path):
+    """Their batches are the same, one by one: a second release of each is no new sample."""
+    data = (torch.randn(40, 1), torch.randn(40, 1))
+
+    def sampler():
+        return PoissonSampler(data, 0.5, steps=8, expected_batch_size=20, seed=3)
+
+    def released(ledger, one, count):
+        mechanism = Mechanism(PerSampleClip(1.0), one, 20.0)
+        model = one_weight()
+        loss = losses.MeanAbsoluteError()
+        for _, batch in zip(range(count), one, strict=False):
+            ledger.release(mechanism.privatise(model, loss, batch), into=model)
+
+    with Ledger(tmp_path / "ledger", Budget(3.0, 1e-5)) as ledger:
+        first = sampler()
+        released(ledger, first, 2)
+        with pytest.raises(PlanChanged, match="another seed, or none"):
+            released(ledger, sampler(), 1)
+        released(ledger, first, 2)  # another pass over one sampler draws other batches

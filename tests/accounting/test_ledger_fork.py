@@ -4,7 +4,7 @@ import os
 
 import pytest
 from ledger_children import Forked
-from tiny_run import charged, gaussian_plan, log_rows, release
+from tiny_run import charged, gaussian_plan, release
 
 from tacit import Budget, Ledger
 

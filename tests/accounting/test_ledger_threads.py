@@ -126,10 +126,10 @@ def test_the_last_event_of_a_lease_is_one_step(tmp_path, monkeypatch) -> None:
     both, draw = threading.Barrier(2, timeout=2), PrivateGradient.draw_into
     drawn = []
 
-    def slowly(self, into) -> None:
+    def slowly(self, into, *charge) -> None:
         drawn.append(1)
         time.sleep(0.05)
-        draw(self, into)
+        draw(self, into, *charge)
 
     monkeypatch.setattr(PrivateGradient, "draw_into", slowly)
     given = [gradient() for _ in range(2)]

@@ -210,6 +210,12 @@ class Ledger:
             self.begin(private.plan)
         assert self._plan is not None
         batches = private.sampling if self._plan.scheme.amplifies() else None
+        place = batches, private.sampling_step
+        if batches is not None and private.sampling_step is not None and place in self._places:
+            raise PlanChanged(
+                "this run has released a gradient of these very records before: two samplers with "
+                "one seed draw the same batches; give the sampler another seed, or none"
+            )
         new_batches = batches is not None and batches not in self._batches
         paid = private.occasion is not None and private.occasion in self._occasions
         wanted = 0
@@ -220,6 +226,7 @@ class Ledger:
             self._lease += self._take_lease(wanted, batches if new_batches else None)
         if batches is not None:
             self._batches.add(batches)
+            self._places.add(place)
         if not paid:
             self._lease -= 1
         if private.occasion is not None:
@@ -357,13 +364,14 @@ class Ledger:
         self._own, self._own_limit = self.budget, 0
         self._lease = 0
         self._occasions, self._batches = set(), set()
+        self._places: set[tuple[str | None, int | None]] = set()
         _under_way.discard(self)
 
     def _mind_forks(self) -> None:
         """The parent's attempt, its lease, and the epochs it paid for, are the parent's."""
         if os.getpid() != self._pid:
             self._pid, self._attempt, self._lease = os.getpid(), 0, 0
-            self._occasions, self._batches = set(), set()
+            self._occasions, self._batches, self._places = set(), set(), set()
 
     def _mind_owner(self) -> None:
         """A run that another thread began is not ended by this one: it would be told a wrong ε.

@@ -98,8 +98,9 @@ class Sampler(abc.ABC):
         if os.getpid() != self._pid:
             self._after_fork()
         context = (*self._context, self._passes)
-        stream = self._randomness.stream("sampling", *context, self._steps_drawn)
+        step = self._steps_drawn
         self._steps_drawn += 1
+        stream = self._randomness.stream("sampling", *context, step)
         rows, sets = self.draw(stream)
         mask = None
         if self.padded or self.pad_to is not None:
@@ -115,7 +116,7 @@ class Sampler(abc.ABC):
             groups=groups,
             max_physical=self.capacity if self.padded else self.max_physical_batch,
             occasion=self.occasion(),
-            drawn=Draw(self._randomness.fingerprint("sampling", *context)),
+            drawn=Draw(self._randomness.fingerprint("sampling", *context), step),
         )
 
     def _pad(
