@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from tacit.tensor_float import float32_settings
+
 Result = TypeVar("Result")
 _FAR_AHEAD = 2**40
 
@@ -81,7 +83,8 @@ def state_of(model: nn.Module) -> Hashable:
         for tensor in own.values()
         if tensor is not None
     )
-    arithmetic = (torch.backends.cudnn.allow_tf32, torch.is_autocast_enabled("cuda"))
+    cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    arithmetic = (float32_settings(), cast)
     return id(model), places, settings_of(model), arithmetic
 
 

@@ -11,6 +11,7 @@ Rows are kept where they are small. Else only norms are: from products of pixels
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from tacit.queries.engines.convolution_gram import Axis, window_gram
 from tacit.queries.engines.ghost import Gram, norms_from_grams
 from tacit.queries.engines.rows import Contracted, RecordGradients, Stacked, pieces
 from tacit.queries.engines.scaling import present, scaled
+from tacit.tensor_float import matmul_like_convolution, uses_tensor_float
 
 
 def convolution_gradients(
@@ -145,7 +147,8 @@ class _Kernel:
         return product.reshape(len(product), *self.layer.weight.shape)
 
     def _products(self, windows_BGTW: Tensor, plain_BGTM: Tensor) -> Tensor:
-        with _same_precision_as_convolution(self.plain):
+        # The norm is taken of the rows that come out, so the bound does not depend on it.
+        with matmul_like_convolution() if self.plain.is_cuda else nullcontext():
             return plain_BGTM.transpose(2, 3) @ windows_BGTW
 
     def _norms_of_rows(self) -> tuple[Tensor, Tensor]:
@@ -219,8 +222,8 @@ class _Kernel:
         return pieces(self.batch, self.layer.groups * numbers, limit)
 
     def _coarse(self) -> bool:
-        convolution = torch.backends.cudnn.allow_tf32
-        return self.plain.is_cuda and self.plain.dtype == torch.float32 and convolution
+        single = self.plain.dtype == torch.float32
+        return single and uses_tensor_float("convolution", self.plain.device)
 
 
 def _pad(layer: _ConvNd, x: Tensor) -> Tensor:
@@ -234,22 +237,3 @@ def _pad(layer: _ConvNd, x: Tensor) -> Tensor:
         return x
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     return F.pad(x, both_sides, mode=mode)
-
-
-class _same_precision_as_convolution:  # noqa: N801 (used as a function)
-    """Matrix products of rows in TensorFloat-32 exactly where convolutions run in it.
-
-    The norm is taken of the rows that come out, so the bound does not depend on it.
-    """
-
-    def __init__(self, like: Tensor) -> None:
-        self._active = like.is_cuda and like.dtype == torch.float32
-
-    def __enter__(self) -> None:
-        if self._active:
-            self._before = torch.backends.cuda.matmul.allow_tf32
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32
-
-    def __exit__(self, *_: object) -> None:
-        if self._active:
-            torch.backends.cuda.matmul.allow_tf32 = self._before

@@ -11,8 +11,9 @@ from __future__ import annotations
 import importlib.util
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
+
+from tacit.tensor_float import uses_tensor_float
 
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
@@ -85,7 +86,7 @@ def weight_gradients(
         "KERNEL_W": kernel[1],
         "KERNEL": size,
         "STORE": store,
-        "PRECISION": "tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
+        "PRECISION": "tf32" if uses_tensor_float("convolution", inputs.device) else "ieee",
         "BLOCK_P": tiles.filters,
         "BLOCK_W": tiles.window,
         "BLOCK_T": tiles.positions,

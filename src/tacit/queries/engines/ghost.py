@@ -19,14 +19,14 @@ which for widths up to millions is less than the 16·u·S² that `Contracted` ad
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tacit.queries.engines import ghost_triton
+from tacit.tensor_float import all_digits, uses_tensor_float
 
 # `Tensor.sum` adds in lanes and then in a tree: of some thousand numbers, none is rounded more
 # than 64 times. T² terms are summed over one position and then over the other.
@@ -54,7 +54,8 @@ def gram(x_BTD: Tensor) -> Tensor:
     """x_t·x_u for all positions of each record, summed in blocks of `_block(D)` to round less."""
     positions, width = x_BTD.shape[-2:]
     first, *rest = x_BTD.reshape(-1, positions, width).split(_block(width), dim=-1)
-    with _no_tensor_float(x_BTD):
+    # TensorFloat-32 keeps 10 bits, too few where terms cancel.
+    with all_digits() if uses_tensor_float("matmul", x_BTD.device) else nullcontext():
         total = first @ first.transpose(1, 2)
         for block in rest:
             total.baddbmm_(block, block.transpose(1, 2))
@@ -130,16 +131,3 @@ def dot_depth(width: int) -> int:
 def _block(width: int) -> int:
     """At least √D, so that there are no more roundings between blocks than within one."""
     return max(128, 32 * math.ceil(math.sqrt(width) / 32))
-
-
-@contextmanager
-def _no_tensor_float(like: Tensor) -> Iterator[None]:
-    """TensorFloat-32 keeps 10 bits, too few where terms cancel."""
-    active = like.is_cuda and torch.backends.cuda.matmul.allow_tf32
-    if active:
-        torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        if active:
-            torch.backends.cuda.matmul.allow_tf32 = True

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from tacit.queries.engines.ghost import ghost_norms, product_squares
 from tacit.queries.engines.rows import Contracted, RecordGradients, Stacked, pieces
 from tacit.queries.engines.scaling import present, scaled
+from tacit.tensor_float import uses_tensor_float
 
 
 def linear_gradients(
@@ -51,6 +52,4 @@ def outer_products(a_BTD: Tensor, b_BTP: Tensor) -> RecordGradients:
 
 def _coarse(tensor: Tensor) -> bool:
     """Whether matrix products of this tensor may run in TensorFloat-32."""
-    return (
-        tensor.is_cuda and tensor.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    )
+    return tensor.dtype == torch.float32 and uses_tensor_float("matmul", tensor.device)

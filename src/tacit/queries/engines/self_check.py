@@ -26,6 +26,7 @@ from tacit.queries.asked_once import AskedOnce
 from tacit.queries.bounded_gradient import Loss
 from tacit.queries.engines.records_apart import records_meet, remembers_records
 from tacit.queries.remembers import remembering
+from tacit.tensor_float import all_digits
 
 # Clipped to so little of the smaller norm, records of different norms count alike.
 _LOW = 1e-2
@@ -47,7 +48,8 @@ def check_once(
     key = _checked.key(model, (tuple(parameters), needs_pre_activations(loss)))
     if _checked.answered(model, key) or len(piece) < 2:
         return
-    with _without_dropout(model), _all_digits():
+    # TensorFloat-32 keeps three digits: in it a mixture could not be told from a rounding.
+    with _without_dropout(model), all_digits():
         sure = _check_pair(model, loss, parameters, piece.first(2), sums)
         if remembers_records(model, loss, piece):
             raise UnsupportedModule(remembering(model))
@@ -136,17 +138,6 @@ def _gradient(
         else g.double()
         for (name, p), g in zip(parameters.items(), grads, strict=True)
     }
-
-
-@contextmanager
-def _all_digits() -> Iterator[None]:
-    """TensorFloat-32 keeps three digits: a check in it could not tell a mixture from a rounding."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @contextmanager

@@ -1,0 +1,122 @@
+"""Which float32 products PyTorch may compute with fewer digits, and how to forbid it for a while.
+
+PyTorch has two interfaces: the older `torch.backends.cuda.matmul.allow_tf32`,
+`torch.backends.cudnn.allow_tf32` and `torch.set_float32_matmul_precision`, and the newer
+`fp32_precision`. Reading the older one raises once the newer one was used. The newer one can always
+be read, and shows what was set through either (torch 2.9 and later), so it alone is used here.
+
+Its settings form a tree. An operation without a value of its own takes its backend's, and a backend
+without one takes the general value:
+
+  torch.backends.fp32_precision
+    torch.backends.cudnn.fp32_precision      (all of CUDA, not cuDNN alone)
+      torch.backends.cuda.matmul.fp32_precision
+      torch.backends.cudnn.conv.fp32_precision
+      torch.backends.cudnn.rnn.fp32_precision
+    torch.backends.mkldnn.{matmul,conv,rnn}.fp32_precision      (CPU: "bf16" is possible)
+
+So reading an operation does not tell whether the value is its own. Writing an inherited value back
+would make it the operation's own, and a later change of the general value would not reach it. The
+context managers below write only what they can put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+
+_PLAIN = "ieee"
+
+Operation = Literal["matmul", "convolution"]
+
+
+def uses_tensor_float(operation: Operation, device: torch.device) -> bool:
+    """Whether float32 products on this device may first cut their factors to TensorFloat-32."""
+    return device.type == "cuda" and _on_cuda(operation).fp32_precision == "tf32"
+
+
+def cuts_factors_on_cpu() -> bool:
+    """Whether oneDNN may cut factors of float32 products on a CPU, to bfloat16 or TensorFloat-32.
+
+    `torch.set_float32_matmul_precision("medium")` is enough for that.
+    """
+    return any(node.fp32_precision in ("bf16", "tf32") for node in _mkldnn())
+
+
+def float32_settings() -> Hashable:
+    """All settings that decide how float32 products are computed: part of a recording's key."""
+    return tuple(node.fp32_precision for node in _below_general())
+
+
+@contextmanager
+def all_digits() -> Iterator[None]:
+    """Every float32 product with all its digits; the settings are as before afterwards.
+
+    First the general value becomes "ieee", which all that have no value of their own follow. What
+    does not follow has one, and it is what can be read: it is set, and put back in the end.
+    """
+    general: Any = torch.backends
+    before = general.fp32_precision
+    changed: list[tuple[Any, str]] = []
+    general.fp32_precision = _PLAIN
+    try:
+        for node in _below_general():
+            own = node.fp32_precision
+            if own != _PLAIN:
+                changed.append((node, own))
+                node.fp32_precision = _PLAIN
+        yield
+    finally:
+        for node, own in reversed(changed):
+            node.fp32_precision = own
+        general.fp32_precision = before
+
+
+@contextmanager
+def matmul_like_convolution() -> Iterator[None]:
+    """CUDA matrix products in TensorFloat-32 exactly where convolutions run in it."""
+    matmul, wanted = _on_cuda("matmul"), _on_cuda("convolution").fp32_precision
+    if matmul.fp32_precision == wanted:
+        yield
+        return
+    own = _own_value_of_matmul()
+    matmul.fp32_precision = wanted
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = own
+
+
+def _own_value_of_matmul() -> str:
+    """Read while nothing is set above it."""
+    general: Any = torch.backends
+    cuda: Any = torch.backends.cudnn
+    above = general.fp32_precision
+    general.fp32_precision = "none"
+    of_cuda = cuda.fp32_precision
+    cuda.fp32_precision = "none"
+    try:
+        return str(_on_cuda("matmul").fp32_precision)
+    finally:
+        cuda.fp32_precision = of_cuda
+        general.fp32_precision = above
+
+
+def _on_cuda(operation: Operation) -> Any:
+    backends: Any = torch.backends
+    return backends.cuda.matmul if operation == "matmul" else backends.cudnn.conv
+
+
+def _mkldnn() -> list[Any]:
+    backend: Any = torch.backends.mkldnn
+    return [backend.matmul, backend.conv, backend.rnn]
+
+
+def _below_general() -> list[Any]:
+    """Backends before their operations."""
+    backends: Any = torch.backends
+    cuda = [backends.cudnn, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+    return cuda + _mkldnn()
