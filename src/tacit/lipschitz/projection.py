@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from tacit.cuda_graph import side_by_side
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.recorded import Recorded
-from tacit.lipschitz.sets import WeightSet, shrinking, shrunk
+from tacit.lipschitz.sets import SLACK, WeightSet
+from tacit.tensor_float import all_digits
 
 
 @dataclass(frozen=True)
@@ -82,31 +83,150 @@ class _Alike:
     certified: Tensor
     norms_L: Tensor
 
+    @property
+    def limit(self) -> float:
+        return self.within.max_norm * (1 + SLACK)
+
     def now(self) -> Tensor:
         return torch.stack([w.detach() for w in self.weights])
 
-    def keep(self, found: Tensor) -> None:
-        """Certify these, shrink what is outside, write them to the model and remember them."""
-        norms_L = self.within.norm_upper(found)
-        held = shrunk(found, norms_L, self.within.max_norm)
-        factor_L = shrinking(norms_L, self.within.max_norm, found.dtype)
-        self.certified.copy_(held)
-        self.norms_L.copy_(norms_L * factor_L * (1 + 4 * torch.finfo(found.dtype).eps))
-        self._write(held)
+    def project(self) -> None:
+        """Move the weights to the set, roughly; half precision is projected in float32."""
+        found = self.now()
+        self.write(self.within.project(found.to(_wide(found.dtype))))
 
-    def check(self) -> None:
+    def norms_by_distance(self, found: Tensor) -> Tensor:
         """‖W‖ ≤ ‖certified‖ + spread·‖W − certified‖_F: a proof that costs one subtraction.
 
-        Exact where nothing has changed. What has, without being projected, is shrunk by more than
-        it need be; that is sound.
+        Exact where nothing has changed.
         """
-        found = self.now()
         moved_L = (found.double() - self.certified).flatten(1).norm(dim=1)
-        norms_L = self.norms_L + self.within.spread * moved_L * (1 + 2.0**-40)
-        self._write(shrunk(found, norms_L, self.within.max_norm))
+        return self.norms_L + self.within.spread * moved_L * (1 + 2.0**-40)
 
-    def _write(self, stack: Tensor) -> None:
+    def remember(self, held: Tensor, norms_L: Tensor) -> None:
+        self.certified.copy_(held)
+        self.norms_L.copy_(norms_L)
+
+    def write(self, stack: Tensor) -> None:
         torch._foreach_copy_(self.weights, list(stack.to(self.weights[0].dtype).unbind(0)))
+
+
+class _Cluster:
+    """Groups that share weights, or one group that shares none. A weight shrinks for all its sets.
+
+    Shrinking never leaves a set, so one factor, the smallest that any of its sets asks for, serves
+    them all. What is certified is the weight that the model holds, rounded to its type, and its
+    norm is then within the limit: the next call finds it inside and leaves it, bit for bit.
+    """
+
+    def __init__(self, groups: list[_Alike]) -> None:
+        self.groups = groups
+        self._places: dict[int, list[tuple[int, int]]] = {}
+        for g, alike in enumerate(groups):
+            for i, weight in enumerate(alike.weights):
+                self._places.setdefault(weight.data_ptr(), []).append((g, i))
+
+    def project(self) -> None:
+        for alike in self.groups:
+            alike.project()
+        self.certify()
+
+    def certify(self) -> None:
+        """Take every weight's norm, and shrink what is outside."""
+        found = [alike.now() for alike in self.groups]
+        norms = [a.within.norm_upper(w) for a, w in zip(self.groups, found, strict=True)]
+        if any(_wide(w.dtype) != w.dtype for w in found):
+            self._keep(*self._shrunk_and_measured(found, norms))
+        else:
+            self._keep(*self._shrunk(found, norms))
+
+    def check(self) -> None:
+        """The same by the cheap proof, for weights that nothing is known to have written to.
+
+        What has changed all the same is shrunk by more than it need be; that is sound.
+        """
+        found = [alike.now() for alike in self.groups]
+        norms = [a.norms_by_distance(w) for a, w in zip(self.groups, found, strict=True)]
+        if not self._all_inside(norms):
+            self._keep(*self._shrunk(found, norms))
+
+    def _shrunk(
+        self, found: list[Tensor], norms: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Each weight times a factor f, and its new norm by proof.
+
+        Factor and product are rounded, by at most 2·eps of each entry together, so with n the norm
+        ‖round(f·W)‖ ≤ f·(n + spread·2·eps·‖W‖_F). f brings this to the middle of the slack.
+        """
+        reach = []
+        for alike, w, n in zip(self.groups, found, norms, strict=True):
+            size = w.double().flatten(1).norm(dim=1)
+            reach.append(n + alike.within.spread * 2 * torch.finfo(w.dtype).eps * size)
+        factors = self._factors(norms, reach, 1 + SLACK / 2)
+        held = [_times(w, f).to(w.dtype) for w, f in zip(found, factors, strict=True)]
+        after = [
+            torch.where(f < 1, f * r, n) for f, r, n in zip(factors, reach, norms, strict=True)
+        ]
+        return held, after
+
+    def _shrunk_and_measured(
+        self, found: list[Tensor], norms: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The same in half precision, where the proof would cost a tenth of the norm.
+
+        The weight is shrunk, rounded and measured. Rounding again may have brought it outside: then
+        it is shrunk a little more, always from the given weight. At last it is halved, which rounds
+        nothing but numbers too small to matter.
+        """
+        held, scales = found, [torch.ones_like(n) for n in norms]
+        for attempt in range(_ATTEMPTS):
+            if self._all_inside(norms):
+                return held, norms
+            factors = self._factors(norms, norms, (1 + SLACK) * (1 - (attempt + 1) * 2.0**-8))
+            scales = [s * f for s, f in zip(scales, factors, strict=True)]
+            held = [_times(w, s).to(w.dtype) for w, s in zip(found, scales, strict=True)]
+            norms = [a.within.norm_upper(w) for a, w in zip(self.groups, held, strict=True)]
+        halves = [f.clamp_min(0.5) for f in self._factors(norms, norms, 0.5)]
+        held = [_times(w, f).to(w.dtype) for w, f in zip(held, halves, strict=True)]
+        return held, [a.within.norm_upper(w) for a, w in zip(self.groups, held, strict=True)]
+
+    def _factors(self, norms: list[Tensor], reach: list[Tensor], share: float) -> list[Tensor]:
+        """1 for what is inside all of its sets, else what brings `reach` to a share of the norm."""
+        each = [
+            torch.where(n <= alike.limit, 1.0, share * alike.within.max_norm / r.clamp_min(1e-300))
+            for alike, n, r in zip(self.groups, norms, reach, strict=True)
+        ]
+        if len(each) == 1:
+            return each
+        least = {
+            key: torch.stack([each[g][i] for g, i in places]).amin()
+            for key, places in self._places.items()
+        }
+        return [torch.stack([least[w.data_ptr()] for w in a.weights]) for a in self.groups]
+
+    def _all_inside(self, norms: list[Tensor]) -> bool:
+        """Asked off a GPU only, where nobody waits for the answer."""
+        if norms[0].device.type != "cpu":
+            return False
+        return all(bool((n <= a.limit).all()) for a, n in zip(self.groups, norms, strict=True))
+
+    def _keep(self, held: list[Tensor], norms: list[Tensor]) -> None:
+        for alike, w, n in zip(self.groups, held, norms, strict=True):
+            alike.write(w)
+            alike.remember(w, n)
+
+
+_ATTEMPTS = 3
+
+
+def _times(stack: Tensor, factor_L: Tensor) -> Tensor:
+    """Each weight times its factor, half precision in float32."""
+    wide = stack.to(_wide(stack.dtype))
+    return wide * factor_L.to(wide.dtype).view((len(stack),) + (1,) * (stack.dim() - 1))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 class _Keeper:
@@ -115,13 +235,13 @@ class _Keeper:
     def __init__(self, key: object, groups: list[_Alike]) -> None:
         self.key = key
         self.groups = groups
-        self.alone, self.shared = _apart(groups)
+        self.clusters = _clusters(groups)
         self._projecting, self._certifying, self._checking = Recorded(), Recorded(), Recorded()
         self._versions: list[int] | None = None
         self._branches: list[torch.cuda.Stream] = []
 
     def project(self) -> None:
-        self._run(self._projecting, lambda alike: alike.keep(alike.within.project(alike.now())), 2)
+        self._run(self._projecting, _Cluster.project)
         self._versions = self._versions_now()
 
     def enforce(self) -> None:
@@ -130,52 +250,43 @@ class _Keeper:
         PyTorch counts writes, except those through `.data`, which the proof is there for.
         """
         if self._versions == self._versions_now():
-            self._run(self._checking, _Alike.check)
+            self._run(self._checking, _Cluster.check)
         else:
-            self._run(self._certifying, lambda alike: alike.keep(alike.now()), 1)
+            self._run(self._certifying, _Cluster.certify)
         self._versions = self._versions_now()
 
     def _versions_now(self) -> list[int]:
         return [w._version for alike in self.groups for w in alike.weights]
 
     def _streams(self, device: torch.device) -> list[torch.cuda.Stream]:
-        """One a group: their matrices are too small to fill a GPU, and do not wait for others."""
+        """One a cluster: their matrices are too small to fill a GPU, and do not wait for others."""
         if not self._branches:
-            self._branches = [torch.cuda.Stream(device) for _ in self.alone]
+            self._branches = [torch.cuda.Stream(device) for _ in self.clusters]
         return self._branches
 
-    def _run(
-        self, recorded: Recorded, work: Callable[[_Alike], None], shrink_again: int = 0
-    ) -> None:
-        """Groups that share a weight work in turn, and then `shrink_again` times certify it.
-
-        Projecting onto one set can leave another; shrinking leaves none, so that after one round
-        the weight is in all of its sets. The second round finds it there, and remembers it.
-        """
+    def _run(self, recorded: Recorded, work: Callable[[_Cluster], None]) -> None:
         device = self.groups[0].certified.device
 
-        def all_groups() -> None:
+        def all_clusters() -> None:
+            works = [partial(work, cluster) for cluster in self.clusters]
             if device.type == "cuda":
-                side_by_side([partial(work, alike) for alike in self.alone], self._streams(device))
+                side_by_side(works, self._streams(device))
             else:
-                for alike in self.alone:
-                    work(alike)
-            for alike in self.shared:
-                work(alike)
-            for _ in range(shrink_again):
-                for alike in self.shared:
-                    alike.keep(alike.now())
+                for one in works:
+                    one()
 
         with _plain_arithmetic(device.type):
-            recorded(all_groups, self.key, self, device)
+            recorded(all_clusters, self.key, self, device)
 
 
-def _apart(groups: list[_Alike]) -> tuple[list[_Alike], list[_Alike]]:
-    """The groups whose weights are in no other, and those that share some."""
+def _clusters(groups: list[_Alike]) -> list[_Cluster]:
+    """A cluster for each group whose weights are in no other, and one for all that share some."""
     uses = Counter(place for alike in groups for place in {w.data_ptr() for w in alike.weights})
-    shared = [any(uses[w.data_ptr()] > 1 for w in alike.weights) for alike in groups]
-    pairs = list(zip(groups, shared, strict=True))
-    return [g for g, common in pairs if not common], [g for g, common in pairs if common]
+    apart = [all(uses[w.data_ptr()] == 1 for w in alike.weights) for alike in groups]
+    pairs = list(zip(groups, apart, strict=True))
+    found = [_Cluster([group]) for group, alone in pairs if alone]
+    shared = [group for group, alone in pairs if not alone]
+    return [*found, _Cluster(shared)] if shared else found
 
 
 # Nothing is kept of a model that is gone.
@@ -216,10 +327,5 @@ def _alike(constraints: list[Constraint]) -> list[_Alike]:
 @contextmanager
 def _plain_arithmetic(device_type: str) -> Iterator[None]:
     """No autocast and no TensorFloat-32: an orthogonal matrix needs all of its digits."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        with torch.no_grad(), torch.autocast(device_type, enabled=False):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    with torch.no_grad(), torch.autocast(device_type, enabled=False), all_digits():
+        yield

@@ -114,18 +114,9 @@ def as_matrices(stack: Tensor, groups: int) -> Tensor:
 
 
 def shrunk(stack: Tensor, norms_L: Tensor, max_norm: float) -> Tensor:
-    """Each weight divided by its norm over the limit, where that is above 1."""
-    factor_L = shrinking(norms_L, max_norm, stack.dtype)
+    """Each weight that is above the limit and its slack, brought to the middle of the slack."""
+    aim = max_norm * (1 + SLACK / 2)
+    inside = norms_L <= max_norm * (1 + SLACK)
+    factor_L = torch.where(inside, 1.0, aim / norms_L.clamp_min(1e-300))
     shape = (len(stack),) + (1,) * (stack.dim() - 1)
     return stack * factor_L.to(stack.dtype).view(shape)
-
-
-def shrinking(norms_L: Tensor, max_norm: float, dtype: torch.dtype) -> Tensor:
-    """What each weight is multiplied by: 1 within the limit and its slack.
-
-    Products round by at most the dtype's eps, and the norm by as much; the aim is so far below
-    the limit, where that is more than the slack.
-    """
-    limit = max_norm * (1 + SLACK)
-    aim = max_norm * min(1.0, (1 + SLACK) * (1 - 2 * torch.finfo(dtype).eps))
-    return torch.where(norms_L <= limit, 1.0, aim / norms_L.clamp_min(1e-300))
