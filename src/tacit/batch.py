@@ -88,6 +88,12 @@ class Batch:
             groups=None if self.groups is None else self.groups[:count],
         )
 
+    def at_most(self, rows: int) -> Batch:
+        """The same batch, in pieces of at most so many rows where it has more."""
+        if len(self) <= rows:
+            return self
+        return replace(self, max_physical=min(self.max_physical or rows, rows))
+
     def physical(self) -> Iterator[Batch]:
         """The same rows in pieces of at most `max_physical`; none at all when nobody takes part."""
         size = self.max_physical or max(len(self), 1)

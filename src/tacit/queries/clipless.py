@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import nn
 
 from tacit.batch import Batch
@@ -16,7 +15,7 @@ from tacit.data.augmentation import Augmentation
 from tacit.lipschitz.integrity import require_no_hooks_of_all_modules, require_plain_gradients
 from tacit.lipschitz.loss_constant import ClippedLoss
 from tacit.lipschitz.overflow import largest_entry
-from tacit.lipschitz.precision import precision_in_force
+from tacit.lipschitz.precision import ROWS_AT_ONCE, Precision, precision_in_force, public_rows
 from tacit.lipschitz.program import Program, compile_program
 from tacit.lipschitz.projection import enforce
 from tacit.lipschitz.propagate import Sensitivities, sensitivities_of
@@ -25,7 +24,7 @@ from tacit.queries.adaptive_norm import AdaptiveNorm, Following, Thresholds
 from tacit.queries.blocks import Blocks, by_parameter, check_cover
 from tacit.queries.bounded_gradient import BoundedGradient, Loss, blocks_from
 from tacit.queries.clipless_passes import AutomaticPasses, PassEngine, Passes
-from tacit.queries.clipping import accumulator, flattened
+from tacit.queries.clipping import accumulator, flattened, wide_dtype
 from tacit.queries.keeps_nothing import keeps_nothing
 from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import Unit
@@ -54,6 +53,11 @@ class Clipless(Following):
     record that is not finite adds nothing, nor one so large that it may overflow before anything
     limits it. `engine=Replayed()` makes the passes one CUDA graph; without an engine that is done
     where it is sure to work.
+
+    A model of bfloat16 or float16 weights, or one that is called under autocast, is run in float32
+    all the same: a sum over records that is rounded to 8 bits moves by many times the bound when
+    one record is added. The bound of a block is enlarged by what rounding can make of a sum in the
+    arithmetic that is used (`tacit.lipschitz.precision`).
     """
 
     unit = Unit.RECORD
@@ -90,7 +94,7 @@ class Clipless(Following):
         total = accumulator(parameters.values())
         counts = total.new_zeros(1)
         with keeps_nothing(program):
-            for piece in self._views.of(batch):
+            for piece in self._views.of(batch.at_most(ROWS_AT_ONCE)):
                 if piece.records.shape != batch.records.shape:
                     raise ValueError(
                         f"the augmentation turns records of shape {batch.records.shape} into "
@@ -100,7 +104,8 @@ class Clipless(Following):
                 total += flattened(sums.gradients, parameters, total.dtype)
                 if sums.count is not None:
                     counts += sums.count
-        bounds = [math.hypot(*(found.by_parameter[n] for n in names)) for names in blocks]
+        larger = 1 + known.precision.slack_of_sum(public_rows(batch.divisor))
+        bounds = [larger * math.hypot(*(found.by_parameter[n] for n in names)) for names in blocks]
         followed = self._thresholds
         return BoundedGradient(
             blocks=blocks_from(total, parameters, blocks, bounds),
@@ -130,7 +135,10 @@ class Clipless(Following):
     def sensitivities(
         self, model: nn.Module, loss: Loss, input_shape: tuple[int, ...]
     ) -> Sensitivities:
-        """The bounds in force. They depend on the layers' sets and not on the weights."""
+        """The bounds on one record's gradient. They depend on the layers' sets, not on the weights.
+
+        A block's bound is that of its parameters, and what rounding can make of a sum.
+        """
         return self._known_of(model, loss, input_shape).found
 
     def _known_of(self, model: nn.Module, loss: Loss, input_shape: tuple[int, ...]) -> _Known:
@@ -145,8 +153,9 @@ class Clipless(Following):
         if known is None or stale or program.own_answers:
             limited = loss if clip is None else ClippedLoss(loss, clip)
             found = sensitivities_of(program, limited, input_shape, precision=precision)
-            largest = largest_entry(program, found, input_shape, _computed_in(kinds))
-            known = self._known[model] = _Known(key, loss, program, found, largest)
+            wide = {wide_dtype(dtype) for dtype, _ in kinds}
+            largest = largest_entry(program, found, input_shape, wide)
+            known = self._known[model] = _Known(key, loss, program, found, largest, precision)
         return known
 
     def _program_of(self, model: nn.Module) -> Program:
@@ -174,9 +183,4 @@ class _Known:
     program: Program
     found: Sensitivities
     largest: float
-
-
-def _computed_in(kinds: set[tuple[torch.dtype, torch.device]]) -> set[torch.dtype]:
-    """The types of the weights, and what autocast would put in their place."""
-    cast = {d.type for _, d in kinds if torch.is_autocast_enabled(d.type)}
-    return {dtype for dtype, _ in kinds} | {torch.get_autocast_dtype(device) for device in cast}
+    precision: Precision

@@ -3,6 +3,8 @@
 The loss's gradient in the outputs is taken first, one row a record, and limited if so asked; then
 it is sent back through the network in one pass: Σ_i J_iᵀ g_i, with J_i the Jacobian of record i's
 outputs in the parameters. That is plain training's own work.
+
+All of it runs in float32 or wider (`in_wide_precision`): see `tacit.lipschitz.precision`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from tacit.cuda_graph import CaptureFailed, capture, state_of
 from tacit.lipschitz.layers.clip_gradient import limit_rows
 from tacit.queries.adaptive_norm import centred_count
 from tacit.queries.bounded_gradient import Loss
+from tacit.queries.engines.precision import in_wide_precision, wide
 from tacit.queries.engines.record_losses import losses_of
 from tacit.queries.engines.when_to_record import WhenToRecord
 
@@ -64,6 +67,15 @@ class Eager:
 
 
 def sums_of(asked: Passes, inputs: Tensor, targets: Tensor, mask: Tensor | None) -> Sums:
+    with in_wide_precision(asked.model, inputs.device) as copies:
+        weights = [copies.get(id(p), p) for p in asked.parameters.values()]
+        return _sums(asked, weights, wide(inputs), wide(targets), mask)
+
+
+def _sums(
+    asked: Passes, weights: list[Tensor], inputs: Tensor, targets: Tensor, mask: Tensor | None
+) -> Sums:
+    """`weights` are the tensors that the pass runs with: parameters, or float32 copies of them."""
     keep = _finite(inputs) & _finite(targets)
     if asked.largest < math.inf:
         keep = keep & (inputs.abs() <= asked.largest).reshape(len(inputs), -1).all(dim=1)
@@ -87,10 +99,9 @@ def sums_of(asked: Passes, inputs: Tensor, targets: Tensor, mask: Tensor | None)
         count = None
         if asked.below is not None:
             count = centred_count(norms, asked.below, keep) / asked.views
-    parameters = list(asked.parameters.values())
     # Views are averaged after the way back: a layer that limits cotangents limits each view's, and
     # K views of which each was divided by K would pass it whole.
-    found = torch.autograd.grad(outputs, parameters, limited, allow_unused=True)
+    found = torch.autograd.grad(outputs, weights, limited, allow_unused=True)
     named = {n: g for n, g in zip(asked.parameters, found, strict=True) if g is not None}
     if asked.views > 1:
         named = {name: g / asked.views for name, g in named.items()}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tacit.batch import Batch
 from tacit.data.records import Records
+from tacit.lipschitz.precision import public_rows, slack_of_sum
 from tacit.queries.adaptive_norm import AdaptiveNorm, Thresholds, as_max_norms
 from tacit.queries.adaptive_norm import MaxNorm as OwnNorm
 from tacit.queries.blocks import Blocks, all_together, check_cover
@@ -24,7 +25,7 @@ from tacit.queries.bounded_gradient import (
     trainable,
 )
 from tacit.queries.clip_rules import ClipRule
-from tacit.queries.clipping import accumulator, flattened
+from tacit.queries.clipping import accumulator, coarsest, flattened
 from tacit.queries.engines.task import Clipped, Task
 from tacit.queries.layerwise import Constants, Estimates, FromPublic, LayerFactors, LayerwiseNorms
 from tacit.queries.public_set import require_public
@@ -135,16 +136,23 @@ class ClippedQuery(abc.ABC):
     def _bounded(
         self, task: Task, now: InForce, found: Iterable[Clipped], divisor: float
     ) -> BoundedGradient:
-        """The clipped sums of all pieces, with their bounds and what is released beside them."""
+        """The clipped sums of all pieces, with their bounds and what is released beside them.
+
+        A block's bound is C_h·(1 + s): s is what rounding can make of a sum over so many records
+        (`tacit.lipschitz.precision`), 0.4% in float32 and 10⁻¹¹ in float64.
+        """
         total = accumulator(task.parameters.values())
         counts = total.new_zeros(len(now.constants.norms))
         for piece in found:
             total += flattened(piece.sums, task.parameters, total.dtype)
             if piece.counts:
                 counts += torch.stack(piece.counts)
-        norms, factors = now.constants.norms, now.constants.factors
+        added_in = coarsest(p.dtype for p in task.parameters.values())
+        larger = 1 + slack_of_sum(added_in, public_rows(divisor))
+        bounds = [larger * norm for norm in now.constants.norms]
+        factors = now.constants.factors
         return BoundedGradient(
-            blocks=blocks_from(total, task.parameters, task.blocks, norms, factors, task.active),
+            blocks=blocks_from(total, task.parameters, task.blocks, bounds, factors, task.active),
             divisor=divisor,
             unit=self.unit,
             statistics=now.statistics(counts, divisor),

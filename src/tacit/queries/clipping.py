@@ -38,10 +38,14 @@ def clip_scale(
     norms: C/n ≤ C/‖g‖, so what is added is only shorter. A norm below 1e-12 is taken for 1e-12,
     since of a gradient so short most may be hidden (see `as_norms`), and zero has no inverse.
     """
-    rounding = max(torch.finfo(wide_dtype(dtype)).eps for dtype in dtypes)
-    lowered = max_norm * (1 - 16 * rounding)
+    lowered = max_norm * (1 - 16 * torch.finfo(coarsest(dtypes)).eps)
     trusted_B = norms_B.clamp_min(_LEAST_NORM)
     return torch.minimum(rule(trusted_B, lowered), lowered / trusted_B)
+
+
+def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """The type, of those that records of these types are scaled and added up in, with most eps."""
+    return max(map(wide_dtype, dtypes), key=lambda d: torch.finfo(d).eps)
 
 
 def accumulator(parameters: Iterable[Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ from torch import nn
 from tacit.batch import Batch, batch_of
 from tacit.data.augmentation import Augmentation
 from tacit.data.records import Records
+from tacit.lipschitz.precision import ROWS_AT_ONCE
 from tacit.queries.blocks import Blocks
 from tacit.queries.bounded_gradient import BoundedGradient, Loss
 from tacit.queries.clip_rules import CLIP, ClipRule
@@ -60,7 +61,8 @@ class PerSampleClip(ClippedQuery):
         views, counted = self._views.views, now.counted
         task = self._task(model, loss, blocks, now.constants, views=views, counted=counted)
         with keeps_nothing(model):
-            found = (self.engine.clipped_sums(task, piece) for piece in self._views.of(batch))
+            pieces = self._views.of(batch.at_most(ROWS_AT_ONCE))
+            found = (self.engine.clipped_sums(task, piece) for piece in pieces)
             return self._bounded(task, now, found, batch.divisor)
 
     def _expected_norms(

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from tacit.batch import Batch
-from tacit.queries.clipping import wide_dtype
+from tacit.queries.clipping import sum_dtype, wide_dtype
 from tacit.queries.engines.called_with import called_with
 from tacit.queries.engines.scales import scales_and_counts
 from tacit.queries.engines.task import Clipped, Task
@@ -87,11 +87,12 @@ def _active(task: Task, name: str, grad_B: Tensor) -> Tensor:
 
 
 def _scaled_sum(grad_B: Tensor, scale_B: Tensor, keep_B: Tensor) -> Tensor:
-    """Σ_i scale_i·g_i over the records to keep."""
+    """Σ_i scale_i·g_i over the records to keep, added up in float64 where the device has it."""
     row = (len(grad_B),) + (1,) * (grad_B.dim() - 1)
     scaled = grad_B.to(wide_dtype(grad_B.dtype)) * scale_B.view(row)
     # 0 · NaN is NaN: what must not count is replaced, not scaled.
-    return torch.where(keep_B.view(row), scaled, 0.0).sum(dim=0)
+    kept = torch.where(keep_B.view(row), scaled, 0.0)
+    return kept.sum(dim=0, dtype=sum_dtype(kept.device))
 
 
 def _squares(grad_B: Tensor) -> Tensor:

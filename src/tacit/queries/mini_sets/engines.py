@@ -12,6 +12,7 @@ from torch.func import grad, vmap
 
 from tacit.batch import Batch, batch_of
 from tacit.errors import UnsupportedModule
+from tacit.queries.clipping import sum_dtype
 from tacit.queries.engines import BookKeeping, Clipped, Engine, Task
 from tacit.queries.engines.called_with import called_with
 from tacit.queries.engines.per_record import clipped_rows, norms_of_blocks
@@ -137,12 +138,17 @@ class SetsAsRecords:
 
 
 def added_up(found: Iterable[Clipped]) -> Clipped:
-    """Sums and counts of all parts, as new tensors: a next replay writes over a recording's."""
+    """Sums and counts of all parts, as new tensors: a next replay writes over a recording's.
+
+    In float64 where the device has it, as parts may be thousands of sets.
+    """
     sums: dict[str, Tensor] = {}
     counts: list[Tensor] = []
     for part in found:
         for name, value in part.sums.items():
-            sums[name] = sums[name] + value if name in sums else value.clone()
+            if name not in sums:
+                sums[name] = torch.zeros_like(value, dtype=sum_dtype(value.device))
+            sums[name] += value
         held = counts or [torch.zeros_like(count) for count in part.counts]
         counts = [c + d for c, d in zip(held, part.counts, strict=True)]
     return Clipped(sums, tuple(counts))
