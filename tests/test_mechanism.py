@@ -81,7 +81,8 @@ def released_noise(model, allocation, max_physical=None, relation=Relation.ADD_O
 def test_the_noise_in_grad_has_the_declared_deviation(model, allocation, max_physical):
     exact, stds, releases = released_noise(model, allocation, max_physical)
     sensitivities = exact.sensitivities(Relation.ADD_OR_REMOVE_ONE)
-    assert sensitivities == MAX_NORMS
+    assert sensitivities == pytest.approx(MAX_NORMS, rel=2.0**-7)
+    assert all(d >= c for d, c in zip(sensitivities, MAX_NORMS, strict=True))
     assert list(stds) == allocation(sensitivities, [1_000_000, 500_000], Z)
     measured = [torch.cat(pieces).std().item() for pieces in zip(*releases, strict=True)]
     assert measured == pytest.approx(list(stds), rel=5e-3)
@@ -153,7 +154,7 @@ def test_more_noise_than_accounted_for_is_allowed():
 
     model, sampler, mechanism = small_setting(allocation=generous)
     private = mechanism.privatise(model, nn.CrossEntropyLoss(), sampler.next_batch())
-    assert list(private.stds) == [2 * Z * math.hypot(*MAX_NORMS)] * 2
+    assert list(private.stds) == pytest.approx([2 * Z * math.hypot(*MAX_NORMS)] * 2, rel=2.0**-7)
 
 
 @pytest.mark.parametrize("z", [1e-3, 0.7, 1.3, 40.0])

@@ -171,8 +171,8 @@ def test_calibrated_noise_is_the_same_too_and_the_gradient_pays_for_the_count():
         sampler = PoissonSampler(data, 0.5, steps=5, seed=0)
         stds.append(run(PerSampleClip(max_norm), sampler, steps=1)[2].stds[0])
     z_count = (100 / 20) / 0.5
-    assert stds[0] == 0.5 * Z
-    assert stds[1] == pytest.approx(0.5 * (1 / Z**2 - 1 / z_count**2) ** -0.5, rel=1e-12)
+    assert stds[0] == pytest.approx(0.5 * Z, rel=1e-10)
+    assert stds[1] == pytest.approx(0.5 * (1 / Z**2 - 1 / z_count**2) ** -0.5, rel=1e-10)
 
 
 @pytest.mark.parametrize("noise", [0.5 * Z, 0.5 * Z * 0.999, 0.01])
@@ -194,7 +194,7 @@ def test_a_statistic_of_a_mini_set_moves_by_twice_its_bound(relation, unit):
     bounded = dataclasses.replace(bounded, unit=unit)
     once = relation is Relation.ADD_OR_REMOVE_ONE and unit is Unit.RECORD
     assert bounded.statistic_sensitivities(relation) == [0.5 if once else 1.0]
-    assert bounded.sensitivities(relation) == [0.5 if once else 1.0]
+    assert bounded.sensitivities(relation) == pytest.approx([0.5 if once else 1.0], rel=1e-10)
 
 
 # What is released.
@@ -287,7 +287,7 @@ def test_each_block_follows_its_own_norms_and_constants_stay():
             statistic.observe(float(statistic.value))
     assert len(bounded.statistics) == 2
     norms = [block.bound for block in bounded.blocks]
-    assert norms[1] == 0.7
+    assert norms[1] == pytest.approx(0.7, rel=1e-10)
     assert [len(path) for path in query.thresholds] == [201, 1, 201]
     for h, share in ((0, 0.5), (2, 0.9)):
         names = bounded.blocks[h].names

@@ -37,9 +37,9 @@ N is private. In its place stands the public size of `public_rows`; a pass takes
 `ROWS_AT_ONCE` rows.
 
 Clipping. The terms are clipped gradients, and where rows are added up R_i is their norm, at most C.
-A block's bound is C·(1 + 2·d·u·N) (`slack_of_sum`): the sums are those of the formula, and the noise
-is 0.4% larger in float32. The model's own passes stay in the precision that the user chose; norms
-and sums are float32 or wider.
+A block's bound is C·(1 + 2·d·u·N) (`slack_of_sum`): sums are those of the formula, and the noise is
+0.4% larger in float32. The model's own passes stay in the precision that the user chose; norms and
+sums are float32 or wider.
 
 What is not proved:
   d in float32 is measured, on CPU kernels (above).

@@ -298,7 +298,10 @@ def _keeper_of(model: nn.Module, constraints: list[Constraint] | None = None) ->
         constraints = constraints_of(model)
     if not constraints:
         return None
-    key = frozenset((c.within, c.parameter.data_ptr(), c.parameter.dtype) for c in constraints)
+    # By the parameter and its memory: another parameter may come to lie where one has gone.
+    key = frozenset(
+        (c.within, id(c.parameter), c.parameter.data_ptr(), c.parameter.dtype) for c in constraints
+    )
     keeper = _KEEPERS.get(model)
     if keeper is None or keeper.key != key:
         keeper = _KEEPERS[model] = _Keeper(key, _alike(constraints))
