@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from tacit.batch import Batch
+from tacit.checks import require_isolated, watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.lipschitz.integrity import require_no_hooks_of_all_modules, require_plain_gradients
 from tacit.lipschitz.loss_constant import ClippedLoss
@@ -24,8 +25,9 @@ from tacit.queries.adaptive_norm import AdaptiveNorm, Following, Thresholds
 from tacit.queries.blocks import Blocks, by_parameter, check_cover
 from tacit.queries.bounded_gradient import BoundedGradient, Loss, blocks_from
 from tacit.queries.clipless_passes import AutomaticPasses, PassEngine, Passes
+from tacit.queries.clipped_query import kind_of
 from tacit.queries.clipping import accumulator, flattened, wide_dtype
-from tacit.queries.keeps_nothing import keeps_nothing
+from tacit.queries.engines.record_losses import losses_of
 from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import Unit
 
@@ -93,7 +95,19 @@ class Clipless(Following):
         asked = Passes(program, loss, parameters, found.cotangent, below, views, largest)
         total = accumulator(parameters.values())
         counts = total.new_zeros(1)
-        with keeps_nothing(program):
+
+        def check() -> bool:
+            return require_isolated(
+                program,
+                loss,
+                parameters,
+                batch,
+                lambda x, y: losses_of(loss, program(x), y),
+                seen=self._views.seen,
+                remedy="Use layers that work on each record alone",
+            )
+
+        with watched_step(program, check, (kind_of(loss), tuple(parameters))):
             for piece in self._views.of(batch.at_most(ROWS_AT_ONCE)):
                 if piece.records.shape != batch.records.shape:
                     raise ValueError(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from tacit.batch import Batch
+from tacit.batch import Batch, batch_of
+from tacit.checks import require_isolated
 from tacit.data.records import Records
 from tacit.lipschitz.precision import public_rows, slack_of_sum
+from tacit.losses.pre_activations import needs_pre_activations
 from tacit.queries.adaptive_norm import AdaptiveNorm, Thresholds, as_max_norms
 from tacit.queries.adaptive_norm import MaxNorm as OwnNorm
 from tacit.queries.blocks import Blocks, all_together, check_cover
@@ -26,7 +28,8 @@ from tacit.queries.bounded_gradient import (
 )
 from tacit.queries.clip_rules import ClipRule
 from tacit.queries.clipping import accumulator, coarsest, flattened
-from tacit.queries.engines.task import Clipped, Task
+from tacit.queries.engines.record_losses import losses_of
+from tacit.queries.engines.task import Clipped, Engine, Task
 from tacit.queries.layerwise import Constants, Estimates, FromPublic, LayerFactors, LayerwiseNorms
 from tacit.queries.public_set import require_public
 from tacit.sampling.schemes import Unit
@@ -219,6 +222,48 @@ class ClippedQuery(abc.ABC):
                 f"of {len(blocks)}; make a query for each model"
             )
         return held
+
+
+def check_records(
+    task: Task, engine: Engine, batch: Batch, seen: Callable[[Tensor], Tensor] | None
+) -> bool:
+    """Raise unless each record's gradient is of that record alone; see `tacit.checks`."""
+    one_by_one = getattr(engine, "one_by_one", False)
+    eager: Engine = getattr(engine, "eager", engine)
+    plain = replace(task.flat(), views=1, active={})
+
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        if one_by_one:  # as the engine does: of one record a mean, a sum and a row are one
+            return task.loss(task.model(x), y).sum().reshape(1)
+        return losses_of(task.loss, task.model(x), y)
+
+    def sums(x: Tensor, y: Tensor, max_norm: float) -> Mapping[str, Tensor]:
+        some = batch_of(x, y, divisor=batch.divisor, scheme=batch.scheme)
+        return eager.clipped_sums(replace(plain, norms=(max_norm,)), some).sums
+
+    return require_isolated(
+        task.model,
+        task.loss,
+        task.parameters,
+        batch,
+        losses,
+        sums=None if one_by_one else sums,
+        one_by_one=one_by_one,
+        seen=seen,
+        remedy="Normalise each record alone, or name engine=PerRecord(), which runs each record "
+        "alone (for BatchClip: SetBySet())",
+    )
+
+
+def check_key(task: Task, *more: object) -> Hashable:
+    """What a check depends on, apart from the model: who computes what of which loss."""
+    kinds = tuple(map(kind_of, (task.loss, *more)))
+    return kinds, tuple(task.parameters), needs_pre_activations(task.loss)
+
+
+def kind_of(value: object) -> Hashable:
+    """A function's code, or an object's type: what is made anew for each step has the same."""
+    return getattr(value, "__code__", type(value))
 
 
 def mean_norms(norms: list[list[Tensor]]) -> list[float]:

@@ -7,17 +7,23 @@ from collections.abc import Callable
 from torch import nn
 
 from tacit.batch import Batch, batch_of
+from tacit.checks import refuse_mixing, watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.data.records import Records
 from tacit.lipschitz.precision import ROWS_AT_ONCE
 from tacit.queries.blocks import Blocks
 from tacit.queries.bounded_gradient import BoundedGradient, Loss
 from tacit.queries.clip_rules import CLIP, ClipRule
-from tacit.queries.clipped_query import ClippedQuery, Frozen, MaxNorm, mean_norms
+from tacit.queries.clipped_query import (
+    ClippedQuery,
+    Frozen,
+    MaxNorm,
+    check_key,
+    check_records,
+    mean_norms,
+)
 from tacit.queries.engines import Automatic, Engine
-from tacit.queries.keeps_nothing import keeps_nothing
 from tacit.queries.looking_inside import looks_inside
-from tacit.queries.record_mixing import refuse_mixing
 from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import Poisson
 
@@ -60,7 +66,11 @@ class PerSampleClip(ClippedQuery):
         now = self._in_force(model, loss, blocks, batch)
         views, counted = self._views.views, now.counted
         task = self._task(model, loss, blocks, now.constants, views=views, counted=counted)
-        with keeps_nothing(model):
+
+        def check() -> bool:
+            return check_records(task, self.engine, batch, self._views.seen)
+
+        with watched_step(model, check, check_key(task, self.engine)):
             pieces = self._views.of(batch.at_most(ROWS_AT_ONCE))
             found = (self.engine.clipped_sums(task, piece) for piece in pieces)
             return self._bounded(task, now, found, batch.divisor)

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tacit.budget import Relation
+from tacit.checks import refuse_mixing, watched_step
 from tacit.data.records import Records, as_records
 from tacit.errors import UnsupportedModule
 from tacit.queries.clipping import sum_dtype
-from tacit.queries.keeps_nothing import keeps_nothing
-from tacit.queries.record_mixing import refuse_mixing
 from tacit.randomness import Randomness
 from tacit.statistics.marks import mark
 from tacit.statistics.modes import evaluating
@@ -103,7 +102,7 @@ class ReleasedStatistics:
             ledger.claim(self.event, _WHAT)
             stream = Randomness(self.seed).stream(_WHAT, ledger.identity, *ledger.life())
             for place, norm in enumerate(norms):
-                with keeps_nothing(model):
+                with watched_step(model):
                     total = self._sum_of_moments(model, norm)
                 noise = stream.normals([len(total)], total.device, [place])[0]
                 self._release(total, noise, norm, len(norms), ledger.budget.relation)

@@ -19,8 +19,8 @@ class Automatic:
     """
 
     def __init__(self) -> None:
-        self._eager = BookKeeping()
-        self._replay = Replay(self._eager, after=1)
+        self.eager = BookKeeping()
+        self._replay = Replay(self.eager, after=1)
         self._when = WhenToRecord()
 
     def clipped_sums(self, task: Task, piece: Batch) -> Clipped:
@@ -30,10 +30,10 @@ class Automatic:
                 return self._replay.clipped_sums(task, shaped)
             except CaptureFailed as error:
                 self._when.failed(task.model, error)
-        return self._eager.clipped_sums(task, piece)
+        return self.eager.clipped_sums(task, piece)
 
     def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
-        return self._eager.block_norms(task, piece)
+        return self.eager.block_norms(task, piece)
 
     def forget(self) -> None:
         """Give the recordings' memory back; later steps record anew."""

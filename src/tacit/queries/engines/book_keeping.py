@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from tacit.batch import Batch
-from tacit.errors import UnsupportedModule
 from tacit.queries.engines.precision import no_autocast, wide
 from tacit.queries.engines.record_losses import losses_of
 from tacit.queries.engines.rows import RecordGradients, Stacked
 from tacit.queries.engines.scales import scales_and_counts
-from tacit.queries.engines.self_check import check_once
 from tacit.queries.engines.tape import Call, Tape
 from tacit.queries.engines.task import Clipped, Task
-from tacit.queries.engines.views import (
-    first_row_of_each,
-    gradients_of_records,
-    mask_of_records,
-)
+from tacit.queries.engines.views import gradients_of_records, mask_of_records
 
 
 class BookKeeping:
@@ -34,20 +27,6 @@ class BookKeeping:
     """
 
     def clipped_sums(self, task: Task, piece: Batch) -> Clipped:
-        if len(piece) == 0:
-            return Clipped()
-        plain = replace(task.flat(), views=1, active={})
-
-        def clipped(pair: Batch, max_norm: float) -> dict[str, Tensor]:
-            return self._clipped(replace(plain, norms=(max_norm,)), pair).sums
-
-        first_views = first_row_of_each(piece, task.views)
-        if len(first_views) < 2:
-            first_views = piece  # a record alone: its views are as good to ask about
-        check_once(task.model, task.loss, task.parameters, first_views, clipped)
-        return self._clipped(task, piece)
-
-    def _clipped(self, task: Task, piece: Batch) -> Clipped:
         if len(piece) == 0:
             return Clipped()
         return self.sums_and_keep(task, piece)[0]
@@ -144,11 +123,6 @@ def watched_modules(model: nn.Module, wanted: set[int]) -> dict[nn.Module, dict[
     for module in model.modules():
         if module in inside:
             continue
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-            raise UnsupportedModule(
-                f"{type(module).__name__} with max_norm rewrites the rows that records read, in "
-                "the forward pass and without noise; build it without max_norm"
-            )
         whole = isinstance(module, nn.MultiheadAttention)
         listed = module.named_parameters(recurse=whole, remove_duplicate=False)
         own = {n: p for n, p in listed if id(p) in wanted}

@@ -21,6 +21,8 @@ class PerRecord:
     bounds how many records run at once.
     """
 
+    one_by_one = True  # so that records stay apart by construction
+
     def __init__(self, chunk_size: int | None = None) -> None:
         self.chunk_size = chunk_size
 

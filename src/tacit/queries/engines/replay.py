@@ -56,13 +56,17 @@ class Replay:
         self._recordings: dict[Hashable, _Recording] = {}
         self._pool: Any = None
 
+    @property
+    def eager(self) -> BookKeeping:
+        return self.engine
+
     def clipped_sums(self, task: Task, piece: Batch) -> Clipped:
         if not piece.indices.is_cuda or len(piece) == 0:
             return self.engine.clipped_sums(task, piece)
         key = self._key(task, piece)
         recording = self._recordings.get(key)
         if recording is None:
-            # The first time is run as it is, which also compiles kernels and checks the model.
+            # The first time is run as it is, which also compiles kernels.
             _, reading = HeldConstants.of(task, piece.indices.device)
             found = self.engine.clipped_sums(reading, piece)
             if self._met[key] >= self.after:

@@ -57,7 +57,13 @@ class Clipped:
 
 
 class Engine(Protocol):
-    """Sums and counts over the records of one physical batch."""
+    """Sums and counts over the records of one physical batch.
+
+    An engine checks nothing: the query does, on the logical batch (`tacit.checks`). One that calls
+    the model with a single record at a time may say so by `one_by_one = True`: then records stay
+    apart by construction. One that records its steps names in `eager` the engine that gives the
+    same sums without a recording, for the check.
+    """
 
     def clipped_sums(self, task: Task, piece: Batch) -> Clipped: ...
 

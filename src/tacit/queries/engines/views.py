@@ -60,15 +60,6 @@ def mask_of_records(piece: Batch, views: int) -> Tensor | None:
     return None if piece.mask is None else piece.mask[::views]
 
 
-def first_row_of_each(piece: Batch, views: int) -> Batch:
-    """One view of every record."""
-    if views == 1:
-        return piece
-    return replace(
-        piece, indices=piece.indices[::views], mask=mask_of_records(piece, views), groups=None
-    )
-
-
 def _added_up(rows: Tensor, views: int) -> Tensor:
     return rows.unflatten(0, (-1, views)).sum(dim=1)
 

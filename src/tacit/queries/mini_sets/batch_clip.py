@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from tacit.batch import Batch, batch_of
+from tacit.checks import mixes_records, require_sets_isolated, watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.data.records import Records
 from tacit.queries.blocks import Blocks
 from tacit.queries.bounded_gradient import BoundedGradient, Loss
 from tacit.queries.clip_rules import CLIP, ClipRule
-from tacit.queries.clipped_query import ClippedQuery, Frozen, MaxNorm, mean_norms
-from tacit.queries.keeps_nothing import keeps_nothing
+from tacit.queries.clipped_query import (
+    ClippedQuery,
+    Frozen,
+    MaxNorm,
+    check_key,
+    check_records,
+    mean_norms,
+)
+from tacit.queries.engines.task import Task
 from tacit.queries.looking_inside import looks_inside
 from tacit.queries.mini_sets.engines import SetBySet, SetEngine, SetsAsRecords
 from tacit.queries.mini_sets.set_gradients import MeanGradient, SetGradient
 from tacit.queries.mini_sets.sets import require_sets, sets_of
-from tacit.queries.record_mixing import mixes_records
 from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import MiniSets, Poisson, Unit
 from tacit.statistics import without_running_statistics
@@ -80,7 +87,12 @@ class BatchClip(ClippedQuery):
         drawn = batch.scheme
         alone = isinstance(drawn, MiniSets) and drawn.chosen == 1
         engine = self._engine_for(model, alone)
-        with without_running_statistics(model), keeps_nothing(model):
+
+        def check() -> bool:
+            return self._check(task, engine, batch)
+
+        key = check_key(task, engine, self.gradient)
+        with without_running_statistics(model), watched_step(model, check, key):
             pieces = self._physical(sets, batch.max_physical)
             found = (engine.clipped_sums(task, self.gradient, some) for some in pieces)
             return self._bounded(task, now, found, self._divisor(batch))
@@ -99,7 +111,7 @@ class BatchClip(ClippedQuery):
         full = [one for one in whole.physical() if len(one) == size]
         task = self._task(model, loss, blocks)
         engine = self._engine_for(model, alone=False)
-        with without_running_statistics(model), keeps_nothing(model):
+        with without_running_statistics(model), watched_step(model):
             pieces = self._physical(full, max(size, 256))
             return mean_norms([engine.block_norms(task, self.gradient, some) for some in pieces])
 
@@ -115,6 +127,24 @@ class BatchClip(ClippedQuery):
             return self.engine
         apart = isinstance(self.gradient, MeanGradient) and not mixes_records(model)
         return self._at_once if apart and not alone else self._one_by_one
+
+    def _check(self, task: Task, engine: SetEngine, batch: Batch) -> bool:
+        """Raise unless a set's gradient is of that set alone; see `tacit.checks`."""
+        if isinstance(engine, SetsAsRecords):
+            return check_records(task, engine.engine, batch, self._views.seen)
+
+        def gradient(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            return SetBySet.gradient_of(task, self.gradient, x, y)
+
+        return require_sets_isolated(
+            task.model,
+            (task.loss, self.gradient),
+            task.parameters,
+            batch,
+            gradient,
+            self.mini_set_size,
+            seen=self._views.seen,
+        )
 
     def _seen(self, one: Batch) -> Batch:
         """The set as the model sees it: its views, where it is augmented."""

@@ -11,17 +11,16 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from tacit.batch import Batch, batch_of
+from tacit.checks import refuse_mixing
 from tacit.errors import UnsupportedModule
 from tacit.queries.clipping import sum_dtype
 from tacit.queries.engines import BookKeeping, Clipped, Engine, Task
 from tacit.queries.engines.called_with import called_with
 from tacit.queries.engines.per_record import clipped_rows, norms_of_blocks
 from tacit.queries.engines.record_losses import losses_of
-from tacit.queries.mini_sets.memory import refuse_memory
 from tacit.queries.mini_sets.one_set import clipped_vector, norms_of_vector
 from tacit.queries.mini_sets.set_gradients import MeanGradient, SetGradient
 from tacit.queries.mini_sets.too_small import too_small_is_nothing
-from tacit.queries.record_mixing import refuse_mixing
 
 
 class SetEngine(Protocol):
@@ -38,7 +37,6 @@ class SetBySet:
     """Each mini-set in a pass of its own, with any g and any module. Of one set, it is the best."""
 
     def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
-        refuse_memory(task, self._gradient, gradient, sets)
         return added_up(clipped_vector(task, self._gradient(task, gradient, one)) for one in sets)
 
     def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:

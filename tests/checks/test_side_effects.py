@@ -10,9 +10,9 @@ from torch.nn.utils import parametrizations, spectral_norm
 
 import tacit
 from tacit import PerSampleClip, batch_of
+from tacit.checks import watched_step
 from tacit.errors import MixesRecords
 from tacit.lipschitz import BoundedInput, SpectralLinear
-from tacit.queries.keeps_nothing import keeps_nothing
 
 
 class Keeps(nn.Module):
@@ -70,7 +70,7 @@ def test_what_is_computed_from_weights_alone_may_be_written(normed):
     for buffer in model.buffers():
         buffer.normal_()
     before = {n: b.clone() for n, b in model.named_buffers()}
-    with keeps_nothing(model):
+    with watched_step(model):
         model(torch.randn(5, 4))
     assert any(not torch.equal(before[n], b) for n, b in model.named_buffers())
 
