@@ -258,7 +258,10 @@ def test_views_of_a_piece_are_drawn_once_even_if_a_record_is_left_out():
     inputs[2] = torch.nan
     query = PerSampleClip(0.5, augmentation=Augmentation(4, noisy))
     query._views._checked = True
-    query(nn.Linear(3, 2).double(), quadratic, batch_for(inputs))
+    model = nn.Linear(3, 2).double()
+    for _ in range(3):  # the model is checked before the first and the second step
+        calls.clear()
+        query(model, quadratic, batch_for(inputs))
     assert calls == [24]
 
 
@@ -285,13 +288,26 @@ MIXING = {
 }
 
 
+@pytest.mark.parametrize("max_physical", [None, 1])
 @pytest.mark.parametrize("views", [1, 4])
 @pytest.mark.parametrize("name", MIXING)
-def test_a_transform_that_mixes_records_is_refused(name, views):
+def test_a_transform_that_mixes_records_is_refused(name, views, max_physical):
     torch.manual_seed(1)
     query = PerSampleClip(1.0, augmentation=Augmentation(views, MIXING[name]))
     with pytest.raises(MixesRecords, match="other records"):
-        query(nn.Linear(3, 2).double(), quadratic, batch_for(reals(3)(12)))
+        query(nn.Linear(3, 2).double(), quadratic, batch_for(reals(3)(12), max_physical))
+
+
+def test_a_transform_that_remembers_is_refused():
+    held = [torch.zeros(3, dtype=torch.float64)]
+
+    def less_the_last(rows):
+        seen, held[0] = rows - held[0], rows[-1]
+        return seen
+
+    query = PerSampleClip(1.0, augmentation=Augmentation(1, less_the_last))
+    with pytest.raises(MixesRecords, match="remembers earlier ones"):
+        query(nn.Linear(3, 2).double(), quadratic, batch_for(reals(3)(12), 1))
 
 
 def test_a_generator_of_its_own_needs_a_promise():

@@ -34,6 +34,7 @@ from tacit.checks.probe import (
     IndexCasts,
     NoDropout,
     Probe,
+    Seen,
     agree,
     probe_records,
     probing,
@@ -51,7 +52,6 @@ _ZERO = 1e-12
 
 # What is computed of some records: tensors with one row per record, or one row in all.
 Pass = Callable[[Tensor, Tensor], Sequence[Tensor]]
-Seen = Callable[[Tensor], Tensor]
 
 
 def require_isolated(
@@ -59,15 +59,16 @@ def require_isolated(
     loss: object,
     parameters: dict[str, nn.Parameter],
     batch: Batch,
+    seen: Seen,
     losses: Losses,
     *,
     remedy: str,
     sums: Sums | None = None,
     one_by_one: bool = False,
-    seen: Seen | None = None,
 ) -> bool:
     """Raise MixesRecords or UnsupportedModule unless each record's gradient is of that record.
 
+    `seen` makes of inputs what the model is given, one view of each record.
     `losses` gives one loss per record of some inputs and targets. An engine that calls the model
     with one record at a time (`one_by_one`) keeps records apart by construction, and is asked for
     statefulness alone. `sums` are an engine's clipped sums, to be compared with autograd's.
@@ -89,10 +90,9 @@ def require_sets_isolated(
     loss: object,
     parameters: dict[str, nn.Parameter],
     batch: Batch,
+    seen: Seen,
     gradient: Callable[[Tensor, Tensor], Mapping[str, Tensor]],
     set_size: int,
-    *,
-    seen: Seen | None = None,
 ) -> bool:
     """Raise MixesRecords unless a set's `gradient` is of that set alone.
 
@@ -132,7 +132,7 @@ def require_views_apart(augmentation: Augmentation, batch: Batch) -> bool:
     every, half = torch.arange(len(x), device=x.device), (len(x) + 1) // 2
     try:
         expected = views(every)
-        views(order[half:])
+        views(every.flip(0))
         if not same_tensors(expected, views(every)):
             raise MixesRecords(
                 f"the augmentation {augmentation.transform!r} gives other views of the same "

@@ -34,6 +34,10 @@ _DROPOUTS = (
 )
 
 
+# From inputs to what the model is given: one view of each record.
+Seen = Callable[[Tensor], Tensor]
+
+
 @dataclass(frozen=True)
 class Probe:
     """Records of the dataset, and everything that has to be put back between two questions."""
@@ -54,21 +58,19 @@ def probing(
     loss: object,
     parameters: dict[str, nn.Parameter],
     batch: Batch,
-    seen: Callable[[Tensor], Tensor] | None = None,
+    seen: Seen,
 ) -> Iterator[Probe | None]:
     """A probe of the batch's records; afterwards the model and all generators are as before.
 
-    `seen` makes of inputs what the model is given, one row per record (a view of each). None where
-    there is no record to ask with: the dataset is empty, or what was found is not finite.
+    None where there is no record to ask with: the dataset is empty, or nothing in it was finite.
     """
     device = batch.indices.device
     with _still(model), all_digits(), torch.compiler.set_stance("force_eager"):
         state = ProgramState(model, loss, device=device)
         try:
             inputs, targets = probe_records(batch)
-            if seen is not None and len(inputs) > 0:
-                inputs = seen(inputs)
-            yield Probe(model, parameters, inputs, targets, state) if len(inputs) else None
+            found = len(inputs) > 0
+            yield Probe(model, parameters, seen(inputs), targets, state) if found else None
         finally:
             state.restore()
 

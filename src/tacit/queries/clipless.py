@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 
 from tacit.batch import Batch
 from tacit.checks import require_isolated, watched_step
@@ -96,24 +96,25 @@ class Clipless(Following):
         total = accumulator(parameters.values())
         counts = total.new_zeros(1)
 
+        def seen(inputs: Tensor) -> Tensor:
+            views = self._views.first(inputs)
+            _require_shape(batch, views.shape[1:])
+            return views
+
         def check() -> bool:
             return require_isolated(
                 program,
                 loss,
                 parameters,
                 batch,
-                lambda x, y: losses_of(loss, program(x), y),
-                seen=self._views.seen,
+                seen,
+                lambda x, y: losses_of(loss, program(_like(x, parameters)), y),
                 remedy="Use layers that work on each record alone",
             )
 
         with watched_step(program, check, (kind_of(loss), tuple(parameters))):
             for piece in self._views.of(batch.at_most(ROWS_AT_ONCE)):
-                if piece.records.shape != batch.records.shape:
-                    raise ValueError(
-                        f"the augmentation turns records of shape {batch.records.shape} into "
-                        f"{piece.records.shape}, for which no bounds were made; keep their shape"
-                    )
+                _require_shape(batch, piece.records.shape)
                 sums = self.engine.run(asked, piece)
                 total += flattened(sums.gradients, parameters, total.dtype)
                 if sums.count is not None:
@@ -198,3 +199,17 @@ class _Known:
     found: Sensitivities
     largest: float
     precision: Precision
+
+
+def _like(inputs: Tensor, parameters: dict[str, nn.Parameter]) -> Tensor:
+    """Inputs in the type of the weights; a step itself widens both."""
+    dtypes = {p.dtype for p in parameters.values()}
+    return inputs.to(dtypes.pop()) if inputs.is_floating_point() and len(dtypes) == 1 else inputs
+
+
+def _require_shape(batch: Batch, seen: tuple[int, ...]) -> None:
+    if tuple(seen) != batch.records.shape:
+        raise ValueError(
+            f"the augmentation turns records of shape {batch.records.shape} into {tuple(seen)}, "
+            "for which no bounds were made; keep their shape"
+        )

@@ -225,7 +225,7 @@ class ClippedQuery(abc.ABC):
 
 
 def check_records(
-    task: Task, engine: Engine, batch: Batch, seen: Callable[[Tensor], Tensor] | None
+    task: Task, engine: Engine, batch: Batch, seen: Callable[[Tensor], Tensor]
 ) -> bool:
     """Raise unless each record's gradient is of that record alone; see `tacit.checks`."""
     one_by_one = getattr(engine, "one_by_one", False)
@@ -246,12 +246,12 @@ def check_records(
         task.loss,
         task.parameters,
         batch,
+        seen,
         losses,
         sums=None if one_by_one else sums,
         one_by_one=one_by_one,
-        seen=seen,
-        remedy="Normalise each record alone, or name engine=PerRecord(), which runs each record "
-        "alone (for BatchClip: SetBySet())",
+        remedy="Put records in the first dimension (batch_first=True) and normalise each alone, "
+        "or name engine=PerRecord(), which runs each record alone (for BatchClip: SetBySet())",
     )
 
 

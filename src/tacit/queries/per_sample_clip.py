@@ -68,7 +68,7 @@ class PerSampleClip(ClippedQuery):
         task = self._task(model, loss, blocks, now.constants, views=views, counted=counted)
 
         def check() -> bool:
-            return check_records(task, self.engine, batch, self._views.seen)
+            return check_records(task, self.engine, batch, self._views.first)
 
         with watched_step(model, check, check_key(task, self.engine)):
             pieces = self._views.of(batch.at_most(ROWS_AT_ONCE))

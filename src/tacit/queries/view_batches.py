@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -29,13 +29,11 @@ class ViewBatches:
     def views(self) -> int:
         return 1 if self.augmentation is None else self.augmentation.views
 
-    @property
-    def seen(self) -> Callable[[Tensor], Tensor] | None:
-        """From inputs to one view of each, where they are augmented."""
-        augmentation = self.augmentation
-        if augmentation is None:
-            return None
-        return lambda inputs: augmentation.views_of(inputs)[:: augmentation.views]
+    def first(self, inputs: Tensor) -> Tensor:
+        """One view of each record; without an augmentation, its inputs."""
+        if self.augmentation is None:
+            return inputs
+        return self.augmentation.views_of(inputs)[:: self.views]
 
     def of(self, batch: Batch) -> Iterator[Batch]:
         if self.augmentation is None:

@@ -9,6 +9,7 @@ import tacit
 from tacit import PerSampleClip, Poisson, batch_of
 from tacit.queries import BookKeeping, PerRecord
 from tacit.queries.bounded_gradient import trainable
+from tacit.queries.engines.task import Task
 
 torch.set_num_threads(1)
 
@@ -77,3 +78,11 @@ def check_exact(
     else:
         expected = one_by_one(model, batch, max_norm, grouping, loss)
     assert_same(found, expected, floor=max(floor, 0.1 * min(max_norm, 1.0)))
+
+
+def run_engine(model, batch, loss=quadratic):
+    """Book-keeping alone, without the checks that a query makes first."""
+    parameters = trainable(model)
+    return BookKeeping().clipped_sums(
+        Task(model, loss, parameters, (tuple(parameters),), (1.0,)), batch
+    )

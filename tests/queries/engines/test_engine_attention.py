@@ -12,6 +12,7 @@ from engine_checks import (
     batch_for,
     check_exact,
     quadratic,
+    run_engine,
     sums_of,
 )
 from hypothesis import given, settings
@@ -153,4 +154,4 @@ def test_an_input_that_is_overwritten_is_refused():
             return out
 
     with pytest.raises(UnsupportedModule, match="overwritten"):
-        PerSampleClip(1.0)(OverwritesInput(), quadratic, batch_for(torch.randn(1, 3, 4)))
+        run_engine(OverwritesInput(), batch_for(torch.randn(1, 3, 4)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_checks import batch_for, quadratic
+from engine_checks import batch_for, quadratic, run_engine
 from torch import nn
 
 from tacit import PerSampleClip
@@ -119,4 +119,4 @@ def test_a_table_that_rewrites_itself_is_refused_by_every_engine(engine):
 
 def test_an_input_overwritten_after_use_is_refused():
     with pytest.raises(UnsupportedModule, match="overwritten"):
-        PerSampleClip(1.0)(Overwrites().double(), quadratic, batch_for(reals(1)))
+        run_engine(Overwrites().double(), batch_for(reals(1)))

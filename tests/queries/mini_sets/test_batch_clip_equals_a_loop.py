@@ -183,7 +183,8 @@ def test_a_set_goes_the_same_way_whoever_else_is_there():
 
     class Watched(BookKeeping):
         def clipped_sums(self, task, piece):
-            engines.append((task.views, len(piece)))
+            if task.views > 1:  # the check asks about single records
+                engines.append((task.views, len(piece)))
             return super().clipped_sums(task, piece)
 
     query = BatchClip(0.01, 6, engine=tacit.SetsAsRecords(Watched()))

@@ -131,7 +131,7 @@ class BatchClip(ClippedQuery):
     def _check(self, task: Task, engine: SetEngine, batch: Batch) -> bool:
         """Raise unless a set's gradient is of that set alone; see `tacit.checks`."""
         if isinstance(engine, SetsAsRecords):
-            return check_records(task, engine.engine, batch, self._views.seen)
+            return check_records(task, engine.engine, batch, self._views.first)
 
         def gradient(x: Tensor, y: Tensor) -> dict[str, Tensor]:
             return SetBySet.gradient_of(task, self.gradient, x, y)
@@ -141,9 +141,9 @@ class BatchClip(ClippedQuery):
             (task.loss, self.gradient),
             task.parameters,
             batch,
+            self._views.first,
             gradient,
             self.mini_set_size,
-            seen=self._views.seen,
         )
 
     def _seen(self, one: Batch) -> Batch:
