@@ -165,6 +165,20 @@ def test_a_check_leaves_the_model_and_the_generators_as_they_were() -> None:
     assert "last" not in vars(model)
 
 
+def test_where_memory_ends_fewer_records_are_asked_with() -> None:
+    class Large(RunningMean):
+        def forward(self, x):
+            if len(x) > 2:
+                raise torch.OutOfMemoryError("no room for so many records")
+            return super().forward(x)
+
+    with (
+        pytest.warns(UserWarning, match="it runs with 2"),
+        pytest.raises(MixesRecords, match="is stateful"),
+    ):
+        PerSampleClip(1.0)(Large(), F.cross_entropy, batch(list(range(N)), 2))
+
+
 class Mixes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -186,10 +200,12 @@ def test_records_that_meet_are_refused_at_every_piece_size(how: str, make) -> No
         ask(how, make())
 
 
-def test_the_attack_moves_the_sum_by_no_more_than_declared() -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_a_running_mean_is_refused_with_and_without_the_record_that_moved_it(seed: int) -> None:
     """One replaced record moved the sum of 64 by 28 and more, where 1.0 is declared."""
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(64, D, generator=generator), torch.arange(64) % CLASSES
+    torch.manual_seed(seed)
     for engine in (None, PerRecord(chunk_size=1)):
         for first in (x[0], torch.full((D,), 1e4)):
             inputs = torch.cat([first[None], x[1:]])

@@ -17,10 +17,10 @@ from tacit.checks.program_state import ProgramState
 from tacit.checks.side_effects import of_weights_alone
 from tacit.tensor_float import all_digits
 
-_MOST_RECORDS = 256
+MOST_RECORDS = 256
 _WANTED = 32  # records, from the rest of the dataset where the batch has fewer
 # Relative differences that roundings explain: of one shape, and of two shapes.
-SAME_SHAPE = {torch.float64: 1e-9, torch.float32: 1e-4}
+SAME_SHAPE = {torch.float64: 1e-11, torch.float32: 1e-5}
 OTHER_SHAPE = {torch.float64: 1e-7, torch.float32: 1e-3}
 _HALF = 5e-2
 _DROPOUTS = (
@@ -59,6 +59,7 @@ def probing(
     parameters: dict[str, nn.Parameter],
     batch: Batch,
     seen: Seen,
+    most: int,
 ) -> Iterator[Probe | None]:
     """A probe of the batch's records; afterwards the model and all generators are as before.
 
@@ -68,25 +69,26 @@ def probing(
     with _still(model), all_digits(), torch.compiler.set_stance("force_eager"):
         state = ProgramState(model, loss, device=device)
         try:
-            inputs, targets = probe_records(batch)
+            inputs, targets = probe_records(batch, most)
             found = len(inputs) > 0
             yield Probe(model, parameters, seen(inputs), targets, state) if found else None
         finally:
             state.restore()
 
 
-def probe_records(batch: Batch) -> tuple[Tensor, Tensor]:
+def probe_records(batch: Batch, most: int = MOST_RECORDS) -> tuple[Tensor, Tensor]:
     """The batch's own records, and others of its dataset where it has few; finite ones alone.
 
     At least two rows: of a dataset of one record that record twice, which cannot show what a
     different record would change.
     """
     own = batch.indices if batch.mask is None else batch.indices[batch.mask]
-    rows = own[:_MOST_RECORDS]
-    if len(rows) < _WANTED:
+    rows = own[:most]
+    wanted = min(_WANTED, most)
+    if len(rows) < wanted:
         others = torch.ones(len(batch.records), dtype=torch.bool, device=rows.device)
         others[rows] = False
-        rows = torch.cat([rows, others.nonzero().flatten()[: _WANTED - len(rows)]])
+        rows = torch.cat([rows, others.nonzero().flatten()[: wanted - len(rows)]])
     inputs, targets = batch.records.inputs[rows], batch.records.targets[rows]
     finite = _finite_rows(inputs) & _finite_rows(targets)
     inputs, targets = inputs[finite], targets[finite]

@@ -3,13 +3,15 @@
 To ask what a model gives *had it seen other records first*, its state must be put back: attributes
 of modules and of objects that they hold, containers, tensors, closures, class attributes, and the
 globals that their functions name; with all generators among them, and the process's own. Buffers
-and parameters are left out: those are compared (`side_effects`), never put back. State that cannot
-be reached this way (slots, C extensions) stays as it is, which costs one question: whether a value
-was set once, from the first records, and never again.
+and parameters are left out: those are compared (`side_effects`), never put back. Objects of
+installed packages other than modules are left out as well. State that is not reached this way
+(those, slots, C extensions) stays as it is, which costs one question: whether a value was set once,
+from the first records, and never again.
 """
 
 from __future__ import annotations
 
+import functools
 import pickle
 import random
 import sys
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 _MOST_OBJECTS = 20_000
 _MOST_ITEMS = 4_096
 _MOST_BYTES = 2**26
-_LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "tacit", "triton", "scipy"}
+_LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "tacit"}
 _TABLES = ("_parameters", "_buffers")
 _MISSING = object()
 Restore = Callable[[], None]
@@ -157,7 +159,16 @@ class ProgramState:
 
 
 def _of_a_library(module: str | None) -> bool:
-    return (module or "builtins").split(".")[0] in _LIBRARIES
+    """Whether it is installed code, whose loggers and queues must not be turned back."""
+    return _installed((module or "builtins").split(".")[0])
+
+
+@functools.cache
+def _installed(package: str) -> bool:
+    if package in _LIBRARIES:
+        return True
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
 
 
 def _of_tacit(found: object) -> bool:

@@ -263,7 +263,7 @@ def check_key(task: Task, *more: object) -> Hashable:
 
 def kind_of(value: object) -> Hashable:
     """A function's code, or an object's type: what is made anew for each step has the same."""
-    return getattr(value, "__code__", type(value))
+    return getattr(value, "__code__", None) or type(value)
 
 
 def mean_norms(norms: list[list[Tensor]]) -> list[float]:
