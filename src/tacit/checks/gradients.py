@@ -3,8 +3,9 @@
 Book-keeping assumes that a layer's parameters act through its forward call and that rows of a batch
 are records. A model can break both without an error: by using `layer.weight` elsewhere, by a hook
 on the way back. So the engine's sums over two records, and over one, are compared with autograd's
-of the same pass, parameter by parameter, under the same draws and with dropout as the identity:
-unclipped, and clipped so low that every record's own norm decides its share.
+gradients of each record alone, parameter by parameter and with dropout as the identity: unclipped,
+and clipped so low that every record's own norm decides its share. A model that draws in another
+way is compared in one pass of the same shape, from the same generator states.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ def _compare_rows(probe: Probe, losses: Losses, sums: Sums, rows: slice) -> bool
         return sums(x, y, max_norm)
 
     probe.state.restore_draws()
-    each = _each_gradient(parameters, losses, x, y)
+    alone = [(x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+    each = [g for one in alone for g in _each_gradient(parameters, losses, *one)]
+    if probe.state.drawn():  # as stochastic depth does: the same draws need the same shape
+        probe.state.restore_draws()
+        each = _each_gradient(parameters, losses, x, y)
     norms = [_norm(gradient.values()) for gradient in each]
     if not all(norm < _LARGEST for norm in norms):  # NaN neither
         return False
@@ -92,7 +97,7 @@ def _each_gradient(
                 {
                     name: torch.zeros_like(p, requires_grad=False, dtype=torch.float64)
                     if g is None
-                    else g.double()
+                    else g.to_dense().double()
                     for (name, p), g in zip(parameters.items(), grads, strict=True)
                 }
             )

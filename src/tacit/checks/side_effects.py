@@ -40,9 +40,13 @@ def watched_step(
     a model does only after many passes is found at the next of these. It returns whether its
     records could tell; where they could not, the next step asks again.
     """
+    modes: list[Hashable] = []
+    for module in model.modules():
+        refuse_rewriting(module, model)
+        modes.append((module.training, *foreign_hooks(module)))
+    key = (key, *modes, *process_wide_hooks())
     before = _Snapshot.of(model)
     counts = _steps.setdefault(model, {})
-    key = (key, before.modes)
     step = counts.get(key, 0) + 1
     due = step & (step - 1) == 0
     copies = {
@@ -66,23 +70,16 @@ def watched_step(
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """Address and version of every parameter and buffer, modes and hooks, the tensors themselves.
-
-    Taken twice per step, so it walks the modules once.
-    """
+    """Address and version of every parameter and buffer, and the tensors themselves."""
 
     versions: dict[Place, tuple[int, int]]
-    modes: Hashable
     tensors: dict[Place, Tensor]
 
     @classmethod
     def of(cls, model: nn.Module) -> _Snapshot:
         versions: dict[Place, tuple[int, int]] = {}
         tensors: dict[Place, Tensor] = {}
-        modes: list[Hashable] = []
         for module in model.modules():
-            refuse_rewriting(module, model)
-            modes.append((module.training, *foreign_hooks(module)))
             exempt = of_weights_alone(module)
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
@@ -90,7 +87,7 @@ class _Snapshot:
                         continue
                     versions[id(module), name] = tensor.data_ptr(), tensor._version
                     tensors[id(module), name] = tensor
-        return cls(versions, (*modes, *process_wide_hooks()), tensors)
+        return cls(versions, tensors)
 
 
 def _refuse_writes(model: nn.Module, before: _Snapshot, copies: dict[Place, Tensor]) -> None:

@@ -263,7 +263,8 @@ def check_key(task: Task, *more: object) -> Hashable:
 
 def kind_of(value: object) -> Hashable:
     """A function's code, or an object's type: what is made anew for each step has the same."""
-    return getattr(value, "__code__", None) or type(value)
+    code: Hashable = getattr(value, "__code__", None)
+    return f"{type(value).__module__}.{type(value).__qualname__}" if code is None else code
 
 
 def mean_norms(norms: list[list[Tensor]]) -> list[float]:
