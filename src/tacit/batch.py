@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -27,6 +28,19 @@ class Draw:
     def __init__(self, sampling: str | None = None, step: int | None = None) -> None:
         self.released = False
         self.sampling, self.step = sampling, step
+        self.pid = os.getpid()
+
+    def __copy__(self) -> Draw:
+        return self  # a copied batch is still the same draw
+
+    def __deepcopy__(self, memo: object) -> Draw:
+        return self
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "a drawn batch cannot be pickled: its copy could be released a second time; draw "
+            "batches in the process that releases them"
+        )
 
 
 @dataclass(frozen=True)

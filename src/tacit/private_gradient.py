@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,11 @@ class PrivateGradient:
         """
         if self._bounded is None:
             raise RuntimeError("this gradient was released already; noise is drawn once")
+        if self.drawn is not None and self.drawn.pid != os.getpid():
+            raise PlanChanged(
+                "this batch was drawn before the process was forked, and both could release it; "
+                "draw batches in the process that releases them"
+            )
         if self.drawn is not None and self.drawn.released:
             raise PlanChanged(
                 "a gradient of this batch was released already, and a second one would be charged "

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import os
 import random
 import secrets
@@ -65,6 +66,17 @@ _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype=np.uint32)
 
 Address = str | int
 
+_process = object()  # of this process: a forked child has another
+
+
+def _in_a_child() -> None:
+    global _process
+    _process = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_a_child)
+
 
 class Randomness:
     """A master key, and the streams that belong to it.
@@ -80,14 +92,17 @@ class Randomness:
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        self.seed = seed
-        self._pid = os.getpid()
+        # True, 1.0 and "1" would be the seed 1 by accident.
+        self.seed = None if seed is None else operator.index(seed)
+        if isinstance(seed, bool):
+            raise TypeError(f"the seed is {seed}; give a whole number, or None")
+        self._process = _process
         self._master = self._new_master()
 
     def _new_master(self) -> bytes:
         if self.seed is None:
             return secrets.token_bytes(32)
-        return _hash(b"tacit seed", (int(self.seed),))
+        return _hash(b"tacit seed", (self.seed,))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"seed": self.seed}  # a copy with the same secret key would repeat its draws
@@ -97,9 +112,10 @@ class Randomness:
 
     def stream(self, purpose: str, *step: Address) -> Stream:
         """The stream of one purpose at one step. Equal arguments give equal draws."""
-        if os.getpid() != self._pid:
+        if self._process is not _process:
             # A forked process has its parent's memory: with the same key it would repeat it.
-            self._pid, self._master = os.getpid(), self._new_master()
+            self._master = self._new_master()
+            self._process = _process
         return Stream(_hash(self._master, (purpose, *step)))
 
     def fingerprint(self, *context: Address) -> str | None:
@@ -383,21 +399,22 @@ def step_draws(source: Randomness, step: int, device: torch.device) -> Iterator[
         held_torch, held_python = torch.get_rng_state(), random.getstate()
         held_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         held_numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
-        # All 624 words of the state: `manual_seed` keeps 32 bits, few enough to try them all.
-        state = _BLANK.clone()
-        words = stream.words(_MT_WORDS, np.uint32).astype(np.uint64)
-        place = slice(_MT_STATE_OFFSET, _MT_STATE_OFFSET + 8 * _MT_WORDS)
-        state[place] = torch.from_numpy(words.view(np.uint8))
-        more = stream.words(8, np.uint64, parameter=1)
-        torch.set_rng_state(state)
-        if held_cuda is not None:
-            index = torch.cuda.current_device() if device.index is None else device.index
-            torch.cuda.default_generators[index].manual_seed(int(more[0]) >> 1)
-        philox = np.random.Philox(key=more[2:4], counter=more[4:8])
-        np.random.set_bit_generator(philox)  # type: ignore[attr-defined]
-        random.seed(stream.key)
+        numpy_state: Any = np.random.get_state(legacy=False)
         token = _views.set(source.stream("views", step))
         try:
+            # All 624 words of the state: `manual_seed` keeps 32 bits, few enough to try them all.
+            state = _BLANK.clone()
+            words = stream.words(_MT_WORDS, np.uint32).astype(np.uint64)
+            place = slice(_MT_STATE_OFFSET, _MT_STATE_OFFSET + 8 * _MT_WORDS)
+            state[place] = torch.from_numpy(words.view(np.uint8))
+            more = stream.words(8, np.uint64, parameter=1)
+            torch.set_rng_state(state)
+            if held_cuda is not None:
+                index = torch.cuda.current_device() if device.index is None else device.index
+                torch.cuda.default_generators[index].manual_seed(int(more[0]) >> 1)
+            philox = np.random.Philox(key=more[2:4], counter=more[4:8])
+            np.random.set_bit_generator(philox)  # type: ignore[attr-defined]
+            random.seed(stream.key)
             yield
         finally:
             _views.reset(token)
@@ -405,4 +422,6 @@ def step_draws(source: Randomness, step: int, device: torch.device) -> Iterator[
             if held_cuda is not None:
                 torch.cuda.set_rng_state(held_cuda, device)
             np.random.set_bit_generator(held_numpy)  # type: ignore[attr-defined]
+            if numpy_state["has_gauss"]:
+                np.random.set_state(numpy_state)  # exchanging generators drops a kept number
             random.setstate(held_python)

@@ -127,3 +127,10 @@ def test_one_seed_is_not_one_noise():
     assert float((found * other).mean().abs()) < 0.2
     gradients = Randomness(3).stream("noise", 0).normals([1000], torch.device("cpu"))[0]
     assert float((found * gradients).mean().abs()) < 0.2
+
+
+def test_one_seed_with_another_deviation_is_other_noise():
+    """Else two releases of one sum would be two equations for the sum and the noise."""
+    total = torch.ones(1000, dtype=torch.float64)
+    a, b = (noisy_sum(total, std, 3, "a sum") for std in (1.0, 3.0))
+    assert float(((3 * a - b) / 2 - total).norm()) > 10

@@ -223,3 +223,16 @@ def test_a_kernel_in_two_convolutions_is_left_in_both_sets() -> None:
     tacit.project(nn.Sequential(dense, strided))
     operator = dense(torch.eye(18).reshape(18, 2, 9)).flatten(1).detach()
     assert float(torch.linalg.matrix_norm(operator.double(), 2)) <= LIMIT
+
+
+def test_a_parameter_in_the_place_of_another_is_projected():
+    """Memory is used again: an address alone does not name a parameter."""
+    model = nn.Sequential(tacit.lipschitz.SpectralLinear(3, 3))
+    tacit.project(model)
+    old = model[0].weight
+    new = nn.Parameter(old.detach())  # another parameter that lies where the first one does
+    model[0].weight = new
+    with torch.no_grad():
+        new.mul_(100)
+    enforce(model)
+    assert float(torch.linalg.matrix_norm(new, 2)) < 1.01

@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,3 +88,20 @@ def test_fingerprints_name_seeded_streams_and_tell_nothing():
     assert one != Randomness(3).fingerprint("sampling", 2)
     assert one != Randomness(4).fingerprint("sampling", 1)
     assert "secret" in repr(Randomness(3).stream("noise"))
+
+
+@pytest.mark.parametrize("seed", [True, 1.0, 1.9, "1"])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(TypeError):
+        Randomness(seed)
+
+
+def test_numpys_whole_numbers_are_the_same_seed():
+    assert one_draw(Randomness(np.int64(5))) == one_draw(Randomness(5))
+
+
+def test_a_fork_is_noticed_whatever_its_process_number(monkeypatch):
+    """In a namespace of its own a child may have its parent's number."""
+    source = Randomness()
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert in_forked_child(lambda: one_draw(source)) != repr(one_draw(source))

@@ -233,3 +233,15 @@ def test_an_error_in_the_first_step_gives_the_generator_back() -> None:
     found = torch.rand(3)
     torch.manual_seed(0)
     assert torch.equal(found, torch.rand(3))
+
+
+def test_numpys_kept_number_survives_a_step() -> None:
+    """NumPy keeps the second number of a Gaussian pair too."""
+    np.random.seed(3)
+    np.random.randn()
+    expected = np.random.get_state(legacy=False)
+    with step_draws(Randomness(), 0, torch.device("cpu")):
+        np.random.randn()
+    found = np.random.get_state(legacy=False)
+    assert found["has_gauss"] == expected["has_gauss"] == 1
+    assert np.random.randn() == expected["gauss"]

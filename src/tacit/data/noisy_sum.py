@@ -78,14 +78,14 @@ def claimed(noise_multiplier: float, relation: Relation, what: str, ledger: Ledg
 def noisy_sum(total: Tensor, std: float, seed: int | None, words: str) -> Tensor:
     """T + N(0, std²·I), from the operating system unless a seed is given.
 
-    With a seed, the noise is addressed by `words` and by a digest of T. The same records give the
-    same release again; other records get other noise, so that a difference of two releases of one
-    seed shows both noises and not the records alone.
+    With a seed, the noise is addressed by `words`, by a digest of T and by std. The same release of
+    the same records comes out again; any other gets other noise, so that a combination of releases
+    of one seed never cancels the noise.
     """
     from tacit.randomness import Randomness
 
     flat = total.detach().to("cpu", torch.float64).contiguous()
     digest = hashlib.blake2b(flat.numpy().tobytes()).hexdigest()
-    stream = Randomness(seed).stream("noisy sum", words, digest)
+    stream = Randomness(seed).stream("noisy sum", words, digest, float(std).hex())
     (noise,) = stream.normals([flat.numel()], flat.device)
     return (flat + std * noise.view(flat.shape)).to(total.dtype)

@@ -63,8 +63,10 @@ class PoissonSampler(Sampler):
         self._coin_of_row: np.ndarray | None = None
         if not np.array_equal(ids, np.arange(len(ids))):
             top = int(ids.max()) + 1
-            # Ids that are spread too thinly to have a coin each: the coins go by rows.
-            if ids.min() >= 0 and top <= _MOST_COINS_PER_RECORD * len(ids) + (1 << 20):
+            # Ids that are spread too thinly to have a coin each, and ids that are shared: then the
+            # coins go by rows. Two records with one coin would not be sampled independently.
+            dense = ids.min() >= 0 and top <= _MOST_COINS_PER_RECORD * len(ids) + (1 << 20)
+            if dense and len(np.unique(ids)) == len(ids):
                 self._num_coins, self._coin_of_row = top, ids
 
     def draw(self, stream: Stream) -> tuple[np.ndarray, None]:

@@ -13,9 +13,12 @@ from torch import Tensor
 
 from tacit.batch import Batch, Draw
 from tacit.data.records import as_records
+from tacit.process_lock import ProcessLock
 from tacit.randomness import Randomness, Stream
 from tacit.sampling.schemes import Scheme
 from tacit.sampling.whole_number import whole_number
+
+_one_at_a_time = ProcessLock()
 
 
 class Sampler(abc.ABC):
@@ -89,7 +92,8 @@ class Sampler(abc.ABC):
         return self.steps
 
     def __iter__(self) -> Iterator[Batch]:
-        self._passes, self._steps_drawn = self._passes + 1, 0
+        with _one_at_a_time:
+            self._passes, self._steps_drawn = self._passes + 1, 0
         for _ in range(self.steps):
             yield self.next_batch()
 
@@ -97,11 +101,12 @@ class Sampler(abc.ABC):
         """One more step's batch. An empty one is a step like any other."""
         if os.getpid() != self._pid:
             self._after_fork()
-        context = (*self._context, self._passes)
-        step = self._steps_drawn
-        self._steps_drawn += 1
-        stream = self._randomness.stream("sampling", *context, step)
-        rows, sets = self.draw(stream)
+        with _one_at_a_time:
+            context = (*self._context, self._passes)
+            step, self._steps_drawn = self._steps_drawn, self._steps_drawn + 1
+            stream = self._randomness.stream("sampling", *context, step)
+            rows, sets = self.draw(stream)
+            occasion = self.occasion()
         mask = None
         if self.padded or self.pad_to is not None:
             rows, sets, kept = self._pad(rows, sets, self.pad_to or self.capacity)
@@ -115,7 +120,7 @@ class Sampler(abc.ABC):
             mask=mask,
             groups=groups,
             max_physical=self.capacity if self.padded else self.max_physical_batch,
-            occasion=self.occasion(),
+            occasion=occasion,
             drawn=Draw(self._randomness.fingerprint("sampling", *context), step),
         )
 
