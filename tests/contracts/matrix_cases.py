@@ -10,7 +10,6 @@ import contextlib
 import functools
 import itertools
 import math
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
