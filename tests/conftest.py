@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+import os
+
+# Before NumPy and PyTorch are imported, and for the processes that tests start.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+import torch  # noqa: E402
 
 torch.set_num_threads(1)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
-from tacit.cli import app
+from tacit.cli import app, main
 
 
 def answer(*arguments: str) -> dict:
@@ -84,14 +83,17 @@ def test_data_lists_and_describes() -> None:
         (["ledger", "show", "nothing.sqlite"], "no ledger"),
     ],
 )
-def test_a_mistake_is_one_line_on_standard_error(arguments: list[str], says: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import tacit.cli; tacit.cli.main()", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_mistake_is_one_line_on_standard_error(
+    arguments: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tacit", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert says in said
+    assert "Traceback" not in said

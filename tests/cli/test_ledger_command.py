@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
@@ -66,19 +65,19 @@ def test_show_changes_nothing(tmp_path: Path) -> None:
     assert [f.name for f in tmp_path.iterdir()] == ["book"]
 
 
-def test_a_folder_as_a_ledger_is_one_line_on_standard_error(tmp_path: Path) -> None:
+def test_a_folder_as_a_ledger_is_one_line_on_standard_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = ["train", "--steps", "1", "--quiet", "--ledger", str(tmp_path)]
     told += ["--out", str(tmp_path / "x")]
-    done = subprocess.run(
-        [sys.executable, "-c", "import tacit.cli; tacit.cli.main()", *told],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert "not a file" in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.setattr(sys, "argv", ["tacit", *told])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "not a file" in said
+    assert "Traceback" not in said
 
 
 def test_an_error_of_sqlite_is_one_line(

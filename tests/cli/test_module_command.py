@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
+
+import pytest
 
 ASKED = ["epsilon", "--noise-multiplier", "2", "--sampling-rate", "0.1", "--steps", "10"]
 
@@ -17,9 +20,13 @@ def test_the_module_is_the_command():
         check=True,
     )
     assert json.loads(found.stdout)["epsilon"] > 0
-    wrong = subprocess.run(
-        [sys.executable, "-m", "tacit", *ASKED, "--delta", "2"], capture_output=True, text=True
-    )
-    assert wrong.returncode == 1
-    assert "delta" in wrong.stderr
-    assert "Traceback" not in wrong.stderr
+
+
+def test_a_mistake_ends_the_module_as_it_ends_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["tacit", *ASKED, "--delta", "2"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("tacit", run_name="__main__")
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "delta" in said
+    assert "Traceback" not in said

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from contract_cases import ALL_QUERIES, ALL_SAMPLERS, PAIRS, Pair, SamplerCase
-from contract_models import ALL_MODELS
+from contract_cases import ALL_QUERIES, ALL_SAMPLERS, PAIRS, Pair, SamplerCase, first_pair
 
 from tacit import Relation
 
@@ -38,7 +37,7 @@ def adapting_pair(request) -> Pair:
 @pytest.fixture(params=ALL_QUERIES, ids=lambda query: query.name)
 def any_pair(request) -> Pair:
     """Each query with the first model that it takes, where the model does not matter."""
-    return Pair(request.param, next(m for m in ALL_MODELS if request.param.takes(m)))
+    return first_pair(request.param)
 
 
 @pytest.fixture(params=ALL_SAMPLERS, ids=lambda sampler: sampler.name)

@@ -232,4 +232,9 @@ class Pair:
         return self.model_case.draw(n)
 
 
+def first_pair(query_case: QueryCase) -> Pair:
+    """A query with the first model that it takes, where the model does not matter."""
+    return Pair(query_case, next(m for m in ALL_MODELS if query_case.takes(m)))
+
+
 PAIRS = [(q, m) for q in ALL_QUERIES for m in ALL_MODELS if q.takes(m)]

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+from contract_cases import ALL_QUERIES, ALL_SAMPLERS, first_pair
 from contract_checks import everyone, flat_sums
+from pairwise import pairwise
 
 NUM_RECORDS = 10
+QUERIES = {query.name: query for query in ALL_QUERIES}
+SAMPLERS = {sampler.name: sampler for sampler in ALL_SAMPLERS}
+# How a draw is padded, and in what pieces it is gathered.
+PADDED = {
+    "padded": {"padded": True},
+    "padded-by-1": {"padded": True, "max_physical_batch": 1},
+    "padded-by-3": {"padded": True, "max_physical_batch": 3},
+    "padded-by-7": {"padded": True, "max_physical_batch": 7},
+    "to-4": {"pad_to": 4},
+    "to-4-by-3": {"pad_to": 4, "max_physical_batch": 3},
+}
+DRAWS = pairwise({"query": tuple(QUERIES), "sampler": tuple(SAMPLERS), "how": tuple(PADDED)}, [])
 
 
 def assert_same(one, other):
@@ -14,35 +28,25 @@ def assert_same(one, other):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("max_physical", [1, 3, 7])
-def test_pieces(pair, max_physical):
+def test_pieces(pair):
     records = pair.records(NUM_RECORDS)
     whole = pair.query(pair.model, pair.loss, everyone(records))
-    pieces = pair.query(pair.model, pair.loss, everyone(records, max_physical))
-    assert_same(whole, pieces)
+    for max_physical in (1, 3, 7):
+        pieces = pair.query(pair.model, pair.loss, everyone(records, max_physical))
+        assert_same(whole, pieces)
 
 
-@pytest.mark.parametrize("max_physical", [1, 3, 7, None])
-def test_padded_draws(any_pair, sampler_case, max_physical):
+@pytest.mark.parametrize("row", DRAWS, ids=lambda row: "/".join(row.values()))
+def test_padded_draws(row):
     """The same seed draws the same people, padded or not, in pieces or not."""
-    records = any_pair.records(NUM_RECORDS)
-    how = {"max_physical_batch": max_physical, "steps": 4, "seed": 5}
+    pair, sampler_case = first_pair(QUERIES[row["query"]]), SAMPLERS[row["sampler"]]
+    records, how = pair.records(NUM_RECORDS), PADDED[row["how"]]
     plain = sampler_case.make(records, steps=4, seed=5)
-    padded = sampler_case.make(records, padded=True, **how)
+    padded = sampler_case.make(records, steps=4, seed=5, **how)
     for batch, filled in zip(plain, padded, strict=True):
-        whole = any_pair.query(any_pair.model, any_pair.loss, batch)
-        assert_same(whole, any_pair.query(any_pair.model, any_pair.loss, filled))
-
-
-@pytest.mark.parametrize("max_physical", [3, None])
-def test_draws_padded_to_a_multiple(any_pair, sampler_case, max_physical):
-    records = any_pair.records(NUM_RECORDS)
-    plain = sampler_case.make(records, steps=4, seed=5)
-    padded = sampler_case.make(records, steps=4, seed=5, pad_to=4, max_physical_batch=max_physical)
-    for batch, filled in zip(plain, padded, strict=True):
-        assert len(filled) % 4 == 0
-        whole = any_pair.query(any_pair.model, any_pair.loss, batch)
-        assert_same(whole, any_pair.query(any_pair.model, any_pair.loss, filled))
+        assert len(filled) % how.get("pad_to", 1) == 0
+        whole = pair.query(pair.model, pair.loss, batch)
+        assert_same(whole, pair.query(pair.model, pair.loss, filled))
 
 
 def test_padded_pieces_have_one_shape_and_drop_nobody(any_pair, sampler_case):

@@ -16,20 +16,13 @@ def test_parameters_buffers_gradients_and_modes_stay(pair):
     objects = {name: id(p) for name, p in model.named_parameters()}
     modes = [(m.training, name) for name, m in model.named_modules()]
 
-    pair.query(model, pair.loss, everyone(pair.records()))
+    bounded = pair.query(model, pair.loss, everyone(pair.records()))
 
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
     assert all(torch.equal(grads[name], p.grad) for name, p in model.named_parameters())
     assert objects == {name: id(p) for name, p in model.named_parameters()}
     assert modes == [(m.training, name) for name, m in model.named_modules()]
-
-
-def test_sums_carry_no_graph_to_the_records(pair):
-    bounded = pair.query(pair.model, pair.loss, everyone(pair.records()))
+    # The sums carry no graph that leads to the records, and hold each trainable parameter once.
     assert not any(s.requires_grad for block in bounded.blocks for s in block.sums)
-
-
-def test_blocks_hold_every_trainable_parameter_once(pair):
-    bounded = pair.query(pair.model, pair.loss, everyone(pair.records()))
     held = [id(p) for block in bounded.blocks for p in block.parameters]
     assert sorted(held) == sorted({id(p) for p in pair.model.parameters() if p.requires_grad})
