@@ -42,7 +42,7 @@ def random_settings(count, seed):
 
 
 @pytest.mark.parametrize(
-    ("budget", "scheme", "z", "steps", "prelude"), list(random_settings(16, seed=0))
+    ("budget", "scheme", "z", "steps", "prelude"), list(random_settings(12, seed=0))
 )
 def test_one_more_step_would_pass_the_budget(budget, scheme, z, steps, prelude):
     steps = steps_within(budget, z, scheme, prelude=prelude)
@@ -56,7 +56,7 @@ def test_one_more_step_would_pass_the_budget(budget, scheme, z, steps, prelude):
 
 
 @pytest.mark.parametrize(
-    ("budget", "scheme", "z", "steps", "prelude"), list(random_settings(10, seed=1))
+    ("budget", "scheme", "z", "steps", "prelude"), list(random_settings(6, seed=1))
 )
 def test_calibrated_noise_just_fits(budget, scheme, z, steps, prelude):
     found = calibrate(budget, scheme, steps, prelude=prelude)

@@ -334,13 +334,14 @@ class Setting:
     def rounding(self) -> float:
         """How far above 1 a share may be for rounding alone.
 
-        Sums of a piece are taken in float32, and pieces are added up in float64: a sum of n vectors
-        of norm at most C is off by n·C·2^-24 for each of the two neighbours.
+        A piece is summed in float32, and pieces are added up in float64. A sum of n vectors of norm
+        at most C has entries up to n·C and is rounded by 2^-24 of that; both neighbours are, and
+        in a good order of summation about twice: n·C·2^-22 in all.
         """
         if self.dtype is torch.float64:
             return ROUNDING
         n = SIZES[self.row["size"]] + 1
-        return ROUNDING + min(n, PIECES[self.row["piece"]] or n) * 2.0**-23
+        return ROUNDING + min(n, PIECES[self.row["piece"]] or n) * 2.0**-22
 
 
 def moves(setting: Setting, query, model: nn.Module) -> list[float]:
