@@ -19,7 +19,7 @@ train: $(STAMP)
 	$(BIN)/tacit train --dataset digits --query clipless --epsilon 3 --delta 1e-4
 
 test: lint types
-	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
