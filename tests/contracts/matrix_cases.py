@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from contract_checks import ROUNDING, added, distances, shares
+from contract_checks import added, distances, shares
 from contract_models import ModelCase
 from matrix_models import MATRIX_MODELS
 from pairwise import Constraint, Row, pairwise
@@ -329,19 +329,6 @@ class Setting:
             torch.autocast(self.device, torch.bfloat16, enabled=mine),
         ):
             yield
-
-    @property
-    def rounding(self) -> float:
-        """How far above 1 a share may be for rounding alone.
-
-        A piece is summed in float32, and pieces are added up in float64. A sum of n vectors of norm
-        at most C has entries up to n·C and is rounded by 2^-24 of that; both neighbours are, and
-        in a good order of summation about twice: n·C·2^-22 in all.
-        """
-        if self.dtype is torch.float64:
-            return ROUNDING
-        n = SIZES[self.row["size"]] + 1
-        return ROUNDING + min(n, PIECES[self.row["piece"]] or n) * 2.0**-22
 
 
 def moves(setting: Setting, query, model: nn.Module) -> list[float]:

@@ -75,13 +75,13 @@ class BookKeeping:
             local = owners[call.module]
             with no_autocast(piece.indices.device):
                 found = gradients_of_records(call, set(local), rows, task.views)
-            for key, value in found.items():
-                name = names[id(local[key])]
-                if uses[name] > 1 or name in task.active:
-                    rows_BP = value.rows()
-                    mask = task.active.get(name)
-                    value = Stacked(rows_BP if mask is None else torch.where(mask, rows_BP, 0.0))
-                arrivals[name].append(value)
+                for key, value in found.items():
+                    name, mask = names[id(local[key])], task.active.get(names[id(local[key])])
+                    if uses[name] > 1 or mask is not None:
+                        rows_BP = wide(value.rows())
+                        kept = rows_BP if mask is None else torch.where(mask, rows_BP, 0.0)
+                        value = Stacked(kept)
+                    arrivals[name].append(value)
 
         tape = Tape(model, list(owners), rows, on_arrival)
         with tape.recording():
