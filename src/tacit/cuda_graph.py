@@ -27,7 +27,18 @@ def capture(work: Callable[[], Result], warm_ups: int = 2, pool: Any = None) -> 
 
     `work` must read and write the same tensors each time and wait for nothing. It is run
     `warm_ups` times first, on a stream of its own, so that libraries are ready to be recorded.
+    Autocast keeps no casts meanwhile: one that was made on another stream cannot be recorded.
     """
+    cached = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        return _captured(work, warm_ups, pool)
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+def _captured(work: Callable[[], Result], warm_ups: int, pool: Any) -> tuple[Any, Result]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

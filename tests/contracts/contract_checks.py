@@ -35,7 +35,7 @@ def added(records: Records, x: Tensor, y: Tensor | int) -> Records:
     return dataclasses.replace(
         records,
         inputs=torch.cat([records.inputs, x.reshape(1, *records.shape)]),
-        targets=torch.cat([records.targets, torch.as_tensor(y).reshape(1)]),
+        targets=torch.cat([records.targets, torch.as_tensor(y, device=records.device).reshape(1)]),
         record_ids=torch.cat([records.record_ids, new_id]),
     )
 
