@@ -52,7 +52,7 @@ def test_noise_has_the_declared_deviation() -> None:
         ledger.release(mechanism.privatise(model, tacit.losses.CrossEntropy(), batch), into=model)
         grads.append(model.weight.grad.clone() * 10)
     for grad in grads:
-        assert grad.std().item() == pytest.approx(1.5, rel=5e-3)
+        assert grad.std().item() == pytest.approx(1.5, rel=8e-3)
     correlation = torch.corrcoef(torch.stack([g.flatten() for g in grads]))[0, 1]
     assert abs(correlation.item()) < 6e-3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
@@ -27,8 +28,10 @@ def capture(work: Callable[[], Result], warm_ups: int = 2, pool: Any = None) -> 
 
     `work` must read and write the same tensors each time and wait for nothing. It is run
     `warm_ups` times first, on a stream of its own, so that libraries are ready to be recorded.
-    Autocast keeps no casts meanwhile: one that was made on another stream cannot be recorded.
+    Nothing of earlier backward passes may be left, nor what autocast has cast: a node of the graph
+    of autograd that was made on another stream cannot be recorded.
     """
+    gc.collect()
     cached = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)

@@ -95,8 +95,8 @@ def test_every_step_moves_by_its_sensitivity_when_one_is_removed(any_pair, sampl
 class SetsByPosition(MiniSetSampler):
     """The bug: set k is rows 3k, 3k+1, 3k+2 of whatever dataset it is given."""
 
-    def draw(self):
-        chosen = self._generator.choice(self.scheme.num_sets, size=2, replace=False)
+    def draw(self, stream):
+        chosen = stream.subset(self.scheme.num_sets, 2)
         rows = np.flatnonzero(np.isin(np.arange(len(self.records)) // 3, chosen))
         return rows, rows // 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import random
 import weakref
 
@@ -316,3 +317,15 @@ def test_a_composite_runs_on_the_steps_of_its_children():
     block.parts["b"] = block.unused
     with pytest.raises(UnboundedLayer, match="LayerCentering"):
         tacit.propagate(model, 1.0, (6,))
+
+
+def test_a_wrapped_constructor_changes_no_layer(monkeypatch):
+    """`torch.compile` wraps nn.Module.__init__ for the whole process."""
+    original = nn.Module.__init__
+
+    def wrapped(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "__init__", wrapped)
+    model = nn.Sequential(tacit.lipschitz.BoundedInput(1.0), tacit.lipschitz.SpectralLinear(3, 2))
+    assert math.isfinite(tacit.propagate(model, 1.0, (3,)).total())

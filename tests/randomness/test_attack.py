@@ -37,9 +37,10 @@ def released(mechanism_randomness=None) -> list[tuple[np.ndarray, np.ndarray]]:
     for batch in sampler:
         loss = tacit.losses.CrossEntropy()
         true = query(model, loss, batch).blocks[0].sums[0].flatten().numpy()
-        ledger.release(mechanism.privatise(model, loss, batch), into=model)
+        private = mechanism.privatise(model, loss, batch)
+        ledger.release(private, into=model)
         gradient = model[0].weight.grad.flatten().numpy()
-        found.append((gradient * sampler.expected_batch_size / 4.0, true))
+        found.append((gradient * sampler.expected_batch_size / private.stds[0], true))
     return found
 
 

@@ -29,6 +29,8 @@ _LOW = 1e-2
 # A gradient this much smaller than another's has a direction that roundings have touched.
 _LEAST = 1e-4
 _NOTHING = 1e-4
+# Clipped to this many times the largest norm, nothing is clipped, although norms are upper bounds.
+_HIGH = 1e9
 # The square of a longer one is not finite in float32, and the engine leaves such a record out.
 _LARGEST = 1e18
 _MOST_PAIRS = 4
@@ -48,14 +50,15 @@ def require_gradients(probe: Probe, losses: Losses, sums: Sums) -> bool:
 def _compare_rows(probe: Probe, losses: Losses, sums: Sums, rows: slice) -> bool:
     x, y, parameters = probe.inputs[rows], probe.targets[rows], probe.parameters
 
-    def found(max_norm: float) -> Mapping[str, Tensor]:
+    def found(max_norm: float, some: slice = slice(None)) -> Mapping[str, Tensor]:
         probe.state.restore_draws()
-        return sums(x, y, max_norm)
+        return sums(x[some], y[some], max_norm)
 
     probe.state.restore_draws()
     alone = [(x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
     each = [g for one in alone for g in _each_gradient(parameters, losses, *one)]
-    if probe.state.drawn():  # as stochastic depth does: the same draws need the same shape
+    draws = probe.state.drawn()
+    if draws:  # as stochastic depth does: the same draws need the same shape
         probe.state.restore_draws()
         each = _each_gradient(parameters, losses, x, y)
     norms = [_norm(gradient.values()) for gradient in each]
@@ -68,16 +71,44 @@ def _compare_rows(probe: Probe, losses: Losses, sums: Sums, rows: slice) -> bool
         return False
     tolerance = _tolerance(x, parameters)
     whole = {n: sum((g[n] for g in each), torch.zeros(())) for n in parameters}
-    _compare(probe, found(2 * largest), whole, largest, tolerance)
+    _compare(probe, found(max(1.0, _HIGH * largest)), whole, largest, tolerance)
     if len(each) == 1 or least < _LEAST * largest:
         return False
     low = _LOW * least
+    if draws:
+        scales = [low / norm for norm in norms]
+    else:
+        shares = [found(low, slice(i, i + 1)) for i in range(len(each))]
+        pairs = zip(shares, each, strict=True)
+        scales = [_scale(probe, share, g, low, tolerance) for share, g in pairs]
     scaled = {
-        n: sum((g[n] * (low / norm) for g, norm in zip(each, norms, strict=True)), torch.zeros(()))
+        n: sum((g[n] * scale for g, scale in zip(each, scales, strict=True)), torch.zeros(()))
         for n in parameters
     }
     _compare(probe, found(low), scaled, low, tolerance)
     return True
+
+
+def _scale(
+    probe: Probe,
+    share: Mapping[str, Tensor],
+    gradient: Mapping[str, Tensor],
+    max_norm: float,
+    tolerance: float,
+) -> float:
+    """What an engine has multiplied a record's gradient by: at most C/‖g‖, and the same everywhere.
+
+    It may be less. Norms are bounds from above, and where a record's terms cancel they may be far
+    above; what is added is then shorter, which is sound.
+    """
+    got = {n: share[n].double() if n in share else torch.zeros_like(g) for n, g in gradient.items()}
+    norm = _norm(gradient.values())
+    product = sum(float((got[n] * g).sum()) for n, g in gradient.items())
+    scale = product / norm**2
+    _require(probe, 0 <= scale * norm <= max_norm * (1 + tolerance), scale * norm / max_norm)
+    rest = _norm(got[n] - scale * g for n, g in gradient.items())
+    _require(probe, rest <= tolerance * max_norm, rest / max_norm)
+    return scale
 
 
 def _each_gradient(

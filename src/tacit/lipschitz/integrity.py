@@ -230,7 +230,9 @@ class Originals:
         owners += [torch.nn.functional, *(sys.modules[name] for name in sorted(files))]
         for owner in owners:
             if owner not in self._code:
-                self._code[owner] = {n: v for n, v in vars(owner).items() if _acts(v)}
+                # Not __init__ and the like, which take no part in a pass: `torch.compile` wraps it.
+                named = vars(owner).items()
+                self._code[owner] = {n: v for n, v in named if _acts(v) and n not in _IDLE}
                 self._values[owner] = tuple(vars(owner).values())
         return tuple(owners)
 

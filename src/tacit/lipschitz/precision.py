@@ -30,7 +30,7 @@ sum therefore moves by at most
                       direction, `_DEPTH`. It is measured and not derived: one record more among
                       4,096 to 8,192 identical ones, whose numbers lie where roundings agree, has
                       moved sums by at most 2.2·u·N·Δ (linear, bias and convolution kernels of MKL
-                      and oneDNN), where 8·u·N·Δ is allowed for. Pieces are added in float64, so
+                      and oneDNN), where 4·u·N·Δ is allowed for. Pieces are added in float64, so
                       that a long sum never meets float32.
 
 N is private. In its place stands the public size of `public_rows`; a pass takes at most
@@ -38,7 +38,7 @@ N is private. In its place stands the public size of `public_rows`; a pass takes
 
 Clipping. The terms are clipped gradients, and where rows are added up R_i is their norm, at most C.
 A block's bound is C·(1 + 2·d·u·N) (`slack_of_sum`): sums are those of the formula, and the noise is
-0.4% larger in float32. The model's own passes stay in the precision that the user chose; norms and
+0.2% larger in float32. The model's own passes stay in the precision that the user chose; norms and
 sums are float32 or wider.
 
 What is not proved:
@@ -63,7 +63,7 @@ from tacit.tensor_float import uses_tensor_float
 
 # The most rows that one pass adds up; what is longer is cut, and its pieces added in float64.
 ROWS_AT_ONCE = 8192
-_DEPTH = 4
+_DEPTH = 2
 
 
 @dataclass(frozen=True)

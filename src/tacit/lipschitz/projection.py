@@ -156,13 +156,13 @@ class _Cluster:
         """Each weight times a factor f, and its new norm by proof.
 
         Factor and product are rounded, by at most 2·eps of each entry together, so with n the norm
-        ‖round(f·W)‖ ≤ f·(n + spread·2·eps·‖W‖_F). f brings this to the middle of the slack.
+        ‖round(f·W)‖ ≤ f·(n + spread·2·eps·‖W‖_F). f brings this to the limit.
         """
         reach = []
         for alike, w, n in zip(self.groups, found, norms, strict=True):
             size = w.double().flatten(1).norm(dim=1)
             reach.append(n + alike.within.spread * 2 * torch.finfo(w.dtype).eps * size)
-        factors = self._factors(norms, reach, 1 + SLACK / 2)
+        factors = self._factors(norms, reach, 1.0)
         held = [_times(w, f).to(w.dtype) for w, f in zip(found, factors, strict=True)]
         after = [
             torch.where(f < 1, f * r, n) for f, r, n in zip(factors, reach, norms, strict=True)

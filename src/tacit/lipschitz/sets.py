@@ -114,9 +114,8 @@ def as_matrices(stack: Tensor, groups: int) -> Tensor:
 
 
 def shrunk(stack: Tensor, norms_L: Tensor, max_norm: float) -> Tensor:
-    """Each weight that is above the limit and its slack, brought to the middle of the slack."""
-    aim = max_norm * (1 + SLACK / 2)
+    """Each weight that is above the limit and its slack, brought to the limit."""
     inside = norms_L <= max_norm * (1 + SLACK)
-    factor_L = torch.where(inside, 1.0, aim / norms_L.clamp_min(1e-300))
+    factor_L = torch.where(inside, 1.0, max_norm / norms_L.clamp_min(1e-300))
     shape = (len(stack),) + (1,) * (stack.dim() - 1)
     return stack * factor_L.to(stack.dtype).view(shape)

@@ -142,7 +142,7 @@ class ClippedQuery(abc.ABC):
         """The clipped sums of all pieces, with their bounds and what is released beside them.
 
         A block's bound is C_h·(1 + s): s is what rounding can make of a sum over so many records
-        (`tacit.lipschitz.precision`), 0.4% in float32 and 10⁻¹¹ in float64.
+        (`tacit.lipschitz.precision`), 0.2% in float32 and 10⁻¹¹ in float64.
         """
         total = accumulator(task.parameters.values())
         counts = total.new_zeros(len(now.constants.norms))

@@ -200,4 +200,4 @@ def test_records_in_the_place_of_positions_are_refused():
         def forward(self, x):
             return self.recurrent(x)[0]
 
-    assert "RNN" in refused(Wrong(), torch.randn(5, 3, 4))
+    assert "records meet" in refused(Wrong(), torch.randn(5, 3, 4))
