@@ -2,7 +2,7 @@
 
 A bound on one record's share holds for models that keep records apart and carry nothing from one
 pass to the next. A query enters here with its *logical* batch, before it is cut into pieces:
-`watched_step` runs the probes of `isolation` before steps 1, 2, 4, 8 … and compares the model's
+`watched_step` runs the probes of `isolation` before steps 1, 8, 64 … and compares the model's
 buffers and parameters around every step. Engines never check anything, so no choice of engine,
 piece size or chunk size can switch a check off. Probes use real records of the dataset and repeat
 the same random draws. This room imports no query and no engine: they hand in what they compute.

@@ -14,7 +14,7 @@ models that turn no input into an index.
 *Batch size.* A record's output must not depend on how many records are beside it.
 
 Not seen: what no record of the probe brings about, and what a model does only after many passes,
-until the next of steps 1, 2, 4, 8 ….
+until the next of steps 1, 8, 64 ….
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def watched_step(
     on the CPU at every step; of everything else at steps 1, 2, 4, 8 …. What spectral normalisation
     writes depends on its weight alone and is allowed.
 
-    `check` runs before steps 1, 2, 4, 8 … of the model under the same `key`, modes and hooks: what
-    a model does only after many passes is found at the next of these. It returns whether its
+    `check` runs before steps 1, 8, 64, 512 … of the model under the same `key`, modes and hooks:
+    what a model does only after many passes is found at the next of these. It returns whether its
     records could tell; where they could not, the next step asks again.
     """
     modes: list[Hashable] = []
@@ -55,7 +55,7 @@ def watched_step(
         if due or (tensor.device.type == "cpu" and not isinstance(tensor, nn.Parameter))
     }
     told = True
-    if due and check is not None:
+    if due and check is not None and step.bit_length() % 3 == 1:  # a power of 8
         try:
             told = check()
         except TacitError:
