@@ -140,7 +140,7 @@ def test_a_dataset_of_one_record_can_still_show_a_count() -> None:
 
 @pytest.mark.parametrize("how", ["pieces of one", "each alone, chunks of one"])
 def test_what_begins_late_is_found_at_the_eighth_step(how: str) -> None:
-    """The check restores the counter, so 40 passes are 40 rows: in the fourth step of twelve rows."""
+    """The check restores the counter, so 40 passes are 40 rows: in the fourth step."""
     size, engine = PER_SAMPLE[how]
     query, model = PerSampleClip(1.0, engine=engine()), LateCounter(40)
 

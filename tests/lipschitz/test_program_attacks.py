@@ -192,13 +192,13 @@ def test_an_overridden_helper_with_some_of_the_answers():
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
 def test_an_overridden_helper_on_the_instance(kind):
     make, shape = EXAMPLES[kind]
+    assert 0.001 < worst(network(make(), shape), shape) <= 1 + 1e-5
     for name in methods_of(kind):
         if isinstance(getattr(kind, name), property):
             continue
         layer = make()
         model, query = network(layer, shape), tacit.Clipless(gradient_clip=0.01)
-        honest = worst(model, shape, query)
-        assert 0.001 < honest <= 1 + 1e-5
+        query.sensitivities(model, CrossEntropy(), shape)  # compiles it before the attack
         setattr(layer, name, types.MethodType(loud_method(kind, name), layer))
         require_contained(model, shape, query)  # set between two steps
         require_contained(model, shape)
