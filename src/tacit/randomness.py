@@ -62,6 +62,7 @@ NORMALS_PER_BLOCK = 8
 _BLOCK_BYTES = 64
 _MASK_53 = (1 << 53) - 1
 _CHUNK = 1 << 14  # normals at a time: they stay in the cache
+_ZEROS = memoryview(bytes(8 * _CHUNK))  # what is encrypted to get the keystream itself
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype=np.uint32)
 
 Address = str | int
@@ -195,7 +196,7 @@ class Stream:
         return drawn if device.type in ("cpu", "mps") else [t.to(device) for t in drawn]
 
     def _padded_normals(self, sizes: Sequence[int], places: Sequence[int]) -> Tensor:
-        """Box-Muller over whole blocks: their first four words give radii, the others angles.
+        """Box-Muller over whole blocks: of two words, the first gives a radius, the other an angle.
 
         Parameters lie one after the other, each padded to whole blocks. A chunk at a time is made,
         which stays in the cache, however many parameters are in it.
@@ -204,10 +205,8 @@ class Stream:
         # By NumPy, in one thread: PyTorch's log and cos wake all threads even for a few numbers.
         out = np.empty(NORMALS_PER_BLOCK * sum(blocks))
         size = min(_CHUNK, len(out))
-        zeros, words = bytes(8 * size), np.empty(size, dtype=np.int64)
+        words = np.empty(size, dtype=np.int64)
         raw = memoryview(words).cast("B")  # type: ignore[arg-type]
-        radius = np.empty((size // NORMALS_PER_BLOCK, 4))
-        angle, cosine = np.empty_like(radius), np.empty_like(radius)
         left = [(p, 0, count) for p, count in zip(places, blocks, strict=True) if count]
         left.reverse()
         for start in range(0, len(out), size or 1):
@@ -217,24 +216,22 @@ class Stream:
                 parameter, first, more = left.pop()
                 taken = min(more, count - at)
                 here = slice(_BLOCK_BYTES * at, _BLOCK_BYTES * (at + taken))
-                self._cipher(parameter, first).update_into(zeros[: _BLOCK_BYTES * taken], raw[here])
+                nothing = _ZEROS[: _BLOCK_BYTES * taken]
+                self._cipher(parameter, first).update_into(nothing, raw[here])
                 if taken < more:
                     left.append((parameter, first + taken, more - taken))
                 at += taken
+            numbers = NORMALS_PER_BLOCK * count
             np.bitwise_and(words, _MASK_53, out=words)
-            pairs_B24 = words.reshape(-1, 2, 4)[:count]
-            r_B4, a_B4, c_B4 = radius[:count], angle[:count], cosine[:count]
-            np.add(pairs_B24[:, 0], 0.5, out=r_B4)
-            r_B4 *= 2.0**-53
-            np.log(r_B4, out=r_B4)
-            r_B4 *= -2
-            np.sqrt(r_B4, out=r_B4)
-            np.multiply(pairs_B24[:, 1], math.pi * 2.0**-52, out=a_B4)
-            np.cos(a_B4, out=c_B4)
-            np.sin(a_B4, out=a_B4)
-            made_B24 = out[start : start + NORMALS_PER_BLOCK * count].reshape(-1, 2, 4)
-            np.multiply(r_B4, c_B4, out=made_B24[:, 0])
-            np.multiply(r_B4, a_B4, out=made_B24[:, 1])
+            radius = np.add(words[:numbers:2], 0.5)
+            radius *= 2.0**-53
+            np.log(radius, out=radius)
+            radius *= -2
+            np.sqrt(radius, out=radius)
+            angle = np.multiply(words[1:numbers:2], math.pi * 2.0**-52)
+            made = out[start : start + numbers]
+            np.multiply(radius, np.cos(angle), out=made[::2])
+            np.multiply(radius, np.sin(angle, out=angle), out=made[1::2])
         return torch.from_numpy(out)
 
     def coins(self, count: int, probability: float) -> np.ndarray:
@@ -289,8 +286,11 @@ class Stream:
 
 def _trimmed(padded: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """Each parameter's numbers without the padding to whole blocks; views of one buffer."""
-    whole = [-(-size // NORMALS_PER_BLOCK) * NORMALS_PER_BLOCK for size in sizes]
-    return [piece[:size] for piece, size in zip(padded.split(whole), sizes, strict=True)]
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(padded[start : start + size])
+        start += -(-size // NORMALS_PER_BLOCK) * NORMALS_PER_BLOCK
+    return pieces
 
 
 def _cuda() -> Any:

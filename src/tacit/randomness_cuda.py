@@ -92,10 +92,10 @@ def _normals_kernel(out, table, k0, k1, k2, k3, k4, k5, k6, k7, TILE: tl.constex
     x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = _block(
         counter, parameters, k0, k1, k2, k3, k4, k5, k6, k7
     )
-    n0, n4 = _pair(x0, x1, x8, x9)
-    n1, n5 = _pair(x2, x3, x10, x11)
-    n2, n6 = _pair(x4, x5, x12, x13)
-    n3, n7 = _pair(x6, x7, x14, x15)
+    n0, n1 = _pair(x0, x1, x2, x3)
+    n2, n3 = _pair(x4, x5, x6, x7)
+    n4, n5 = _pair(x8, x9, x10, x11)
+    n6, n7 = _pair(x12, x13, x14, x15)
     at = 8 * lane.to(tl.int64)
     to = out + place + at
     tl.store(to, n0, mask=at < left)
