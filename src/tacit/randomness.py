@@ -47,7 +47,6 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -341,34 +340,6 @@ def _rotated(x: np.ndarray, by: int) -> np.ndarray:
 
 _MT_WORDS = 624
 _MT_STATE_OFFSET = 24  # bytes before the Mersenne words in PyTorch's CPU generator state
-
-
-@dataclass(frozen=True)
-class GlobalGenerators:
-    """The states of the process's own generators: PyTorch's (CPU and one GPU), NumPy's, Python's.
-
-    For whoever must run something twice under the same draws.
-    """
-
-    of_torch: Tensor
-    of_cuda: Tensor | None
-    of_numpy: Any
-    of_python: tuple[Any, ...]
-
-    @classmethod
-    def now(cls, device: torch.device) -> GlobalGenerators:
-        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        numpy = np.random.get_state(legacy=False)
-        return cls(torch.get_rng_state(), cuda, numpy, random.getstate())
-
-    def restore(self, device: torch.device) -> None:
-        torch.set_rng_state(self.of_torch)
-        if self.of_cuda is not None:
-            torch.cuda.set_rng_state(self.of_cuda, device)
-        np.random.set_state(self.of_numpy)
-        random.setstate(self.of_python)
-
-
 _BLANK = torch.Generator().get_state()  # no words used, and no second half of a pair kept
 _views: ContextVar[Stream | None] = ContextVar("views", default=None)
 _one_at_a_time = ProcessLock()
