@@ -5,7 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_run import ADD, ROOMY, charged, gaussian_plan, log_rows, release
+from tiny_run import (
+    ADD,
+    ROOMY,
+    charged,
+    gaussian_plan,
+    log_rows,
+    release,
+)
 
 from tacit import Budget, Ledger, Plan, Poisson, steps_within
 from tacit.errors import PlanChanged
@@ -220,3 +227,16 @@ def test_no_two_beginnings_are_one_life(tmp_path):
     assert lives[0] == (1, 1)
     assert charges[0] == charges[1]
     assert len(set(lives)) == len(lives)
+
+
+def test_a_resumed_run_with_a_larger_budget_has_leases_of_its_first_plan(tmp_path):
+    """The limit of the run was fixed when it began; a lease is a share of that."""
+    plan = gaussian_plan(50.0)
+    with Ledger(tmp_path / "ledger", Budget(8.0, 1e-5)) as ledger:
+        ledger.begin(plan, name="one", budget=Budget(0.5, 1e-5))
+        assert release(ledger, plan) == 1
+        limit = ledger.planned_events()
+    with Ledger(tmp_path / "ledger") as ledger:
+        ledger.begin(plan, name="one")
+        assert release(ledger, plan) == 1
+        assert charged(tmp_path / "ledger") <= 1 + max(1, limit // 100)

@@ -462,6 +462,7 @@ class Ledger:
                 attempt = self._add_attempt(run, self._own)
             if batches is not None and state.require_new_batches(run.id, attempt, batches):
                 self._log.append("sampling", run=run.id, attempt=attempt, fingerprint=batches)
+            wanted = min(wanted, max(1, run.limit // 100))  # of the run, as it first began
             events = state.events_left(run, wanted, self._own_limit) if wanted else 0
             if wanted and events <= 0:
                 raise BudgetExceeded(

@@ -78,15 +78,21 @@ def require_isolated(
     Returns whether the records could tell.
     """
 
+    def require(probe: Probe) -> None:
+        _require_stateless(probe, _gradients(parameters, losses), 1 if one_by_one else None)
+        if not one_by_one:
+            _require_apart(probe, losses, remedy)
+
     def check(most: int) -> bool:
+        # Missing values are NaN to many models, which may fill them in from other records.
+        with probing(model, loss, parameters, batch, seen, most, finite=False) as probe:
+            if probe is not None:
+                require(probe)
         with probing(model, loss, parameters, batch, seen, most) as probe:
             if probe is None:
                 return False
-            _require_stateless(probe, _gradients(parameters, losses), 1 if one_by_one else None)
-            if one_by_one:
-                return True
-            _require_apart(probe, losses, remedy)
-            return sums is None or require_gradients(probe, losses, sums)
+            require(probe)
+            return one_by_one or sums is None or require_gradients(probe, losses, sums)
 
     return _where_it_fits(check, batch)
 
@@ -110,10 +116,13 @@ def require_sets_isolated(
         return [g.detach().reshape(1, -1) for g in gradient(x, y).values()]
 
     def check(most: int) -> bool:
-        with probing(model, loss, parameters, batch, seen, most) as probe:
-            if probe is not None:
-                _require_stateless(probe, run, set_size)
-            return probe is not None
+        told = False
+        for finite in (False, True):
+            with probing(model, loss, parameters, batch, seen, most, finite) as probe:
+                if probe is not None:
+                    _require_stateless(probe, run, set_size)
+                    told = True
+        return told
 
     return _where_it_fits(check, batch)
 
@@ -217,6 +226,13 @@ def _require_apart(probe: Probe, losses: Losses, remedy: str) -> None:
             expected = _look(probe, losses, x, y, first, second)
         if expected.crosses or not _any_size(probe):
             return False
+        # A backward pass may mix cotangents: the others' losses count ten thousand times here.
+        probe.state.restore_draws()
+        weights_B = torch.ones(len(x), device=x.device)
+        weights_B[second] = _LOUD
+        _, together, _ = _differentiate({}, losses, x, y, weights_B=weights_B)
+        if not agree(expected.rows[1:], [g[first] for g in together], SAME_SHAPE):
+            return False
         for rows in _exchanged(first, second, x):
             if not _same(expected, _look(probe, losses, x[rows], y[rows], first, second)):
                 return False
@@ -254,9 +270,14 @@ class _Look:
 def _look(probe: Probe, losses: Losses, x: Tensor, y: Tensor, stay: Tensor, go: Tensor) -> _Look:
     probe.state.restore_draws()
     losses_B, inputs, _ = _differentiate({}, losses, x, y, stay)
-    norms = [[g[rows].double().norm() for rows in (stay, go)] for g in inputs]
+    norms = [[_finite_norm(g[rows]) for rows in (stay, go)] for g in inputs]
     crosses = any(bool(other > _ZERO * own) for own, other in norms)
     return _Look([losses_B[stay], *(g[stay] for g in inputs)], crosses)
+
+
+def _finite_norm(rows: Tensor) -> Tensor:
+    """A zero cotangent times a number that is not finite is NaN, and yet no record's."""
+    return torch.where(rows.isfinite(), rows, 0.0).double().norm()
 
 
 def _same(a: _Look, b: _Look) -> bool:
@@ -274,16 +295,22 @@ def _gradients(parameters: dict[str, nn.Parameter], losses: Losses) -> Pass:
 
 
 def _differentiate(
-    parameters: dict[str, nn.Parameter], losses: Losses, x: Tensor, y: Tensor, rows: Tensor | slice
+    parameters: dict[str, nn.Parameter],
+    losses: Losses,
+    x: Tensor,
+    y: Tensor,
+    rows: Tensor | slice = slice(None),
+    weights_B: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Losses of all; gradients of the sum over `rows`, in the inputs and in each parameter."""
+    """Losses of all; gradients of the (weighted) sum over `rows`, in inputs and parameters."""
     with torch.enable_grad():
         x = x.detach().clone().requires_grad_(x.is_floating_point())
         losses_B = losses(x, y)
         sources = [t for t in (x, *parameters.values()) if t.requires_grad]
         found: Sequence[Tensor | None] = [None] * len(sources)
         if sources and losses_B.requires_grad:
-            found = torch.autograd.grad(losses_B[rows].sum(), sources, allow_unused=True)
+            counted_B = losses_B if weights_B is None else losses_B * weights_B.to(losses_B)
+            found = torch.autograd.grad(counted_B[rows].sum(), sources, allow_unused=True)
     pairs = [(t, g) for t, g in zip(sources, found, strict=True) if g is not None]
     weights = [g.to_dense().reshape(1, -1) for t, g in pairs if t is not x]
     return losses_B.detach(), [g for t, g in pairs if t is x], weights

@@ -60,25 +60,29 @@ def probing(
     batch: Batch,
     seen: Seen,
     most: int,
+    finite: bool = True,
 ) -> Iterator[Probe | None]:
     """A probe of the batch's records; afterwards the model and all generators are as before.
 
-    None where there is no record to ask with: the dataset is empty, or nothing in it was finite.
+    None where there is no record to ask with: see `probe_records`.
     """
     device = batch.indices.device
     with _still(model), all_digits(), torch.compiler.set_stance("force_eager"):
         state = ProgramState(model, loss, device=device)
         try:
-            inputs, targets = probe_records(batch, most)
+            inputs, targets = probe_records(batch, most, finite)
             found = len(inputs) > 0
             yield Probe(model, parameters, seen(inputs), targets, state) if found else None
         finally:
             state.restore()
 
 
-def probe_records(batch: Batch, most: int = MOST_RECORDS) -> tuple[Tensor, Tensor]:
-    """The batch's own records, and others of its dataset where it has few; finite ones alone.
+def probe_records(
+    batch: Batch, most: int = MOST_RECORDS, finite: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The batch's own records, and others of its dataset where it has few.
 
+    Finite ones alone; or, with `finite=False`, all of them if any is not finite, and else none.
     At least two rows: of a dataset of one record that record twice, which cannot show what a
     different record would change.
     """
@@ -90,8 +94,10 @@ def probe_records(batch: Batch, most: int = MOST_RECORDS) -> tuple[Tensor, Tenso
         others[rows] = False
         rows = torch.cat([rows, others.nonzero().flatten()[: wanted - len(rows)]])
     inputs, targets = batch.records.inputs[rows], batch.records.targets[rows]
-    finite = _finite_rows(inputs) & _finite_rows(targets)
-    inputs, targets = inputs[finite], targets[finite]
+    usable = _finite_rows(inputs) & _finite_rows(targets)
+    if not finite:
+        usable = torch.full_like(usable, not bool(usable.all()))
+    inputs, targets = inputs[usable], targets[usable]
     if len(inputs) == 1:
         inputs, targets = inputs.repeat_interleave(2, 0), targets.repeat_interleave(2, 0)
     return inputs, targets
