@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
+from contextlib import closing
 
 import dp_accounting as dpa
 import pytest
@@ -357,3 +358,12 @@ def test_costs_of_other_runs_are_computed_from_their_plans(path):
     statement = read_statement(path)
     spent = order / 2 * (1 / 500**2 + 7 / 100**2 + 1 / 80**2)
     assert statement.epsilon_charged == pytest.approx(epsilon_at(order, spent, BUDGET))
+
+
+def test_a_cell_that_is_emptied_while_the_ledger_is_open(path):
+    with Ledger(path) as ledger:
+        ledger.statement()
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute("UPDATE log SET digest = NULL WHERE seq = (SELECT max(seq) FROM log)")
+        with pytest.raises(LedgerDamaged):
+            ledger.statement()

@@ -139,7 +139,10 @@ class LedgerLog(Generic[State]):
                 self._open = db
                 try:
                     db.execute("BEGIN IMMEDIATE")
-                    state = self._catch_up(db)
+                    try:
+                        state = self._catch_up(db)
+                    except (TypeError, ArithmeticError) as error:  # of a cell that was changed
+                        raise damaged(self._called, str(error)) from error
                     before = self._tip
                     yield state
                     if self._tip != before:
