@@ -360,10 +360,11 @@ def test_costs_of_other_runs_are_computed_from_their_plans(path):
     assert statement.epsilon_charged == pytest.approx(epsilon_at(order, spent, BUDGET))
 
 
-def test_a_cell_that_is_emptied_while_the_ledger_is_open(path):
+@pytest.mark.parametrize("change", ["DELETE FROM log", "UPDATE log SET digest = x'00'"])
+def test_a_last_row_that_is_changed_while_the_ledger_is_open(change, path):
     with Ledger(path) as ledger:
         ledger.statement()
         with closing(sqlite3.connect(path)) as db, db:
-            db.execute("UPDATE log SET digest = NULL WHERE seq = (SELECT max(seq) FROM log)")
+            db.execute(f"{change} WHERE seq = (SELECT max(seq) FROM log)")
         with pytest.raises(LedgerDamaged):
             ledger.statement()
