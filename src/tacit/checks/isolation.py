@@ -38,6 +38,7 @@ from tacit.checks.probe import (
     Probe,
     Seen,
     agree,
+    any_missing,
     probe_records,
     probing,
 )
@@ -85,9 +86,10 @@ def require_isolated(
 
     def check(most: int) -> bool:
         # Missing values are NaN to many models, which may fill them in from other records.
-        with probing(model, loss, parameters, batch, seen, most, finite=False) as probe:
-            if probe is not None:
-                require(probe)
+        if any_missing(batch, most):
+            with probing(model, loss, parameters, batch, seen, most, finite=False) as probe:
+                if probe is not None:
+                    require(probe)
         with probing(model, loss, parameters, batch, seen, most) as probe:
             if probe is None:
                 return False
@@ -117,7 +119,7 @@ def require_sets_isolated(
 
     def check(most: int) -> bool:
         told = False
-        for finite in (False, True):
+        for finite in (False, True) if any_missing(batch, most) else (True,):
             with probing(model, loss, parameters, batch, seen, most, finite) as probe:
                 if probe is not None:
                     _require_stateless(probe, run, set_size)

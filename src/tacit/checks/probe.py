@@ -103,6 +103,11 @@ def probe_records(
     return inputs, targets
 
 
+def any_missing(batch: Batch, most: int) -> bool:
+    """Whether a record of the probe is not finite."""
+    return len(probe_records(batch, most, finite=False)[0]) > 0
+
+
 def agree(a: Sequence[Tensor], b: Sequence[Tensor], tolerances: dict[torch.dtype, float]) -> bool:
     """To roundings, row by row; what is next to nothing beside the others need not agree."""
     if [t.shape for t in a] != [t.shape for t in b]:
