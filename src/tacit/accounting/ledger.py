@@ -458,7 +458,7 @@ class Ledger:
         """
         with self._log.transaction() as state:
             run, attempt = self._current(state), self._attempt
-            if attempt == 0:  # a forked process goes on with the run
+            if attempt == 0:  # a forked process continues the run
                 attempt = self._add_attempt(run, self._own)
             if batches is not None and state.require_new_batches(run.id, attempt, batches):
                 self._log.append("sampling", run=run.id, attempt=attempt, fingerprint=batches)
