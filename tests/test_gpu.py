@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tacit
-from tacit.queries import BookKeeping, PerRecord, Replay
+from tacit.queries import Automatic, BookKeeping, PerRecord
 
 pytestmark = [
     pytest.mark.gpu,
@@ -153,7 +153,7 @@ def test_a_replayed_step_is_the_step_itself() -> None:
     torch.manual_seed(0)
     model = tacit.models.mnist_cnn().cuda()
     data = records(300).to("cuda")
-    replay, plain = Replay(), BookKeeping()
+    replay, plain = Automatic(), BookKeeping()
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:

@@ -36,7 +36,7 @@ import json, os, sys, warnings
 import torch
 from torch import nn
 import tacit
-from tacit.cuda_graph import state_of
+from tacit.engines.recorder import model_state
 from tacit.lipschitz import SpectralLinear
 from tacit.lipschitz.precision import precision_in_force
 from tacit.tensor_float import (
@@ -81,7 +81,7 @@ def tried(setting):
     model = nn.Sequential(SpectralLinear(4, 3))
     tacit.project(model)
     coarse = precision_in_force(torch.float32, cuda).name
-    state_of(model)
+    model_state(model, cuda)
     with matmul_like_convolution():
         alike = uses_tensor_float("matmul", cuda) == said[1]
     with all_digits():

@@ -22,6 +22,7 @@ from tacit.budget import Budget, Relation
 from tacit.data import Records, load, load_file
 from tacit.data.augmentation import Augmentation, RandomCropFlip
 from tacit.data.public_share import split_public
+from tacit.engines import Recorder, gradient_rule
 from tacit.errors import BudgetExceeded, MixesRecords, UnsupportedEvent
 from tacit.lipschitz import lipschitz_twin, project, propagate
 from tacit.losses import check_loss, register_loss
@@ -47,18 +48,14 @@ from tacit.queries import (
     Normalise,
     PerRecord,
     PerSampleClip,
-    Replay,
-    ReplayedSets,
     SetBySet,
     SetsAsRecords,
-    SetsAtOnce,
     Statistic,
     by_layer,
     by_parameter,
     by_prefix,
     group_by_norm,
 )
-from tacit.queries.engines import check_gradient_rule, register_gradient_rule
 from tacit.report import save_run
 from tacit.sampling import (
     FixedSizeSampler,
@@ -113,15 +110,13 @@ __all__ = [
     "PrivateGradient",
     "PublicStatistics",
     "RandomCropFlip",
+    "Recorder",
     "Records",
     "Relation",
     "ReleasedStatistics",
-    "Replay",
-    "ReplayedSets",
     "Run",
     "SetBySet",
     "SetsAsRecords",
-    "SetsAtOnce",
     "SharedNoise",
     "ShuffleSampler",
     "ShuffledEpochs",
@@ -136,7 +131,6 @@ __all__ = [
     "by_prefix",
     "calibrate",
     "certificates",
-    "check_gradient_rule",
     "check_loss",
     "check_scheme",
     "diagnostics",
@@ -145,6 +139,7 @@ __all__ = [
     "errors",
     "evaluate",
     "gaussian_dp_mu",
+    "gradient_rule",
     "group_by_norm",
     "lipschitz",
     "lipschitz_twin",
@@ -155,7 +150,6 @@ __all__ = [
     "models",
     "project",
     "propagate",
-    "register_gradient_rule",
     "register_loss",
     "register_scheme",
     "save_run",

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from tacit.data.records import Records
+from tacit.pytrees import Tree, map_tensors, take_rows
 
 if TYPE_CHECKING:
     from tacit.sampling.schemes import Scheme
+
+T = TypeVar("T")
 
 
 class Draw:
@@ -70,11 +73,13 @@ class Batch:
         return len(self.indices)
 
     @property
-    def inputs(self) -> Tensor:
+    def inputs(self) -> Tree:
+        """The inputs of these records, in the structure of `records.inputs`."""
         return self._gather(self.records.inputs)
 
     @property
-    def targets(self) -> Tensor:
+    def targets(self) -> Tree:
+        """The targets of these records, in the structure of `records.targets`."""
         return self._gather(self.records.targets)
 
     @property
@@ -102,9 +107,9 @@ class Batch:
             groups=None if self.groups is None else self.groups[:count],
         )
 
-    def at_most(self, rows: int) -> Batch:
-        """The same batch, in pieces of at most so many rows where it has more."""
-        if len(self) <= rows:
+    def at_most(self, rows: int, views: int = 1) -> Batch:
+        """The same batch, in pieces of at most so many rows where it has more, `views` a record."""
+        if len(self) * views <= rows:
             return self
         return replace(self, max_physical=min(self.max_physical or rows, rows))
 
@@ -120,24 +125,25 @@ class Batch:
                 groups=None if self.groups is None else self.groups[rows],
             )
 
-    def _gather(self, column: Tensor) -> Tensor:
-        if len(self.records) == 0:
-            return column.new_zeros((len(self), *column.shape[1:]))  # padding of an empty dataset
-        return torch.index_select(column, 0, self.indices)
+    def _gather(self, columns: T) -> T:
+        if len(self.records) == 0:  # padding of an empty dataset
+            return map_tensors(lambda t: t.new_zeros((len(self), *t.shape[1:])), columns)
+        return take_rows(columns, self.indices)
 
 
 def batch_of(
-    inputs: Tensor,
-    targets: Tensor,
+    inputs: Tree,
+    targets: Tree,
     *,
     divisor: float,
     scheme: Scheme,
     max_physical: int | None = None,
 ) -> Batch:
-    """A batch from tensors, for those who sample on their own. The scheme is what is accounted.
+    """A batch from tensors or pytrees of them, for those who sample on their own.
 
-    Every release must then be of a draw of its own; nothing here can check that.
+    The scheme is what is accounted. Every release must then be of a draw of its own; nothing
+    here can check that.
     """
     records = Records(inputs, targets)
-    indices = torch.arange(len(inputs), device=inputs.device)
+    indices = torch.arange(len(records), device=records.device)
     return Batch(records, indices, divisor, scheme, max_physical=max_physical)

@@ -20,6 +20,7 @@ from tacit.noise import (
 from tacit.private_gradient import PrivateGradient
 from tacit.queries.bounded_gradient import (
     Adapting,
+    Expecting,
     GradientQuery,
     Loss,
     sizes_of,
@@ -65,6 +66,8 @@ class Mechanism:
             unit=query.unit,
             prelude=prelude,
         )
+        if isinstance(self.query, Expecting):
+            self.query.expect(sampler.steps)
         self._randomness = Randomness(seed)
         self._steps = itertools.count()
         # Of each parameter's released gradient, the noise's standard deviation. Public.

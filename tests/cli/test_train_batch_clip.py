@@ -151,7 +151,7 @@ def test_rule_views_threshold_and_engine(tmp_path: Path) -> None:
     arguments = ["--mini-set-size", "8", "--mini-sets", "90", "--augment", "2"]
     facts = facts_of(
         tmp_path, *arguments, "--rule", "normalise", "--adaptive-quantile", "0.4",
-        "--engine", "replay",
+        "--engine", "book-keeping",
     )  # fmt: skip
     (path,) = facts["config"]["used"]["thresholds"]
     assert len(path) == 3
@@ -202,7 +202,6 @@ WRONG = [
     (["--model", "convnet", "--statistics", "public", "--mini-set-size", "200"], "do not fill"),
     (["--local", "sgd"], "--local-lr is None"),
     (["--local-batch", "3"], "no local run"),
-    (["--local", "adam", "--local-lr", "0.1", "--engine", "replay"], "leave --engine out"),
     (["--engine", "per-record"], "is for --query clip"),
     (["--sparsify", "0"], "window is 0"),
 ]

@@ -41,7 +41,7 @@ def test_resnet18_from_end_to_end(tmp_path: Path) -> None:
 
 def test_every_engine_takes_the_same_steps(tmp_path: Path) -> None:
     losses = []
-    for engine in ("book-keeping", "replay", "per-record"):
+    for engine in ("automatic", "book-keeping", "per-record"):
         folder = tmp_path / engine
         result = run(folder, "--steps", "2", "--batch-size", "50", "--engine", engine)
         assert result.exit_code == 0, result.exception

@@ -34,22 +34,11 @@ from tacit import (
     Normalise,
     PerSampleClip,
     Poisson,
+    Recorder,
     Records,
     Relation,
 )
-from tacit.queries import (
-    Automatic,
-    AutomaticPasses,
-    BookKeeping,
-    Eager,
-    PerRecord,
-    Replay,
-    Replayed,
-    ReplayedSets,
-    SetBySet,
-    SetsAsRecords,
-    SetsAtOnce,
-)
+from tacit.queries import Automatic, BookKeeping, PerRecord, SetBySet, SetsAsRecords
 
 SET_SIZE = 2
 CLIP = 2.0**-5
@@ -99,12 +88,12 @@ BY_RECORD: dict[str, Make] = {
     "augmented": lambda m, e, p: PerSampleClip(CLIP, augmentation=Augmentation(2, twice), engine=e),
 }
 BY_CONSTRUCTION: dict[str, Make] = {
-    "clipless": lambda m, e, p: Clipless(engine=e),
+    "clipless": lambda m, e, p: Clipless(recorder=e),
     "clipless-clipped": lambda m, e, p: Clipless(
-        gradient_clip=CLIP, blocks=tacit.by_layer, engine=e
+        gradient_clip=CLIP, blocks=tacit.by_layer, recorder=e
     ),
-    "clipless-adaptive": lambda m, e, p: Clipless(gradient_clip=adaptive(), engine=e),
-    "clipless-augmented": lambda m, e, p: Clipless(augmentation=Augmentation(2, twice), engine=e),
+    "clipless-adaptive": lambda m, e, p: Clipless(gradient_clip=adaptive(), recorder=e),
+    "clipless-augmented": lambda m, e, p: Clipless(augmentation=Augmentation(2, twice), recorder=e),
 }
 BY_SET: dict[str, Make] = {
     "sets": lambda m, e, p: BatchClip(CLIP, SET_SIZE, engine=e),
@@ -125,20 +114,15 @@ ROUTES = BY_RECORD | BY_CONSTRUCTION | BY_SET
 ENGINES_BY_RECORD: dict[str, Callable[[], object]] = {
     "book-keeping": BookKeeping,
     "per-record": PerRecord,
-    "per-record-in-chunks": lambda: PerRecord(chunk_size=1000),
-    "replay": Replay,
     "automatic": Automatic,
 }
 ENGINES_BY_CONSTRUCTION = {
-    "eager": Eager,
-    "replayed-passes": Replayed,
-    "automatic-passes": AutomaticPasses,
+    "eager": lambda: Recorder(capture=False, compile=False),
+    "recorded-passes": Recorder,
 }
 ENGINES_BY_SET = {
     "set-by-set": SetBySet,
-    "sets-at-once": SetsAtOnce,
     "sets-as-records": SetsAsRecords,
-    "replayed-sets": ReplayedSets,
     "default-sets": lambda: None,
 }
 ENGINES = ENGINES_BY_RECORD | ENGINES_BY_CONSTRUCTION | ENGINES_BY_SET
@@ -189,25 +173,18 @@ def passes(route: str, engine: str, piece: str, size: str) -> int:
     """How many passes through the model a query takes."""
     n, rows = SIZES[size], PIECES[piece]
     if route in BY_SET:
-        one_by_one = route == "sets-local-run" or engine in ("set-by-set", "replayed-sets")
+        one_by_one = route == "sets-local-run" or engine == "set-by-set"
         return -(-n // SET_SIZE) if one_by_one or rows else 1
     views = 2 if route.endswith("augmented") else 1
+    if engine == "per-record":
+        return n * views
     return -(-n * views // rows) if rows else 1
-
-
-def vmap_takes(engine: str, model: str, dtype: str) -> bool:
-    """PyTorch's `vmap` has no rule for a GRU, nor for normalisation under autocast."""
-    if engine not in ("per-record", "per-record-in-chunks", "sets-at-once"):
-        return True
-    if model in ("layer-norm", "batch-norm"):
-        return dtype != "autocast"
-    return model != "recurrent"
 
 
 def affordable(route: str, engine: str, model: str, piece: str, size: str) -> bool:
     """Thousands of passes only where a pass is quick."""
     count = passes(route, engine, piece, size)
-    quick = engine in ("eager", "set-by-set", "replayed-sets") and model.endswith("ties")
+    quick = engine in ("eager", "set-by-set", "per-record") and model.endswith("ties")
     return count <= (130 if model in SLOW else 600) or (quick and count <= 8192)
 
 
@@ -215,7 +192,6 @@ SLOW = ("cnn-group-norm", "attention", "recurrent", "lipschitz-cnn")
 RUNS = [
     Constraint(("route", "engine"), engine_of_route),
     Constraint(("engine", "model"), model_of_engine),
-    Constraint(("engine", "model", "dtype"), vmap_takes),
 ]
 QUICK = Constraint(("route", "engine", "model", "piece", "size"), affordable)
 # Rounding shows in low precision, in whole batches and in large ones: they fill the free places.
@@ -234,11 +210,7 @@ def full() -> Iterator[Row]:
             continue
         rest = itertools.product(DTYPES, PIECES, SIZES, CHANGES)
         for turn, (dtype, piece, size, change) in enumerate(rest):
-            fit = [
-                model
-                for model in MODELS
-                if model_of_engine(engine, model) and vmap_takes(engine, model, dtype)
-            ]
+            fit = [model for model in MODELS if model_of_engine(engine, model)]
             if passes(route, engine, piece, size) > 1100:
                 fit = [model for model in fit if model.endswith("ties")]
             model = fit[turn % len(fit)]

@@ -73,7 +73,7 @@ CONSTANTS = {
     "adaptive": lambda: (AdaptiveNorm(0.05, count_noise=10.0), tacit.by_layer),
 }
 MODELS = {"mlp": mlp, "batch-norm": batch_norm}
-MEAN_ENGINES = {"at-once": tacit.SetsAtOnce(), "as-records": tacit.SetsAsRecords()}
+MEAN_ENGINES = {"as-records": tacit.SetsAsRecords()}
 
 
 @dataclass

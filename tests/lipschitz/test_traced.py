@@ -38,6 +38,20 @@ def bounds_of(module, shape=(4,), norm=1.0, cotangent=1.0):
     return propagate(module, cotangent, shape, input_norm=norm)
 
 
+def two_names(self, x):
+    """Both names are of what was written."""
+    y = other = self.a(x)
+    y += self.b(x)
+    y *= 0.5
+    return other + y
+
+
+def asserted(self, x):
+    count, width = x.shape
+    torch._assert(width == 4, f"{count} records of {width} numbers")
+    return self.b(self.a(x))
+
+
 FOLLOWED = {
     "block": (lambda self, x: x + self.a(F.relu(self.b(x))), (4,)),
     "half": (lambda self, x: 0.5 * (x + self.a(x)) - self.b(x) / 3, (4,)),
@@ -60,6 +74,10 @@ FOLLOWED = {
     "softmax": (lambda self, x: self.a(F.softmax(self.b(x), dim=-1)), (4,)),
     "contiguous": (lambda self, x: self.b(self.a(x).contiguous()), (4,)),
     "unused": (lambda self, x: (self.b(x), self.a(x))[1], (4,)),
+    "two names": (two_names, (4,)),
+    "asserted": (asserted, (4,)),
+    "in-place method": (lambda self, x: self.a(x).mul_(3.0).add_(self.b(x)), (4,)),
+    "in-place function": (lambda self, x: F.selu(self.a(x), inplace=True) + self.b(x), (4,)),
 }  # fmt: skip
 
 
@@ -142,6 +160,32 @@ def hidden_write(self, x):
     return y
 
 
+def unread_write(self, x):
+    y = self.a(x)
+    torch.relu_(y)
+    return y
+
+
+def read_by_a_view(self, x):
+    y = self.a(x)
+    part = y[:, :2]
+    y += x
+    return torch.cat([y, part], dim=1)
+
+
+def written_through_a_view(self, x):
+    y = self.a(x)
+    part = y[:, :]
+    part *= 3.0
+    return y
+
+
+def own_weight_written(self, x):
+    weight = self.a.weight
+    weight *= 3.0
+    return self.a(x)
+
+
 CENTRE = 0.5 * torch.ones(4)
 
 REFUSED = {
@@ -186,9 +230,14 @@ REFUSED = {
     "shape": (lambda self, x: x / x.shape[0], "getattr"),
     "writes": (writes, "cannot be followed"),
     "in place": (in_place, "writes into"),
-    "in-place method": (lambda self, x: self.a(x).mul_(3.0), "mul_"),
     "hidden write": (hidden_write, "mul_"),
-    "steep in place": (lambda self, x: F.selu(self.a(x), inplace=True), "inplace"),
+    "unread write": (unread_write, "relu_"),
+    "in-place method on the input": (lambda self, x: x.mul_(3.0), "writes into"),
+    "steep in place on the input": (lambda self, x: F.selu(x, inplace=True), "inplace"),
+    "read by a view": (read_by_a_view, "another name"),
+    "written through a view": (written_through_a_view, "another name"),
+    "own input returned": (lambda self, x: self.b(x).add_(x), "its own input"),
+    "own weight written": (own_weight_written, "weight"),
     "two outputs": (lambda self, x: (x, x), "one tensor"),
     "two inputs": (lambda self, x, y=None: x, "one input"),
     "any inputs": (lambda self, *x: x[0], "one input"),
@@ -199,7 +248,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_anything_else_is_refused_by_name(name):
     function, words = REFUSED[name]
-    model = nn.Sequential(SpectralLinear(4, 4), module_of(function, a=linear()))
+    model = nn.Sequential(SpectralLinear(4, 4), module_of(function, a=linear(), b=nn.Identity()))
     with pytest.raises(UnboundedLayer, match=words) as caught:
         propagate(model, 1.0, (4,), input_norm=1.0)
     assert "layer '1" in str(caught.value)

@@ -19,9 +19,9 @@ def test_a_replayed_step_follows_the_epoch():
     torch.manual_seed(0)
     model = mnist_cnn().cuda()
     loss = TailoredLoss(2.0, beta=1.0, gamma=5.0)
-    replayed = tacit.PerSampleClip(0.1, engine=tacit.Replay())
-    plain = tacit.PerSampleClip(0.1)
-    for epoch in (0.0, 0.5, 2.0, 4.0):
+    replayed = tacit.PerSampleClip(0.1, engine=tacit.Automatic())
+    plain = tacit.PerSampleClip(0.1, engine=tacit.BookKeeping())
+    for epoch in (0.0, 0.5, 2.0, 4.0, 5.0, 6.0):
         x = torch.randn(16, 1, 28, 28, device="cuda")
         y = torch.randint(10, (16,), device="cuda")
         batch = tacit.batch_of(x, y, divisor=16, scheme=tacit.Poisson(0.1))

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tacit
 from tacit import losses
+from tacit.engines import Task
 from tacit.errors import UnboundedLayer
 from tacit.losses import (
     CrossEntropy,
@@ -32,8 +33,7 @@ from tacit.losses import (
     watched,
 )
 from tacit.losses.focal import _peak
-from tacit.queries.engines import Task
-from tacit.queries.engines.record_losses import losses_of
+from tacit.losses.record_losses import losses_of
 
 torch.set_num_threads(1)
 H = torch.tensor([[0.5, -1.0, 2.0], [0.0, 0.25, -0.5]], dtype=torch.float64)
@@ -233,11 +233,11 @@ def test_a_step_can_be_recorded_and_follows_the_epoch():
     task = Task(model, loss, names, (tuple(names),), (torch.tensor(0.1).double(),))
     engine = tacit.BookKeeping()
     with watched(model, loss):
-        engine.clipped_sums(task, piece)  # as `Replay` does before it records
+        engine.clipped_sums(task, piece)  # planned, as before it is recorded
         for epoch in (0.0, 3.0):
             loss.at(epoch)
             with NobodyAsks():
-                found = engine.sums_and_keep(task, piece)[0].sums
+                found = engine.clipped_sums(task, piece).sums
             again = loss.fresh()
             again.at(epoch)
             expected = tacit.PerSampleClip(0.1)(model, again, piece).blocks[0].sums

@@ -9,7 +9,7 @@ import torch
 from model_checks import assert_exact
 from torch import nn
 
-from tacit.cuda_graph import settings_of
+from tacit.engines.recorder import model_state
 from tacit.losses import TailoredLoss
 from tacit.models import (
     TemperedSigmoid,
@@ -112,9 +112,10 @@ def test_a_tempered_sigmoid_is_tanh_by_default_and_bounded():
 
 
 def test_settings_of_an_activation_are_part_of_a_recording():
-    """`settings_of` reads plain attributes: a recorded step knows which sigmoid it was."""
+    """A recorded step knows which sigmoid it was."""
     layer = TemperedSigmoid()
     model = nn.Sequential(nn.Linear(2, 2), layer)
-    before = settings_of(model)
+    cpu = torch.device("cpu")
+    before = model_state(model, cpu)
     layer.scale = 1.0
-    assert settings_of(model) != before
+    assert model_state(model, cpu) != before

@@ -24,12 +24,12 @@ from tacit import (
     batch_of,
 )
 from tacit.lipschitz.layers import SpectralConv2d, SpectralLinear
-from tacit.queries import BookKeeping, PerRecord, Replay
+from tacit.queries import Automatic, BookKeeping, PerRecord
 from tacit.queries.view_batches import ViewBatches
 
 torch.set_num_threads(1)
 
-ENGINES = {"book-keeping": BookKeeping, "per-record": PerRecord, "replay": Replay}
+ENGINES = {"book-keeping": BookKeeping, "per-record": PerRecord, "automatic": Automatic}
 
 
 def quadratic(outputs, targets):

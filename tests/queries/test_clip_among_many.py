@@ -10,16 +10,15 @@ from torch import nn
 
 from tacit import BatchClip, PerSampleClip, Poisson, batch_of
 from tacit.budget import Relation
-from tacit.queries.engines import BookKeeping, Clipped, PerRecord
-from tacit.queries.mini_sets.engines import SetsAsRecords, SetsAtOnce, added_up
+from tacit.engines import Automatic, BookKeeping, Clipped
+from tacit.queries.mini_sets.engines import SetsAsRecords, added_up
 
 torch.set_num_threads(1)
 
 QUERIES = {
     "book-keeping": lambda: PerSampleClip(0.1, engine=BookKeeping()),
-    "per record": lambda: PerSampleClip(0.1, engine=PerRecord(chunk_size=1024)),
+    "automatic": lambda: PerSampleClip(0.1, engine=Automatic()),
     "sets as records": lambda: BatchClip(0.1, 1, engine=SetsAsRecords()),
-    "sets at once": lambda: BatchClip(0.1, 1, engine=SetsAtOnce(at_once=1024)),
 }
 ARITHMETIC = {
     "bfloat16": (torch.bfloat16, None),
@@ -65,7 +64,7 @@ def ratio(query, model, same, count: int, label: int, one, cast) -> float:
 
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 @pytest.mark.parametrize("arithmetic", ARITHMETIC)
-@pytest.mark.parametrize("name", ["book-keeping", "per record", "sets as records", "sets at once"])
+@pytest.mark.parametrize("name", QUERIES)
 def test_one_record_added(name, arithmetic, kind):
     dtype, cast = ARITHMETIC[arithmetic]
     model = network(kind).to(dtype)

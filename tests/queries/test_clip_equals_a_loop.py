@@ -49,7 +49,7 @@ def one_by_one(model, loss, inputs, targets, blocks, max_norms) -> dict[str, tor
     grouping=st.sampled_from(GROUPINGS),
     num_records=st.integers(1, 9),
     max_physical=st.sampled_from([None, 2, 5]),
-    chunk_size=st.sampled_from([None, 3]),
+    alone=st.booleans(),
     max_norm=st.floats(1e-3, 1e3),
     seed=st.integers(0, 2**31),
 )
@@ -61,7 +61,7 @@ def test_random_models(
     grouping,
     num_records,
     max_physical,
-    chunk_size,
+    alone,
     max_norm,
     seed,
 ):
@@ -73,7 +73,7 @@ def test_random_models(
     inputs = 3 * torch.randn(num_records, widths[0], dtype=torch.float64)
     targets = torch.randint(0, 3, (num_records,))
     batch = batch_of(inputs, targets, divisor=2.0, scheme=Poisson(0.5), max_physical=max_physical)
-    engine = BookKeeping() if chunk_size is None else PerRecord(chunk_size)
+    engine = PerRecord() if alone else BookKeeping()
     query = PerSampleClip(max_norm, blocks=grouping, engine=engine)
 
     bounded = query(model, nn.CrossEntropyLoss(), batch)

@@ -13,7 +13,7 @@ from torch import nn
 
 import tacit
 from tacit import AdaptiveNorm, Clip, Normalise, PerSampleClip, Poisson, batch_of
-from tacit.queries import BookKeeping, PerRecord, Replay, per_sample_clip
+from tacit.queries import Automatic, BookKeeping, PerRecord, per_sample_clip
 
 torch.set_num_threads(1)
 
@@ -23,7 +23,7 @@ RULES = {
     "normalise, strongly": (Normalise(3.0), normalise(3.0)),
     "normalise, without stability": (Normalise(0.0), normalise(0.0)),
 }
-ENGINES = {"book-keeping": BookKeeping, "per-record": PerRecord, "replay": Replay}
+ENGINES = {"book-keeping": BookKeeping, "per-record": PerRecord, "automatic": Automatic}
 GROUPINGS = {"flat": None, "layer": tacit.by_layer, "parameter": tacit.by_parameter}
 
 

@@ -27,7 +27,6 @@ from tacit.lipschitz import (
     SpectralLinear,
 )
 from tacit.losses import CrossEntropy
-from tacit.queries.clipless_passes import Eager, Replayed
 
 torch.set_num_threads(1)
 
@@ -85,8 +84,12 @@ def made(name: str, seed: int, dtype: torch.dtype) -> tuple[nn.Module, tuple[int
     return model.to(dtype), shape
 
 
-def sums(model, x, y, cast=None, engine=None, max_physical=None):
-    query = Clipless(engine=engine or Eager())
+def eager() -> tacit.Recorder:
+    return tacit.Recorder(capture=False, compile=False)
+
+
+def sums(model, x, y, cast=None, recorder=None, max_physical=None):
+    query = Clipless(recorder=recorder or eager())
     batch = batch_of(x, y, divisor=64.0, scheme=Poisson(0.5), max_physical=max_physical)
     with torch.autocast("cpu", dtype=cast or torch.bfloat16, enabled=cast is not None):
         return query(model, CrossEntropy(0.2), batch)
@@ -141,7 +144,7 @@ def test_one_record_among_identical_ones(name, arithmetic, count):
 
 
 @pytest.mark.parametrize("arithmetic", ["bfloat16", "autocast"])
-@pytest.mark.parametrize("how", [{"engine": Replayed()}, {"max_physical": 700}])
+@pytest.mark.parametrize("how", [{"recorder": tacit.Recorder()}, {"max_physical": 700}])
 def test_engines_and_pieces(arithmetic, how):
     dtype, cast = ARITHMETIC[arithmetic]
     model, shape = made("deep", 1, dtype)
@@ -178,7 +181,7 @@ def test_the_models_own_tensors_come_back_after_an_error():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Clipless(gradient_clip=1.0, engine=Eager())(
+        Clipless(gradient_clip=1.0, recorder=eager())(
             model,
             loss,
             batch_of(torch.ones(2, *shape), torch.zeros(2), divisor=1.0, scheme=Poisson(0.5)),
@@ -206,7 +209,7 @@ def test_onednn_does_not_cut_factors_behind_the_bound():
 def test_where_every_record_reaches_its_bound(arithmetic):
     """On the sphere, with a clip that every record feels, nothing but the slack is left."""
     dtype, cast = ARITHMETIC[arithmetic]
-    query = Clipless(gradient_clip=0.01, engine=Eager())
+    query = Clipless(gradient_clip=0.01, recorder=eager())
     worst = 0.0
     for seed in range(5):
         model, shape = made("linear", seed, dtype)

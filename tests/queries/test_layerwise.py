@@ -60,7 +60,7 @@ def test_norms_of_records_follow_the_public_set(engine):
     assert [block.bound for block in found.blocks] == pytest.approx(wanted, rel=1e-6)
 
 
-@pytest.mark.parametrize("engine", [tacit.SetBySet(), tacit.SetsAtOnce(), tacit.SetsAsRecords()])
+@pytest.mark.parametrize("engine", [tacit.SetBySet(), tacit.SetsAsRecords()])
 def test_factors_clip_the_whole_once(engine):
     torch.manual_seed(0)
     model, public, private = mlp(), public_records(), some_records(12)

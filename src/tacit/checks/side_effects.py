@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,7 +13,8 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from tacit.checks.known_modules import refuse_rewriting
-from tacit.errors import MixesRecords, TacitError
+from tacit.checks.views import same_tensors
+from tacit.errors import MixesRecords
 from tacit.foreign_hooks import foreign_hooks, process_wide_hooks
 
 _MOST_KEYS = 64
@@ -41,26 +42,23 @@ def watched_step(
     records could tell; where they could not, the next step asks again.
     """
     modes: list[Hashable] = []
-    for module in model.modules():
+    modules = list(model.modules())
+    for module in modules:
         refuse_rewriting(module, model)
         modes.append((module.training, *foreign_hooks(module)))
     key = (key, *modes, *process_wide_hooks())
-    before = _Snapshot.of(model)
     counts = _steps.setdefault(model, {})
     step = counts.get(key, 0) + 1
     due = step & (step - 1) == 0
+    told = True
+    if due and check is not None and step.bit_length() % 3 == 1:  # a power of 8
+        told = check()
+    before = _Snapshot.of(modules)
     copies = {
         place: tensor.detach().clone()
         for place, tensor in before.tensors.items()
         if due or (tensor.device.type == "cpu" and not isinstance(tensor, nn.Parameter))
     }
-    told = True
-    if due and check is not None and step.bit_length() % 3 == 1:  # a power of 8
-        try:
-            told = check()
-        except TacitError:
-            _refuse_writes(model, before, copies)  # names the culprit where there is one
-            raise
     yield
     _refuse_writes(model, before, copies)
     if len(counts) >= _MOST_KEYS:  # hooks that are registered anew in each step
@@ -76,10 +74,12 @@ class _Snapshot:
     tensors: dict[Place, Tensor]
 
     @classmethod
-    def of(cls, model: nn.Module) -> _Snapshot:
+    def of(cls, modules: Iterable[nn.Module]) -> _Snapshot:
         versions: dict[Place, tuple[int, int]] = {}
         tensors: dict[Place, Tensor] = {}
-        for module in model.modules():
+        for module in modules:
+            if not module._parameters and not module._buffers:
+                continue
             exempt = of_weights_alone(module)
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
@@ -91,7 +91,7 @@ class _Snapshot:
 
 
 def _refuse_writes(model: nn.Module, before: _Snapshot, copies: dict[Place, Tensor]) -> None:
-    after = _Snapshot.of(model)
+    after = _Snapshot.of(model.modules())
     written: set[Place] = set()
     if before.versions != after.versions:
         places = before.versions.keys() | after.versions.keys()
@@ -126,8 +126,3 @@ def of_weights_alone(module: nn.Module) -> Collection[str]:
         return ()
     hooks = [h for h in module._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
     return {f"{hook.name}_{side}" for hook in hooks for side in "uv"}
-
-
-def same_tensors(a: Tensor, b: Tensor) -> bool:
-    """Equal to the last entry, where NaN equals NaN."""
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())

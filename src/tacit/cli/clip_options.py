@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 
 from tacit.data.augmentation import Augmentation, RandomCropFlip
+from tacit.engines.clipping import ClipRule
 from tacit.queries import AdaptiveNorm, Clip, Normalise
-from tacit.queries.clip_rules import ClipRule
 
 
 class RuleName(enum.StrEnum):

@@ -14,19 +14,15 @@ from tacit.cli.local_options import LocalOptions
 from tacit.cli.networks import QueryName
 from tacit.cli.statistics_options import require_rows_enough
 from tacit.data import Records
+from tacit.engines import Recorder
 from tacit.queries import (
     Automatic,
-    AutomaticPasses,
     BatchClip,
     BookKeeping,
     Clipless,
-    Eager,
     GradientQuery,
     PerRecord,
     PerSampleClip,
-    Replay,
-    Replayed,
-    ReplayedSets,
 )
 from tacit.queries.bounded_gradient import Loss
 from tacit.queries.clipped_query import Frozen
@@ -38,7 +34,6 @@ __all__ = ["BlocksName", "EngineName", "QueryOptions"]
 class EngineName(enum.StrEnum):
     AUTOMATIC = "automatic"
     BOOK_KEEPING = "book-keeping"
-    REPLAY = "replay"
     PER_RECORD = "per-record"
 
 
@@ -75,7 +70,7 @@ class QueryOptions:
             return Clipless(
                 gradient_clip=self._gradient_clip(),
                 augmentation=augmentation,
-                engine=_PASSES[self.engine](),
+                recorder=_RECORDERS[self.engine](),
             )
         gradient = self.local.gradient()
         constants = self.layerwise.constants(public, self.max_norm, self.per_epoch)
@@ -102,14 +97,7 @@ class QueryOptions:
         """None chooses by the network: book-keeping where records do not meet, else set by set."""
         if self.engine is EngineName.PER_RECORD:
             raise ValueError("--engine per-record is for --query clip; leave it out")
-        if self.engine in (EngineName.AUTOMATIC, EngineName.BOOK_KEEPING):
-            return None
-        if self.local.name is not None:
-            raise ValueError(
-                f"--engine replay records the mean gradient of a mini-set, and --local "
-                f"{self.local.name} asks for a local run; leave --engine out"
-            )
-        return ReplayedSets()
+        return None
 
     def _gradient_clip(self) -> Any:
         if self.engine is EngineName.PER_RECORD:
@@ -124,14 +112,12 @@ class QueryOptions:
         return threshold_from(self.gradient_clip, self.adaptive_quantile)
 
 
-_PASSES: dict[EngineName, Any] = {
-    EngineName.AUTOMATIC: AutomaticPasses,
-    EngineName.BOOK_KEEPING: Eager,
-    EngineName.REPLAY: Replayed,
+_RECORDERS: dict[EngineName, Any] = {
+    EngineName.AUTOMATIC: Recorder,
+    EngineName.BOOK_KEEPING: lambda: Recorder(capture=False, compile=False),
 }
 _ENGINES: dict[EngineName, Any] = {
     EngineName.AUTOMATIC: Automatic,
     EngineName.BOOK_KEEPING: BookKeeping,
-    EngineName.REPLAY: Replay,
     EngineName.PER_RECORD: PerRecord,
 }

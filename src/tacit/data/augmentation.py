@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from tacit.pytrees import Tree, map_tensors, num_rows
 from tacit.randomness import view_stream
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,31 +35,39 @@ class Augmentation:
     where the first batch shows it. One that draws from a generator of its own cannot be asked:
     `rows_apart` is the promise that its rows do not meet. If `transform.takes_words` is True, it is
     called with `words=`, 16 random numbers from 0 to 2^32 - 1 for each row.
+
+    Where inputs are a pytree, `transform` takes the whole tree and gives back one of the same
+    structure, so that a view changes an image and its mask alike:
+
+        Augmentation(4, lambda inputs: {**inputs, "image": jitter(inputs["image"])})
     """
 
     views: int
-    transform: Callable[[Tensor], Tensor]
+    transform: Callable[..., Tree]
     rows_apart: bool = False
 
     def __post_init__(self) -> None:
         if self.views < 1:
             raise ValueError(f"views is {self.views}; give at least 1")
 
-    def views_of(self, inputs: Tensor, record_ids: Tensor | None = None) -> Tensor:
-        """(B, …) to (B·K, …): rows iK … iK + K − 1 are views of record i."""
-        rows = torch.repeat_interleave(inputs, self.views, dim=0)
+    def views_of(self, inputs: T, record_ids: Tensor | None = None) -> T:
+        """(B, …) to (B·K, …), each tensor: rows iK … iK + K − 1 are views of record i."""
+        rows = map_tensors(lambda t: torch.repeat_interleave(t, self.views, dim=0), inputs)
         if record_ids is not None and getattr(self.transform, "takes_words", False):
             each = torch.arange(self.views, device=record_ids.device)
             offsets = (record_ids[:, None] * self.views + each).flatten()
             words: Any = view_stream().blocks(offsets)
-            made = self.transform(rows, words=words)  # type: ignore[call-arg]
+            made = self.transform(rows, words=words)
         else:
             made = self.transform(rows)
-        if len(made) != len(rows):
+        if not isinstance(rows, Tensor):
+            map_tensors(lambda a, b: None, rows, made)  # ValueError for another structure
+        count, given = num_rows(made, "the transform's result"), num_rows(rows)
+        if count != given:
             raise ValueError(
-                f"the transform made {len(made)} rows of {len(rows)}; it must make one of each"
+                f"the transform made {count} rows of {given}; it must make one of each"
             )
-        return made
+        return cast(T, made)
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,12 @@ class RandomCropFlip:
             raise ValueError(f"padding is {self.padding}; give 0 or more")
 
     def __call__(self, images: Tensor, words: Tensor | None = None) -> Tensor:
+        if not isinstance(images, Tensor):
+            raise ValueError(
+                f"inputs are a {type(images).__name__}, and crops and flips are for one tensor of "
+                "images; write a transform that takes the tree and applies RandomCropFlip to the "
+                "images in it, with `takes_words = True` and `words` passed on"
+            )
         if images.dim() != 4:
             raise ValueError(
                 f"a batch of inputs has shape {tuple(images.shape)}; crops and flips are for "

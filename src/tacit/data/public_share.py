@@ -41,9 +41,7 @@ def split_public(records: Records, share: float, seed: int = SPLIT_SEED) -> tupl
 
     def side(keep: torch.Tensor, ids: torch.Tensor, ids_left: int, size: int, name: str) -> Records:
         return replace(
-            records,
-            inputs=records.inputs[keep],
-            targets=records.targets[keep],
+            records.take(keep),
             record_ids=ids[keep],
             public_size=size,
             num_ids=ids_left,

@@ -12,6 +12,8 @@ from tacit.batch import Batch, batch_of
 from tacit.data.records import Records
 from tacit.diagnostics.diagnostic import Diagnostic
 from tacit.losses.pre_activations import watched
+from tacit.losses.record_losses import losses_of
+from tacit.pytrees import call_model
 from tacit.queries.bounded_gradient import GradientQuery, Loss, trainable
 from tacit.sampling.schemes import Poisson
 
@@ -29,10 +31,8 @@ def clipping_alignment(
     """
     cosines = []
     for start in range(0, len(records), batch_size):
-        rows = slice(start, start + batch_size)
-        piece = batch_of(
-            records.inputs[rows], records.targets[rows], divisor=1.0, scheme=Poisson(1.0)
-        )
+        some = records.take(slice(start, start + batch_size))
+        piece = batch_of(some.inputs, some.targets, divisor=1.0, scheme=Poisson(1.0))
         clipped, plain = _clipped(model, loss, piece, query), _plain(model, loss, piece)
         names = sorted(plain)
         a, b = (torch.cat([g[n].double().flatten() for n in names]) for g in (clipped, plain))
@@ -85,6 +85,6 @@ def _clipped(model: nn.Module, loss: Loss, piece: Batch, query: GradientQuery) -
 def _plain(model: nn.Module, loss: Loss, piece: Batch) -> dict[str, Tensor]:
     parameters = trainable(model)
     with torch.enable_grad(), watched(model, loss):
-        value = loss(model(piece.inputs), piece.targets).sum()
+        value = losses_of(loss, call_model(model, piece.inputs), piece.targets).sum()
         found = torch.autograd.grad(value, list(parameters.values()), materialize_grads=True)
     return dict(zip(parameters, found, strict=True))

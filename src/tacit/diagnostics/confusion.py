@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tacit.data.records import Records
 from tacit.diagnostics.diagnostic import Diagnostic
+from tacit.pytrees import call_model, logits_of, take_rows, tensors_of
 from tacit.statistics.modes import evaluating
 from tacit.training.evaluate import two_classes
 
@@ -25,19 +26,29 @@ def confusion_matrix(model: nn.Module, records: Records, *, batch_size: int = 20
     """
     with evaluating(model):
         parts = [
-            model(records.inputs[start : start + batch_size])
+            logits_of(
+                call_model(model, take_rows(records.inputs, slice(start, start + batch_size)))
+            )
             for start in range(0, len(records), batch_size)
         ]
-    outputs = torch.cat([part.reshape(len(part), -1) for part in parts])
+    found = tensors_of(records.targets)
+    logits = [part for part in parts if part is not None]
+    if len(found) != 1 or len(logits) != len(parts):
+        raise ValueError(
+            "a confusion matrix needs one tensor of logits and one of targets; give a model that "
+            "returns the scores of one set of classes, and records with one class each"
+        )
+    (targets,) = found
+    outputs = torch.cat([part.reshape(len(part), -1) for part in logits])
     if outputs.shape[1] == 1:
-        if not two_classes(records.targets):
+        if not two_classes(targets):
             raise ValueError(
                 "one output per record, and targets other than 0 and 1 or −1 and +1: a regression "
                 "has no classes to confuse; give records with classes"
             )
-        predicted, true = (outputs[:, 0] > 0).long(), (records.targets.flatten() > 0).long()
+        predicted, true = (outputs[:, 0] > 0).long(), (targets.flatten() > 0).long()
     else:
-        predicted, true = outputs.argmax(dim=1), records.targets.long().flatten()
+        predicted, true = outputs.argmax(dim=1), targets.long().flatten()
     K = max(outputs.shape[1], 2)
     if len(true) != len(predicted) or (
         len(true) and not 0 <= int(true.min()) <= int(true.max()) < K

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from tacit.data.records import Records
 from tacit.diagnostics.diagnostic import Diagnostic
 from tacit.losses.pre_activations import watched
+from tacit.losses.record_losses import losses_of
+from tacit.pytrees import call_model
 from tacit.queries.bounded_gradient import Loss, trainable
 
 if TYPE_CHECKING:
@@ -155,10 +157,9 @@ def _hessian_vector(
     shaped = [v.view_as(p).to(p.dtype) for v, p in zip(pieces, parameters, strict=True)]
     total = torch.zeros_like(vector)
     for start in range(0, len(records), batch_size):
-        rows = slice(start, start + batch_size)
-        targets = records.targets[rows]
+        some = records.take(slice(start, start + batch_size))
         with torch.enable_grad(), watched(model, loss):
-            value = loss(model(records.inputs[rows]), targets).mean()
+            value = losses_of(loss, call_model(model, some.inputs), some.targets).mean()
             first = torch.autograd.grad(
                 value, parameters, create_graph=True, materialize_grads=True
             )
@@ -166,5 +167,5 @@ def _hessian_vector(
             if along.requires_grad:
                 second = torch.autograd.grad(along, parameters, materialize_grads=True)
                 flat = torch.cat([g.reshape(-1).to(vector.dtype) for g in second])
-                total += flat * (len(targets) / len(records))
+                total += flat * (len(some) / len(records))
     return total

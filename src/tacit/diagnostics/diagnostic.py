@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 import torch
 
 from tacit.data.records import Records
+from tacit.pytrees import tensors_of
 from tacit.statistics.tracking import without_running_statistics
 from tacit.training.callbacks import Callback
 
@@ -103,14 +104,13 @@ def first_of(records: Records, count: int) -> Records:
     """The first `count` records."""
     if not len(records):
         raise ValueError("no records to look at; give at least one")
-    return Records(
-        records.inputs[:count], records.targets[:count], records.num_classes, name=records.name
-    )
+    some = records.take(slice(count))
+    return Records(some.inputs, some.targets, records.num_classes, name=records.name)
 
 
 def _same(given: Records, training: Records, rows: int = 64) -> bool:
     """Whether these are the training records under another name: as far as the first rows tell."""
     if given.shape != training.shape or not len(training):
         return False
-    a, b = given.inputs[:rows].cpu(), training.inputs[:rows].cpu()
-    return torch.equal(a, b)
+    a, b = (tensors_of(records.take(slice(rows)).to("cpu").inputs) for records in (given, training))
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

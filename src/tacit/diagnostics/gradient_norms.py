@@ -16,6 +16,8 @@ from tacit.data.records import Records
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.propagate import propagate
 from tacit.losses.pre_activations import watched
+from tacit.losses.record_losses import losses_of
+from tacit.pytrees import call_model
 from tacit.queries.bounded_gradient import Loss, trainable
 
 NOT_PRIVATE = "not private: reads raw gradients"
@@ -74,10 +76,10 @@ def gradient_histogram(
     device = next(iter(parameters.values())).device
     rows: dict[str, list[float]] = {name: [] for name in parameters}
     for i in range(min(len(records), max_records)):
-        x, y = records.inputs[i : i + 1].to(device), records.targets[i : i + 1].to(device)
+        one = records.take(slice(i, i + 1)).to(device)
         with torch.enable_grad():
             with watched(model, loss):
-                value = loss(model(x), y).sum()
+                value = losses_of(loss, call_model(model, one.inputs), one.targets).sum()
             found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
         for name, gradient in zip(parameters, found, strict=True):
             rows[name].append(0.0 if gradient is None else _norm(gradient))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tacit.data.records import Records
 from tacit.diagnostics.diagnostic import Diagnostic
 from tacit.losses.pre_activations import layers_of
+from tacit.pytrees import call_model, logits_of
 from tacit.queries.bounded_gradient import trainable
 
 if TYPE_CHECKING:
@@ -52,8 +53,10 @@ def activation_norms(
             stack.callback(layer.register_forward_hook(seen).remove)
         for start in range(0, len(records), batch_size):
             calls.clear()
-            outputs = model(records.inputs[start : start + batch_size])
-            count(LOGITS, outputs)
+            some = records.take(slice(start, start + batch_size))
+            outputs = logits_of(call_model(model, some.inputs))
+            if outputs is not None:
+                count(LOGITS, outputs)
     return {name: total / len(records) for name, total in totals.items()}
 
 

@@ -24,8 +24,9 @@ from tacit.lipschitz.operator_norm import MARGIN, operator_norm_upper
 
 # Angles for each degree of the symbol where a torus has many more: loose by 1/cos(π/16) = 1.02.
 DENSITY = 8
-# Complex numbers held at once: 256 MiB.
-_CHUNK = 2**24
+# Complex numbers held at once: 256 MiB on a GPU; elsewhere 16 MiB, which a cache holds in part.
+_CHUNK = {"cuda": 2**24}
+_CHUNK_ELSEWHERE = 2**20
 
 
 def convolution_norm_upper(
@@ -66,7 +67,8 @@ def torus_norm_upper(
     layers, groups, _, outs, ins = folded.shape
     flat = folded.flatten(3)
     found = torch.zeros(layers, groups, dtype=flat.dtype, device=flat.device)
-    step = max(1, _CHUNK // max(1, layers * groups * outs * ins))
+    chunk = _CHUNK.get(flat.device.type, _CHUNK_ELSEWHERE)
+    step = max(1, chunk // max(1, layers * groups * outs * ins))
     for cosine, sine in zip(cosines.split(step), sines.split(step), strict=True):
         symbol = torch.complex(cosine @ flat, sine @ flat).unflatten(-1, (outs, ins))
         found = torch.maximum(found, _norms(symbol, squarings).amax(dim=-1))
@@ -74,6 +76,21 @@ def torus_norm_upper(
     rounding = 2.0**-40 * torch.linalg.vector_norm(flat, dim=(2, 3))
     loose = math.prod(factor for _, factor in grids) * math.sqrt(most_copies(axes))
     return (found + rounding) * loose
+
+
+def torus_cost(
+    shape: Sequence[int], axes: Sequence[Axis], *, squarings: int = 5, density: float = DENSITY
+) -> float:
+    """Floating-point operations of `torus_norm_upper` for one kernel (groups, out, in, k₁, …).
+
+    n × m symbols, n ≤ m, at F frequencies: a Gram matrix and its squarings, 8F·(n²m + 5n³).
+    """
+    groups, outs, ins = shape[:3]
+    ins *= math.prod(axis.folding for axis in axes)
+    n, m = sorted((outs, ins))
+    counts = [_angles(axis, density)[0] for axis in axes]
+    frequencies = math.prod(counts[:-1]) * (counts[-1] // 2 + 1)
+    return 8.0 * groups * frequencies * (n * n * m + squarings * n**3)
 
 
 def most_reads(axes: Sequence[Axis]) -> int:

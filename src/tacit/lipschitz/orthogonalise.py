@@ -30,6 +30,14 @@ def orthogonalise(w_LMN: Tensor, steps: int = 6) -> Tensor:
     return w.mT if wide else w
 
 
+def orthogonalise_cost(rows: int, columns: int, steps: int = 6) -> float:
+    """Floating-point operations of it for one matrix, about: n²m for a product, n ≤ m."""
+    n, m = sorted((rows, columns))
+    if m >= 2 * n:
+        return 2.0 * n * n * (4 * m + 4 * steps * n)
+    return 2.0 * steps * n * n * (2 * m + n)
+
+
 def _product(gram: Tensor, steps: int) -> Tensor:
     total = last = _polynomial(gram)
     for _ in range(steps - 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tacit.cuda_graph import side_by_side
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.recorded import Recorded
 from tacit.lipschitz.sets import SLACK, WeightSet
@@ -270,13 +269,30 @@ class _Keeper:
         def all_clusters() -> None:
             works = [partial(work, cluster) for cluster in self.clusters]
             if device.type == "cuda":
-                side_by_side(works, self._streams(device))
+                _side_by_side(works, self._streams(device))
             else:
                 for one in works:
                     one()
 
         with _plain_arithmetic(device.type):
             recorded(all_clusters, self.key, self, device)
+
+
+def _side_by_side(
+    works: Sequence[Callable[[], None]], streams: Sequence[torch.cuda.Stream]
+) -> None:
+    """Work that does not meet, each on a stream of its own; what follows waits for all of it.
+
+    In a recording these are branches of the graph, so small kernels of one run beside those of
+    another. What each allocates is its stream's, and is not handed to another's.
+    """
+    here = torch.cuda.current_stream()
+    for work, stream in zip(works, streams, strict=True):
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            work()
+    for stream in streams:
+        here.wait_stream(stream)
 
 
 def _clusters(groups: list[_Alike]) -> list[_Cluster]:

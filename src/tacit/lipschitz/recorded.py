@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tacit.cuda_graph import capture
+from tacit.engines.recorder import capture
 
 
 class Recorded:

@@ -12,25 +12,24 @@ of `traced_operations` or the layer that answers for it, never the function that
 
 from __future__ import annotations
 
-import inspect
 import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from tacit.lipschitz.bounds import Bound, Pullback
-from tacit.lipschitz.integrity import require_no_hidden_code
 from tacit.lipschitz.layers.branches import concatenated
 from tacit.lipschitz.layers.scaling import Scale
 from tacit.lipschitz.refused import Refused
 from tacit.lipschitz.steps import Notes, Step
-from tacit.lipschitz.traced_operations import module_for, name_of
+from tacit.lipschitz.traced_operations import module_for
 from tacit.lipschitz.traced_parts import AddNumber, Total
+from tacit.lipschitz.tracing import functional_graph, name_of, part_of
 
 _ADD = {operator.add: 1, torch.add: 1, "add": 1, operator.sub: -1, torch.sub: -1, "sub": -1}
 _MULTIPLY = (operator.mul, torch.mul, "mul")
@@ -104,7 +103,7 @@ class GraphStep(Step):
 
 def trace(module: nn.Module, path: str, child: Callable[[str, nn.Module], Step]) -> GraphStep:
     """The graph of a module's forward; `child(name, m)` compiles one of its parts."""
-    nodes = list(_graph(module).nodes)
+    nodes = list(functional_graph(module).nodes)
     exit_ = nodes[-1].args[0]
     if not isinstance(exit_, fx.Node):
         raise Refused("its forward does not return one tensor")
@@ -133,7 +132,7 @@ class _Translation:
         target = node.target
         if node.op == "call_module":
             assert isinstance(target, str)
-            return self._through(node, self.child(target, _part(self.module, target)), target)
+            return self._through(node, self.child(target, part_of(self.module, target)), target)
         if node.op == "get_attr":
             raise Refused(
                 f"its forward uses the tensor {target!r} by itself; put it into a layer that "
@@ -252,16 +251,6 @@ def _scale(factor: float) -> Scale:
     return Scale(factor)
 
 
-def _part(module: nn.Module, target: str) -> nn.Module:
-    """The part of that path, from the tables of children."""
-    for name in target.split("."):
-        found = module._modules.get(name)
-        if not isinstance(found, nn.Module):
-            raise Refused(f"its forward calls {target!r}, which is none of its modules")
-        module = found
-    return module
-
-
 def _two(node: fx.Node) -> tuple[Any, Any]:
     if len(node.args) != 2 or not set(node.kwargs) <= {"alpha"}:
         raise Refused(
@@ -274,54 +263,3 @@ def _number(value: Any, node: fx.Node) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
         raise Refused(f"its forward uses {name_of(node.target)} with {value!r}, no finite number")
     return float(value)
-
-
-class _Value(fx.Proxy):
-    """A value on its way through forward. `u += v` writes into u, and `fx` would not see it."""
-
-
-def _refuse_in_place(self: _Value, other: Any) -> NoReturn:
-    raise Refused("its forward writes into a value (+=, *= and the like); write x = x + y")
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or"):
-    setattr(_Value, f"__i{_name}__", _refuse_in_place)
-
-
-class _Tracer(fx.Tracer):
-    """One level deep: what a part does is asked of the part."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        frame = inspect.currentframe()
-        while frame is not None:
-            if frame.f_code.co_filename == torch.autograd.function.__file__:
-                raise Refused(
-                    "its forward uses an autograd Function, whose way back a trace does not have; "
-                    "give it the three answers of tacit.lipschitz.Bounded"
-                )
-            frame = frame.f_back
-        return _Value(node, self)
-
-
-def _graph(module: nn.Module) -> fx.Graph:
-    if "forward" in vars(module):
-        require_no_hidden_code(module, type(module))
-    inputs = list(inspect.signature(module.forward).parameters.values())
-    if len(inputs) != 1 or inputs[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
-        raise Refused(
-            "it has neither the three answers of tacit.lipschitz.Bounded nor a forward of one "
-            "input to follow; use its counterpart in tacit.lipschitz, let "
-            "tacit.lipschitz_twin(model) replace it, or train this model with PerSampleClip"
-        )
-    try:
-        return _Tracer().trace(module)
-    except Refused:
-        raise
-    except Exception as error:
-        raise Refused(
-            f"its forward cannot be followed ({error}); it must not depend on the values or the "
-            "number of records: give it the three answers of tacit.lipschitz.Bounded"
-        ) from error

@@ -19,6 +19,7 @@ from tacit.lipschitz.layers.rearranging import Permute
 from tacit.lipschitz.layers.scaling import Scale
 from tacit.lipschitz.refused import Refused
 from tacit.lipschitz.traced_parts import Exchange, Mean, Part
+from tacit.lipschitz.tracing import name_of
 
 
 def module_for(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
@@ -50,10 +51,6 @@ def module_for(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn
         raise
     except (TypeError, ValueError) as error:
         raise Refused(f"its forward uses {name_of(target)}: {error}") from error
-
-
-def name_of(target: Any) -> str:
-    return f".{target}()" if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
 def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn.Module:

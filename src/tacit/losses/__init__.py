@@ -11,6 +11,7 @@ from tacit.losses.kantorovich_rubinstein import KantorovichRubinstein
 from tacit.losses.pre_activation_penalty import PreActivationPenalty
 from tacit.losses.pre_activations import watched
 from tacit.losses.record_loss import LipschitzLoss, RecordLoss
+from tacit.losses.record_losses import losses_of
 from tacit.losses.registry import (
     LossCheck,
     check_loss,
@@ -23,6 +24,7 @@ from tacit.losses.schedule import Scheduled
 from tacit.losses.sums_of_errors import SumAbsoluteError, SumHuber, SumSquaredError
 from tacit.losses.tailored import TailoredLoss
 from tacit.losses.task import Task
+from tacit.losses.token_cross_entropy import TokenCrossEntropy
 from tacit.losses.weighted_sum import LipschitzSum, WeightedSum, weighted_sum
 from tacit.losses.with_constant import WithConstant
 
@@ -50,12 +52,14 @@ __all__ = [
     "SumSquaredError",
     "TailoredLoss",
     "Task",
+    "TokenCrossEntropy",
     "WeightedSum",
     "WithConstant",
     "attack_constant",
     "check_loss",
     "largest_gradient",
     "loss_named",
+    "losses_of",
     "register_loss",
     "registered_losses",
     "watched",

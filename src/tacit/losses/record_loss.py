@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from tacit.losses.task import Task
+from tacit.pytrees import Tree, logits_of, tensors_of
 
 if TYPE_CHECKING:
     from tacit.losses.weighted_sum import WeightedSum
@@ -19,6 +20,10 @@ class RecordLoss(abc.ABC):
     A record's number depends on no other record, on no class count and on no statistic of the
     batch; else one record could move everyone's gradient, and no constant would hold.
     `a * X + b * Y` is a weighted sum of two of them.
+
+    It takes one tensor of outputs and one of targets. Of a model that returns more than that it is
+    given the `logits`. A loss of several outputs is a function of your own: see "Several outputs"
+    in docs/extending.md.
 
     `task` says what the loss trains for (`tacit.losses.Task`), and so which metrics a report may
     show. None: a report shows the mean loss, and an accuracy only where the records declare
@@ -35,8 +40,8 @@ class RecordLoss(abc.ABC):
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """ℓ(h_i, y_i) for each record i: (B, …) and (B, …) to (B,)."""
 
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self.per_record(outputs, targets).mean()
+    def __call__(self, outputs: Tree, targets: Tree) -> Tensor:
+        return self.per_record(*tensors_for(self, outputs, targets)).mean()
 
     def __mul__(self, weight: float) -> WeightedSum:
         from tacit.losses.weighted_sum import weighted_sum
@@ -62,3 +67,24 @@ class LipschitzLoss(RecordLoss):
 
         `num_outputs` is how many numbers h has, which the network's shape makes public.
         """
+
+
+def tensors_for(loss: object, outputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+    """What a loss of two tensors takes: the logits of the outputs, and the only target."""
+    if isinstance(outputs, Tensor) and isinstance(targets, Tensor):
+        return outputs, targets
+    name = getattr(loss, "__name__", type(loss).__name__)
+    h, y = logits_of(outputs), tensors_of(targets)
+    if h is None:
+        raise ValueError(
+            f"{name} takes one tensor, and the model returns {len(tensors_of(outputs))}, none of "
+            "them called logits; give a function of your own, such as "
+            f"lambda out, y: {name}(out[0], y)"
+        )
+    if len(y) != 1:
+        raise ValueError(
+            f"{name} takes one tensor of targets, and the records have {len(y)}; give "
+            "Records(inputs, targets=...), the tokens themselves for a language model, or a loss "
+            "that is a function of your own"
+        )
+    return h, y[0]

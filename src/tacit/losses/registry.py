@@ -11,8 +11,9 @@ The contract of a loss ℓ(h, y), h one record's outputs and y its targets:
    `lipschitz`, is at least ‖∇_h ℓ(h, y)‖₂ for *every* h and y. The noise is scaled by it, so a
    constant that is too small is a false ε. Clipping needs none.
 
-`check_loss` attacks points 1, 2, 3 and 5. No test can prove them: derive the constant. Engines give
-a loss of your own one record at a time, so that point 2 cannot break a run's ε; point 5 can.
+`check_loss` attacks points 1, 2, 3 and 5. No test can prove them: derive the constant. A mean or a
+sum of your own is evaluated on one record at a time (`losses_of`), so that point 2 cannot break a
+run's ε; one number per record is checked together with the model.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Gradients that carry their own sensitivity."""
 
+from tacit.engines import Automatic, BookKeeping, PerRecord
+from tacit.engines.clipping import Clip, Normalise
 from tacit.queries.adaptive_norm import AdaptiveNorm
 from tacit.queries.blocks import all_together, by_layer, by_parameter, by_prefix
 from tacit.queries.bounded_gradient import (
@@ -9,27 +11,21 @@ from tacit.queries.bounded_gradient import (
     Loss,
     Statistic,
 )
-from tacit.queries.clip_rules import Clip, Normalise
 from tacit.queries.clipless import Clipless
-from tacit.queries.clipless_passes import AutomaticPasses, Eager, Replayed
-from tacit.queries.engines import Automatic, BookKeeping, PerRecord, Replay
 from tacit.queries.grouping import group_by_norm
 from tacit.queries.layerwise import Decaying, LayerFactors, LayerwiseNorms
 from tacit.queries.mini_sets import (
     BatchClip,
     LocalRun,
     MeanGradient,
-    ReplayedSets,
     SetBySet,
     SetsAsRecords,
-    SetsAtOnce,
 )
 from tacit.queries.per_sample_clip import PerSampleClip
 
 __all__ = [
     "AdaptiveNorm",
     "Automatic",
-    "AutomaticPasses",
     "BatchClip",
     "Block",
     "BookKeeping",
@@ -37,7 +33,6 @@ __all__ = [
     "Clip",
     "Clipless",
     "Decaying",
-    "Eager",
     "GradientQuery",
     "LayerFactors",
     "LayerwiseNorms",
@@ -47,12 +42,8 @@ __all__ = [
     "Normalise",
     "PerRecord",
     "PerSampleClip",
-    "Replay",
-    "Replayed",
-    "ReplayedSets",
     "SetBySet",
     "SetsAsRecords",
-    "SetsAtOnce",
     "Statistic",
     "all_together",
     "by_layer",

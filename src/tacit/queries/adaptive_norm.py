@@ -16,30 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-import torch
 from torch import Tensor
 
+from tacit.engines.clipping import COUNT_BOUND, as_norms
 from tacit.queries.bounded_gradient import Statistic
-from tacit.queries.clipping import as_norms, sum_dtype
-
-COUNT_BOUND = 0.5  # what one record adds to a centred count, at the most
-_BAND = 0.1
-
-
-def centred_count(norms_B: Tensor, max_norm: float | Tensor, counted_B: Tensor) -> Tensor:
-    """Σ_i v_i, with v = clamp((1 − ‖g_i‖/C)/w, −½, ½) and w = 0.1, over the records to count.
-
-    v is ½ below C and −½ above it, so a record added or removed moves the sum by at most ½, and
-    one replaced by at most 1: exactly twice the bound on one record, as everywhere.
-
-    Within 5% of C it is a slope: v + ½ is the mean of 1[‖g‖ ≤ c] over all c in that band. A step
-    there would be unsafe. Norms that tie with C (equal records, gradients of unit norm) are told
-    apart by their last bits, which depend on how many others are in the batch: one record more
-    could flip them all. On a slope, a rounding moves the count by roundings.
-    """
-    ratio_B = norms_B.to(sum_dtype(norms_B.device)) / max_norm
-    v_B = ((1 - ratio_B) / _BAND).clamp(-COUNT_BOUND, COUNT_BOUND)
-    return torch.where(counted_B, v_B, 0.0).sum()
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,13 @@ class Adapting(Protocol):
         ...
 
 
+@runtime_checkable
+class Expecting(Protocol):
+    """A query that can use the number of steps to come: long runs are worth compiling for."""
+
+    def expect(self, steps: int) -> None: ...
+
+
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that training may change, by name, each once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -11,8 +11,12 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from tacit.batch import Batch
-from tacit.checks import require_isolated, watched_step
+from tacit.checks import watched_step
 from tacit.data.augmentation import Augmentation
+from tacit.engines.certify import certify
+from tacit.engines.clipping import accumulator, flattened, wide_dtype
+from tacit.engines.recorder import Recorder
+from tacit.engines.task import Task
 from tacit.lipschitz.integrity import require_no_hooks_of_all_modules, require_plain_gradients
 from tacit.lipschitz.loss_constant import ClippedLoss
 from tacit.lipschitz.overflow import largest_entry
@@ -24,10 +28,8 @@ from tacit.lipschitz.snapshot import fingerprint
 from tacit.queries.adaptive_norm import AdaptiveNorm, Following, Thresholds
 from tacit.queries.blocks import Blocks, by_parameter, check_cover
 from tacit.queries.bounded_gradient import BoundedGradient, Loss, blocks_from
-from tacit.queries.clipless_passes import AutomaticPasses, PassEngine, Passes
+from tacit.queries.clipless_passes import Passes, RecordedPasses
 from tacit.queries.clipped_query import kind_of
-from tacit.queries.clipping import accumulator, flattened, wide_dtype
-from tacit.queries.engines.record_losses import losses_of
 from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import Unit
 
@@ -53,8 +55,7 @@ class Clipless(Following):
     it is per-sample clipping. An `AdaptiveNorm` follows a quantile of those norms, for a count that
     is charged. `augmentation` averages each record's gradient over views, each within the bound. A
     record that is not finite adds nothing, nor one so large that it may overflow before anything
-    limits it. `engine=Replayed()` makes the passes one CUDA graph; without an engine that is done
-    where it is sure to work.
+    limits it. The passes are recorded where that pays (`Recorder`).
 
     A model of bfloat16 or float16 weights, or one that is called under autocast, is run in float32
     all the same: a sum over records that is rounded to 8 bits moves by many times the bound when
@@ -70,7 +71,7 @@ class Clipless(Following):
         gradient_clip: float | AdaptiveNorm | None = None,
         blocks: Blocks | Callable[[nn.Module], Blocks] = by_parameter,
         augmentation: Augmentation | None = None,
-        engine: PassEngine | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         if isinstance(gradient_clip, int | float) and not 1e-12 <= gradient_clip < math.inf:
             raise ValueError(
@@ -79,7 +80,7 @@ class Clipless(Following):
             )
         self.gradient_clip = gradient_clip
         self.blocks = blocks
-        self.engine: PassEngine = engine or AutomaticPasses()
+        self.engine = RecordedPasses(recorder)
         self._views = ViewBatches(augmentation)
         self._programs: WeakKeyDictionary[nn.Module, dict[Hashable, Program]] = WeakKeyDictionary()
         self._known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
@@ -99,21 +100,14 @@ class Clipless(Following):
         def seen(inputs: Tensor) -> Tensor:
             views = self._views.first(inputs)
             _require_shape(batch, views.shape[1:])
-            return views
+            return _like(views, parameters)
 
         def check() -> bool:
-            return require_isolated(
-                program,
-                loss,
-                parameters,
-                batch,
-                seen,
-                lambda x, y: losses_of(loss, program(_like(x, parameters)), y),
-                remedy="Use layers that work on each record alone",
-            )
+            task = Task(program, loss, parameters, (tuple(parameters),), (1.0,))
+            return certify(task, batch, seen)
 
         with watched_step(program, check, (kind_of(loss), tuple(parameters))):
-            for piece in self._views.of(batch.at_most(ROWS_AT_ONCE)):
+            for piece in self._views.of(batch.at_most(ROWS_AT_ONCE, self._views.views)):
                 _require_shape(batch, piece.records.shape)
                 sums = self.engine.run(asked, piece)
                 total += flattened(sums.gradients, parameters, total.dtype)
@@ -127,6 +121,10 @@ class Clipless(Following):
             divisor=batch.divisor,
             statistics=followed.statistics(counts, batch.divisor) if followed else (),
         )
+
+    def expect(self, steps: int) -> None:
+        """Announce how many steps are to come, so that compiling can be decided at once."""
+        self.engine.recorder.expect(steps)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy compiles its models itself: programs are of the parameters they were made from."""

@@ -10,22 +10,22 @@ All of it runs in float32 or wider (`in_wide_precision`): see `tacit.lipschitz.p
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tacit.batch import Batch
-from tacit.cuda_graph import CaptureFailed, capture, state_of
+from tacit.engines.automatic import padded, rows_for
+from tacit.engines.clipping import centred_count
+from tacit.engines.precision import in_wide_precision, wide
+from tacit.engines.recorder import Outputs, Recorder
+from tacit.engines.torch_internals import swapped
 from tacit.lipschitz.layers.clip_gradient import limit_rows
-from tacit.queries.adaptive_norm import centred_count
+from tacit.losses.record_losses import losses_of
 from tacit.queries.bounded_gradient import Loss
-from tacit.queries.engines.precision import in_wide_precision, wide
-from tacit.queries.engines.record_losses import losses_of
-from tacit.queries.engines.when_to_record import WhenToRecord
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,6 @@ class Sums:
     count: Tensor | None
 
 
-class PassEngine(Protocol):
-    def run(self, asked: Passes, piece: Batch) -> Sums: ...
-
-
-class Eager:
-    """One pass after another, as PyTorch runs them."""
-
-    def run(self, asked: Passes, piece: Batch) -> Sums:
-        return sums_of(asked, piece.inputs, piece.targets, piece.mask)
-
-
 def sums_of(asked: Passes, inputs: Tensor, targets: Tensor, mask: Tensor | None) -> Sums:
     with in_wide_precision(asked.model, inputs.device) as copies:
         weights = [copies.get(id(p), p) for p in asked.parameters.values()]
@@ -81,11 +70,10 @@ def _sums(
         keep = keep & (inputs.abs() <= asked.largest).reshape(len(inputs), -1).all(dim=1)
     if mask is not None:
         keep = keep & mask
-    # 0 · NaN is NaN: what must not count is replaced before it enters. Off a GPU nobody waits for
-    # an answer, and where all count nothing is copied.
-    if inputs.device.type != "cpu" or not bool(keep.all()):
-        inputs = torch.where(_as_rows(keep, inputs), inputs, 0)
-        targets = torch.where(_as_rows(keep, targets), targets, 0)
+    # 0 · NaN is NaN: what must not count is replaced before it enters. Whether anything is must
+    # not be asked, as a recording would keep the answer.
+    inputs = torch.where(_as_rows(keep, inputs), inputs, 0)
+    targets = torch.where(_as_rows(keep, targets), targets, 0)
     with torch.enable_grad():
         outputs = asked.model(inputs)
         leaf = outputs.detach().requires_grad_()
@@ -108,115 +96,71 @@ def _sums(
     return Sums(named, count)
 
 
-@dataclass
-class _Recording:
-    """A graph, the tensors it reads and those it writes. It holds its task, so that ids last."""
+class RecordedPasses:
+    """Runs the passes through a recorder: as they are, as one CUDA graph, or compiled."""
 
-    asked: Passes
-    graph: Any
-    inputs: Tensor
-    targets: Tensor
-    mask: Tensor | None
-    limit: Tensor
-    below: Tensor | None
-    sums: Sums
-
-
-class Replayed:
-    """Records the passes for each batch shape and replays them; off a GPU it is `Eager`.
-
-    The sums are the same. Give it few shapes: `PoissonSampler(..., pad_to=32)` or `padded=True`. A
-    shape is recorded when it has come `after` times before; see `Replay`.
-    """
-
-    def __init__(self, after: int = 0) -> None:
-        self.after = after
-        self._met: Counter[Hashable] = Counter()
-        self._recordings: dict[Hashable, _Recording] = {}
-        self._pool: Any = None
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self.recorder = recorder or Recorder()
 
     def run(self, asked: Passes, piece: Batch) -> Sums:
-        if not piece.indices.is_cuda or len(piece) == 0:
-            return Eager().run(asked, piece)
-        key = _key(asked, piece)
-        recording = self._recordings.get(key)
-        if recording is None:
-            found = Eager().run(_reading(asked, piece.indices), piece)  # also compiles kernels
-            if self._met[key] >= self.after:
-                self._recordings[key] = self._record(asked, piece)
-            self._met[key] += 1
-            return found
-        recording.inputs.copy_(piece.inputs)
-        recording.targets.copy_(piece.targets)
-        if recording.mask is not None and piece.mask is not None:
-            recording.mask.copy_(piece.mask)
-        recording.limit.fill_(float(asked.limit))
-        if recording.below is not None and asked.below is not None:
-            recording.below.fill_(float(asked.below))
-        recording.graph.replay()
-        # The next replay overwrites its sums; the caller adds them up before that.
-        return recording.sums
-
-    def forget(self) -> None:
-        """Give the recordings' memory back; the next step records anew."""
-        self._recordings.clear()
-        self._met.clear()
-        self._pool = None
-
-    def _record(self, asked: Passes, piece: Batch) -> _Recording:
-        inputs, targets = piece.inputs.clone(), piece.targets.clone()
-        mask = None if piece.mask is None else piece.mask.clone()
-        still = _reading(asked, inputs)
-        limit, below = still.limit, still.below
-        assert isinstance(limit, Tensor)
-        assert below is None or isinstance(below, Tensor)
-        graph, sums = capture(lambda: sums_of(still, inputs, targets, mask), pool=self._pool)
-        self._pool = graph.pool()  # recordings take turns, so they may share their memory
-        return _Recording(asked, graph, inputs, targets, mask, limit, below, sums)
-
-
-class AutomaticPasses:
-    """`Replayed` on a GPU where a step can surely be recorded, else `Eager`: the same sums."""
-
-    def __init__(self) -> None:
-        self._replayed = Replayed(after=1)
-        self._when = WhenToRecord()
-
-    def run(self, asked: Passes, piece: Batch) -> Sums:
-        shaped = self._when.shaped(asked.model, asked.loss, piece, asked.views)
-        if shaped is not None:
-            try:
-                return self._replayed.run(asked, shaped)
-            except CaptureFailed as error:
-                self._when.failed(asked.model, error)
-        return Eager().run(asked, piece)
+        if len(piece) == 0:
+            return sums_of(asked, piece.inputs, piece.targets, piece.mask)
+        if piece.mask is None and self.recorder.records(piece.indices.device):
+            piece = padded(piece, rows_for(piece, asked.views))
+        step = _Step(asked, piece.mask is not None)
+        found = self.recorder(step, step.batch(piece))
+        count = found.pop(_COUNT, None) if _COUNT in found else None
+        return Sums({name: found[name] for name in asked.parameters if name in found}, count)
 
     def forget(self) -> None:
         """Give the recordings' memory back; later steps record anew."""
-        self._replayed.forget()
-        self._when.forget()
+        self.recorder.forget()
 
 
-def _key(asked: Passes, piece: Batch) -> Hashable:
-    shape = (len(piece), piece.records.shape, piece.records.inputs.dtype, piece.mask is None)
-    what = (
-        id(asked.loss),
-        tuple(asked.parameters),
-        asked.below is None,
-        asked.views,
-        asked.largest,
-    )
-    return what, shape, state_of(asked.model)
+_COUNT = "#count"
 
 
-def _reading(asked: Passes, like: Tensor) -> Passes:
-    """The same, with its numbers read from the device, as a recording reads them."""
-    below = None if asked.below is None else _on_device(asked.below, like)
-    return replace(asked, limit=_on_device(asked.limit, like), below=below)
+@dataclass
+class _Step:
+    """The passes as a function of records, mask, limits and weights."""
 
+    asked: Passes
+    masked: bool
 
-def _on_device(number: float | Tensor, like: Tensor) -> Tensor:
-    return torch.full((), float(number), dtype=torch.float64, device=like.device)
+    @property
+    def model(self) -> nn.Module:
+        return self.asked.model
+
+    @property
+    def key(self) -> Hashable:
+        asked = self.asked
+        what = (id(asked.loss), tuple(asked.parameters), asked.below is None)
+        return what, asked.views, asked.largest, self.masked
+
+    def batch(self, piece: Batch) -> list[Tensor]:
+        """Everything that changes from step to step: a Python number would be recorded for good."""
+        numbers = [float(self.asked.limit), float(self.asked.below or 0.0)]
+        limits = torch.tensor(numbers, dtype=torch.float64)
+        if piece.indices.is_cuda:
+            limits = limits.pin_memory().to(piece.indices.device, non_blocking=True)
+        mask = [piece.mask] if piece.mask is not None else []
+        return [piece.inputs, piece.targets, *mask, limits]
+
+    def run(self, batch: Sequence[Tensor]) -> Outputs:
+        return self._run(self.asked, batch)
+
+    def run_with(self, weights: dict[str, Tensor], batch: Sequence[Tensor]) -> Outputs:
+        own = {id(p): name for name, p in self.model.named_parameters()}  # a program's own names
+        parameters: Any = {n: weights[own[id(p)]] for n, p in self.asked.parameters.items()}
+        with swapped(self.model, weights):
+            return self._run(replace(self.asked, parameters=parameters), batch)
+
+    def _run(self, asked: Passes, batch: Sequence[Tensor]) -> Outputs:
+        inputs, targets, *mask, limits = batch
+        below = None if asked.below is None else limits[1]
+        asked = replace(asked, limit=limits[0], below=below)
+        found = sums_of(asked, inputs, targets, mask[0] if self.masked else None)
+        return found.gradients | ({} if found.count is None else {_COUNT: found.count})
 
 
 def _finite(rows: Tensor) -> Tensor:

@@ -11,11 +11,15 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from tacit.batch import Batch, batch_of
-from tacit.checks import require_isolated
+from tacit.batch import Batch
 from tacit.data.records import Records
+from tacit.engines import PerRecord
+from tacit.engines.certify import certify
+from tacit.engines.clipping import ClipRule, accumulator, coarsest, flattened, sum_dtype
+from tacit.engines.task import Clipped, Engine, Task
 from tacit.lipschitz.precision import public_rows, slack_of_sum
 from tacit.losses.pre_activations import needs_pre_activations
+from tacit.pytrees import Tree
 from tacit.queries.adaptive_norm import AdaptiveNorm, Thresholds, as_max_norms
 from tacit.queries.adaptive_norm import MaxNorm as OwnNorm
 from tacit.queries.blocks import Blocks, all_together, check_cover
@@ -26,10 +30,6 @@ from tacit.queries.bounded_gradient import (
     blocks_from,
     trainable,
 )
-from tacit.queries.clip_rules import ClipRule
-from tacit.queries.clipping import accumulator, coarsest, flattened
-from tacit.queries.engines.record_losses import losses_of
-from tacit.queries.engines.task import Clipped, Engine, Task
 from tacit.queries.layerwise import Constants, Estimates, FromPublic, LayerFactors, LayerwiseNorms
 from tacit.queries.public_set import require_public
 from tacit.sampling.schemes import Unit
@@ -106,8 +106,9 @@ class ClippedQuery(abc.ABC):
         return tuple(self._estimates.path) if self._estimates else ()
 
     def blocks_of(self, model: nn.Module) -> Blocks:
-        make = self.blocks or all_together
-        blocks = make(model) if callable(make) else make
+        if self.blocks is None:
+            return all_together(model)
+        blocks = self.blocks(model) if callable(self.blocks) else self.blocks
         check_cover(blocks, model)
         return blocks
 
@@ -144,12 +145,20 @@ class ClippedQuery(abc.ABC):
         A block's bound is C_h·(1 + s): s is what rounding can make of a sum over so many records
         (`tacit.lipschitz.precision`), 0.2% in float32 and 10⁻¹¹ in float64.
         """
-        total = accumulator(task.parameters.values())
-        counts = total.new_zeros(len(now.constants.norms))
+        first = next(iter(task.parameters.values()), None)
+        wide = torch.float64 if first is None else sum_dtype(first.device)
+        total: Tensor | None = None
+        counts: Tensor | None = None
         for piece in found:
-            total += flattened(piece.sums, task.parameters, total.dtype)
+            part = flattened(piece.sums, task.parameters, wide)
+            total = part if total is None else total.add_(part)
             if piece.counts:
-                counts += torch.stack(piece.counts)
+                those = torch.stack(piece.counts).to(wide)
+                counts = those if counts is None else counts + those
+        if total is None:
+            total = accumulator(task.parameters.values())
+        if counts is None:
+            counts = total.new_zeros(len(now.constants.norms))
         added_in = coarsest(p.dtype for p in task.parameters.values())
         larger = 1 + slack_of_sum(added_in, public_rows(divisor))
         bounds = [larger * norm for norm in now.constants.norms]
@@ -224,35 +233,9 @@ class ClippedQuery(abc.ABC):
         return held
 
 
-def check_records(
-    task: Task, engine: Engine, batch: Batch, seen: Callable[[Tensor], Tensor]
-) -> bool:
-    """Raise unless each record's gradient is of that record alone; see `tacit.checks`."""
-    one_by_one = getattr(engine, "one_by_one", False)
-    eager: Engine = getattr(engine, "eager", engine)
-    plain = replace(task.flat(), views=1, active={})
-
-    def losses(x: Tensor, y: Tensor) -> Tensor:
-        if one_by_one:  # as the engine does: of one record a mean, a sum and a row are one
-            return task.loss(task.model(x), y).sum().reshape(1)
-        return losses_of(task.loss, task.model(x), y)
-
-    def sums(x: Tensor, y: Tensor, max_norm: float) -> Mapping[str, Tensor]:
-        some = batch_of(x, y, divisor=batch.divisor, scheme=batch.scheme)
-        return eager.clipped_sums(replace(plain, norms=(max_norm,)), some).sums
-
-    return require_isolated(
-        task.model,
-        task.loss,
-        task.parameters,
-        batch,
-        seen,
-        losses,
-        sums=None if one_by_one else sums,
-        one_by_one=one_by_one,
-        remedy="Put records in the first dimension (batch_first=True) and normalise each alone, "
-        "or name engine=PerRecord(), which runs each record alone (for BatchClip: SetBySet())",
-    )
+def check_records(task: Task, engine: Engine, batch: Batch, seen: Callable[[Tree], Tree]) -> bool:
+    """Raise unless each record's gradient is of that record alone; see `tacit.engines.certify`."""
+    return certify(task, batch, seen, alone=int(isinstance(engine, PerRecord)))
 
 
 def check_key(task: Task, *more: object) -> Hashable:

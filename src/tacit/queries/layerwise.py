@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tacit.data.records import Records
-from tacit.queries.clipping import as_norms
+from tacit.engines.clipping import as_norms
 
 Schedule = float | Callable[[int], float]
 

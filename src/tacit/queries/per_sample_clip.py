@@ -7,13 +7,15 @@ from collections.abc import Callable
 from torch import nn
 
 from tacit.batch import Batch, batch_of
-from tacit.checks import refuse_mixing, watched_step
+from tacit.checks import watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.data.records import Records
+from tacit.engines import Automatic
+from tacit.engines.clipping import CLIP, ClipRule
+from tacit.engines.task import Engine
 from tacit.lipschitz.precision import ROWS_AT_ONCE
 from tacit.queries.blocks import Blocks
 from tacit.queries.bounded_gradient import BoundedGradient, Loss
-from tacit.queries.clip_rules import CLIP, ClipRule
 from tacit.queries.clipped_query import (
     ClippedQuery,
     Frozen,
@@ -22,7 +24,6 @@ from tacit.queries.clipped_query import (
     check_records,
     mean_norms,
 )
-from tacit.queries.engines import Automatic, Engine
 from tacit.queries.looking_inside import looks_inside
 from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import Poisson
@@ -39,10 +40,12 @@ class PerSampleClip(ClippedQuery):
     `AdaptiveNorm` in its place is a constant that follows a quantile, for each block on its own;
     `LayerwiseNorms` and `LayerFactors` take the blocks' constants from a public set. `rule` is how
     records are scaled (`Clip`, `Normalise`), `augmentation` what views of a record its gradient is
-    the mean of, `frozen` which entries no longer move. The engines compute the same sums:
-    `BookKeeping` in one forward and one backward pass, `Replay` the same as one CUDA graph,
-    `PerRecord` by running every record alone through the model; `Automatic` (default) is `Replay`
-    where a step can surely be recorded and `BookKeeping` elsewhere.
+    the mean of, `frozen` which entries no longer move.
+
+    Any model will do in which records stay apart: that is proved by a pass under shadow memory,
+    and a model in which they meet is refused with the operator and line. The engines compute the
+    same sums: `Automatic` (default) in one forward and one backward pass, recorded and compiled
+    where that pays; `BookKeeping` without recording; `PerRecord` by running every record alone.
     """
 
     def __init__(
@@ -59,9 +62,14 @@ class PerSampleClip(ClippedQuery):
         self.engine: Engine = engine or Automatic()
         self._views = ViewBatches(augmentation)
 
+    def expect(self, steps: int) -> None:
+        """Announce how many steps are to come, so that compiling can be decided at once."""
+        expect = getattr(self.engine, "expect", None)
+        if expect is not None:
+            expect(steps)
+
     @looks_inside
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
-        refuse_mixing(model)
         blocks = self.blocks_of(model)
         now = self._in_force(model, loss, blocks, batch)
         views, counted = self._views.views, now.counted
@@ -71,7 +79,7 @@ class PerSampleClip(ClippedQuery):
             return check_records(task, self.engine, batch, self._views.first)
 
         with watched_step(model, check, check_key(task, self.engine)):
-            pieces = self._views.of(batch.at_most(ROWS_AT_ONCE))
+            pieces = self._views.of(batch.at_most(ROWS_AT_ONCE, self._views.views))
             found = (self.engine.clipped_sums(task, piece) for piece in pieces)
             return self._bounded(task, now, found, batch.divisor)
 

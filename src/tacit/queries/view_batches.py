@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 from tacit.batch import Batch, batch_of
-from tacit.checks.isolation import require_views_apart
+from tacit.checks.views import require_views_apart
 from tacit.data.augmentation import Augmentation
+from tacit.engines.certify import sample
+from tacit.engines.draws import Draws
+from tacit.pytrees import Tree, map_tensors, tensors_of
 
 
 class ViewBatches:
     """Cuts a batch into pieces and draws the views of each piece, once.
 
     Once: were a piece's views drawn again where a record turns out not finite, that record would
-    change the others' views. `max_physical` counts rows, K of them a record; a single record's
+    change the others' views. `max_physical` counts rows, K of them per record; a single record's
     views stay together, however many they are.
     """
 
@@ -29,25 +32,43 @@ class ViewBatches:
     def views(self) -> int:
         return 1 if self.augmentation is None else self.augmentation.views
 
-    def first(self, inputs: Tensor) -> Tensor:
+    def first(self, inputs: Tree) -> Tree:
         """One view of each record; without an augmentation, its inputs."""
         if self.augmentation is None:
             return inputs
-        return self.augmentation.views_of(inputs)[:: self.views]
+        return map_tensors(lambda t: t[:: self.views], self.augmentation.views_of(inputs))
 
     def of(self, batch: Batch) -> Iterator[Batch]:
         if self.augmentation is None:
             yield from batch.physical()
             return
-        self._checked = self._checked or require_views_apart(self.augmentation, batch)
+        self._checked = self._checked or self._check(self.augmentation, batch)
         if batch.max_physical is not None:
             batch = replace(batch, max_physical=max(1, batch.max_physical // self.views))
         for piece in batch.physical():
             seen = batch_of(
                 self.augmentation.views_of(piece.inputs, piece.record_ids),
-                torch.repeat_interleave(piece.targets, self.views, dim=0),
+                map_tensors(lambda t: t.repeat_interleave(self.views, dim=0), piece.targets),
                 divisor=piece.divisor,
                 scheme=piece.scheme,
             )
             mask = piece.mask
             yield seen.with_mask(None if mask is None else mask.repeat_interleave(self.views))
+
+    @staticmethod
+    def _check(augmentation: Augmentation, batch: Batch) -> bool:
+        if augmentation.rows_apart:
+            return True
+        inputs, _ = sample(batch, 256)
+        draws = Draws(inputs)
+
+        def views_of(x: Tensor) -> Tensor:
+            draws.restore()
+            return torch.cat([t.flatten(1) for t in tensors_of(augmentation.views_of(x))], dim=1)
+
+        try:
+            if not isinstance(inputs, Tensor):
+                return True
+            return require_views_apart(augmentation.transform, views_of, inputs, augmentation.views)
+        finally:
+            draws.restore()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.budget import Relation
-from tacit.queries.clipping import clip_scale, sum_dtype
+from tacit.engines.clipping import clip_scale, sum_dtype
 
 
 def moments_bound(channels: int, max_norm: float) -> float:

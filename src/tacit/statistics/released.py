@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from tacit.budget import Relation
 from tacit.checks import refuse_mixing, watched_step
 from tacit.data.records import Records, as_records
+from tacit.engines.clipping import sum_dtype
 from tacit.errors import UnsupportedModule
-from tacit.queries.clipping import sum_dtype
 from tacit.randomness import Randomness
 from tacit.statistics.marks import mark
 from tacit.statistics.modes import evaluating

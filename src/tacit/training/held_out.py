@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from tacit.data.records import Records
 from tacit.errors import NotPublic
+from tacit.pytrees import Tree, flat_rows, tensors_of
 from tacit.queries.public_set import found_among
 
 _ROWS_TO_COMPARE = 64
@@ -45,7 +47,8 @@ def require_held_out(evaluated: Records, private: Records) -> None:
         "their accuracy would go out without noise; give records that were held out, or "
         "evaluate_on=tacit.training.Unprotected(records) where epsilon need not cover it"
     )
-    if _rows_in_common(evaluated.inputs, private.inputs):
+    pairs = product(tensors_of(evaluated.inputs), tensors_of(private.inputs))
+    if any(_rows_in_common(a, b) for a, b in pairs):
         raise NotPublic(f"evaluate_on {evaluated.name!r} holds training records; {remedy}")
     if _mostly_copied(evaluated, private):
         raise NotPublic(
@@ -65,6 +68,8 @@ def are_training_records(evaluated: Records, private: Records) -> bool:
 
 def _rows_in_common(a: Tensor, b: Tensor) -> bool:
     """Whether a row of `a` begins where a row of `b` does, in one memory."""
+    if a.stride(0) == 0 or b.stride(0) == 0:
+        return False  # one row for everybody, such as a mask of ones: nobody's own
     if a.device != b.device or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
         return False
     return bool(torch.isin(_places(a), _places(b)).any())
@@ -79,25 +84,22 @@ def _mostly_copied(evaluated: Records, private: Records) -> bool:
     if evaluated.shape != private.shape:
         return False
     stride = -(-len(evaluated) // _ROWS_TO_COMPARE)
-    some = replace(
-        evaluated,
-        inputs=evaluated.inputs[::stride],
-        targets=evaluated.targets[::stride],
-        record_ids=evaluated.record_ids[::stride],
-    )
+    some = evaluated.take(slice(None, None, stride))
     # Inputs alone first: to join them with their targets is to copy all private records.
     if found_among(_flat(some), _flat(private)) <= 0.5:
         return False
-    if some.targets.shape[1:] != private.targets.shape[1:]:
+    if _shapes(some.targets) != _shapes(private.targets):
         return True
     return found_among(_joined(some), _joined(private)) > 0.5
 
 
 def _flat(records: Records) -> Records:
-    inputs = records.inputs.reshape(len(records), -1)
-    return replace(records, inputs=inputs.byte() if inputs.dtype is torch.bool else inputs)
+    return replace(records, inputs=flat_rows(records.inputs))
 
 
 def _joined(records: Records) -> Records:
-    targets = records.targets.reshape(len(records), -1)
-    return replace(records, inputs=torch.cat([_flat(records).inputs, targets], dim=1))
+    return replace(records, inputs=flat_rows((records.inputs, records.targets)))
+
+
+def _shapes(tree: Tree) -> list[torch.Size]:
+    return [tensor.shape[1:] for tensor in tensors_of(tree)]

@@ -35,9 +35,6 @@ MODELS = {
 ENGINES = {
     "default": None,
     "set-by-set": tacit.SetBySet(),
-    "at-once": tacit.SetsAtOnce(),
-    "two-at-once": tacit.SetsAtOnce(2),
-    "replayed": tacit.ReplayedSets(),
 }
 
 
@@ -73,7 +70,7 @@ def test_sets_as_records_is_the_fast_engine_for_models_without_batch_norm(size):
         torch.testing.assert_close(value, sums_of(slow)[key], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", ["default", "set-by-set", "at-once"])
+@pytest.mark.parametrize("engine", ["default", "set-by-set"])
 @pytest.mark.parametrize("blocks", [None, tacit.by_layer])
 def test_sets_of_one_are_individual_clipping(engine, blocks):
     model, records = made("mlp")

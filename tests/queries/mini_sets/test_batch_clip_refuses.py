@@ -67,7 +67,7 @@ def test_embeddings_that_rewrite_themselves_are_refused():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
-@pytest.mark.parametrize("engine", [tacit.SetBySet(), tacit.SetsAtOnce(), tacit.SetsAsRecords()])
+@pytest.mark.parametrize("engine", [tacit.SetBySet(), tacit.SetsAsRecords()])
 def test_a_set_that_is_not_finite_adds_nothing(bad, engine):
     torch.manual_seed(0)
     model, records = mlp(), some_records(12)
@@ -84,8 +84,8 @@ def test_a_set_that_is_not_finite_adds_nothing(bad, engine):
             torch.testing.assert_close(value, without[key], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", [tacit.SetsAtOnce(), tacit.SetsAsRecords()])
-def test_engines_for_mean_gradients_take_no_local_run(engine):
+def test_sets_as_records_take_no_local_run():
+    engine = tacit.SetsAsRecords()
     query = BatchClip(0.1, 4, gradient=tacit.LocalRun(torch.optim.SGD), engine=engine)
     with pytest.raises(UnsupportedModule, match="SetBySet"):
         query(mlp(), LOSS, a_batch(some_records(13), 4))

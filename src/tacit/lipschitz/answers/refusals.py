@@ -27,6 +27,14 @@ _CONVOLUTION = (
     "has weights that nothing keeps bounded; use a convolution of tacit.lipschitz, or "
     "tacit.lipschitz_twin(model)"
 )
+_TRANSPOSED = (
+    "has weights that nothing keeps bounded, and no counterpart in tacit.lipschitz; use "
+    "nn.Upsample and a convolution, or train this model with PerSampleClip"
+)
+_TWO_INPUTS = (
+    "multiplies its inputs by each other, so it has no Lipschitz constant; train this model with "
+    "PerSampleClip"
+)
 _ROOT = (
     "has no gradient at 0 (PyTorch gives NaN); use tacit.lipschitz.ScaledL2NormPool2d, which is "
     "defined there"
@@ -42,13 +50,13 @@ _STATE = (
 
 REASONS: dict[type[nn.Module], str] = {
     nn.Linear: _LINEAR,
-    nn.Bilinear: _LINEAR,
+    nn.Bilinear: _TWO_INPUTS,
     nn.Conv1d: _CONVOLUTION,
     nn.Conv2d: _CONVOLUTION,
     nn.Conv3d: _CONVOLUTION,
-    nn.ConvTranspose1d: _CONVOLUTION,
-    nn.ConvTranspose2d: _CONVOLUTION,
-    nn.ConvTranspose3d: _CONVOLUTION,
+    nn.ConvTranspose1d: _TRANSPOSED,
+    nn.ConvTranspose2d: _TRANSPOSED,
+    nn.ConvTranspose3d: _TRANSPOSED,
     nn.LayerNorm: _NORMALISES,
     nn.GroupNorm: _NORMALISES,
     nn.RMSNorm: _NORMALISES,

@@ -85,6 +85,8 @@ class _SpectralConv(_ConvNd):
         self.max_norm, self.max_bias = float(max_norm), float(max_bias)
         self.axes, self.groups_of_axes = axes_of(self, input_size), groups
         self.within = within(self.max_norm, self.axes, groups)
+        if self.weight.is_meta:
+            return  # whoever gives it memory gives it weights
         with torch.no_grad():
             _orthogonal_rows(self.weight, groups)
             stack = self.within.project(self.weight[None])

@@ -44,6 +44,8 @@ class SpectralLinear(nn.Linear):
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         self.max_norm, self.max_bias = float(max_norm), float(max_bias)
         self.within = within(self.max_norm)  # type: ignore[call-arg]
+        if self.weight.is_meta:
+            return  # whoever gives it memory gives it weights
         nn.init.orthogonal_(self.weight, gain=self.max_norm)
         if self.bias is not None:
             nn.init.zeros_(self.bias)

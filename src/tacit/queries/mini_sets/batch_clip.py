@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from tacit.batch import Batch, batch_of
-from tacit.checks import mixes_records, require_sets_isolated, watched_step
+from tacit.checks import mixes_records, watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.data.records import Records
+from tacit.engines.certify import certify
+from tacit.engines.clipping import CLIP, ClipRule
+from tacit.engines.task import Task
+from tacit.lipschitz.precision import ROWS_AT_ONCE
 from tacit.queries.blocks import Blocks
 from tacit.queries.bounded_gradient import BoundedGradient, Loss
-from tacit.queries.clip_rules import CLIP, ClipRule
 from tacit.queries.clipped_query import (
     ClippedQuery,
     Frozen,
@@ -22,11 +25,11 @@ from tacit.queries.clipped_query import (
     check_records,
     mean_norms,
 )
-from tacit.queries.engines.task import Task
 from tacit.queries.looking_inside import looks_inside
 from tacit.queries.mini_sets.engines import SetBySet, SetEngine, SetsAsRecords
 from tacit.queries.mini_sets.set_gradients import MeanGradient, SetGradient
 from tacit.queries.mini_sets.sets import require_sets, sets_of
+from tacit.queries.mini_sets.too_small import too_small_is_nothing
 from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import MiniSets, Poisson, Unit
 from tacit.statistics import without_running_statistics
@@ -93,7 +96,7 @@ class BatchClip(ClippedQuery):
 
         key = check_key(task, engine, self.gradient)
         with without_running_statistics(model), watched_step(model, check, key):
-            pieces = self._physical(sets, batch.max_physical)
+            pieces = self._physical(sets, min(batch.max_physical or ROWS_AT_ONCE, ROWS_AT_ONCE))
             found = (engine.clipped_sums(task, self.gradient, some) for some in pieces)
             return self._bounded(task, now, found, self._divisor(batch))
 
@@ -132,19 +135,9 @@ class BatchClip(ClippedQuery):
         """Raise unless a set's gradient is of that set alone; see `tacit.checks`."""
         if isinstance(engine, SetsAsRecords):
             return check_records(task, engine.engine, batch, self._views.first)
-
-        def gradient(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-            return SetBySet.gradient_of(task, self.gradient, x, y)
-
-        return require_sets_isolated(
-            task.model,
-            (task.loss, self.gradient),
-            task.parameters,
-            batch,
-            self._views.first,
-            gradient,
-            self.mini_set_size,
-        )
+        with too_small_is_nothing():
+            return certify(task, batch, self._views.first, alone=self.mini_set_size)
+        return False
 
     def _seen(self, one: Batch) -> Batch:
         """The set as the model sees it: its views, where it is augmented."""
@@ -154,10 +147,8 @@ class BatchClip(ClippedQuery):
         return seen
 
     @staticmethod
-    def _physical(sets: list[Batch], max_physical: int | None) -> list[list[Batch]]:
+    def _physical(sets: list[Batch], max_physical: int) -> list[list[Batch]]:
         """As many sets as fit the limit; a set is never cut, as its gradient is of the whole."""
-        if max_physical is None:
-            return [sets] if sets else []
         pieces: list[list[Batch]] = []
         rows = 0
         for one in sets:

@@ -1,23 +1,21 @@
-"""How the clipped sum over mini-sets is computed: set by set, or several sets at once."""
+"""How the clipped sum over mini-sets is computed: set by set, or all sets at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
-from torch.func import grad, vmap
+from torch import Tensor, nn
 
 from tacit.batch import Batch, batch_of
-from tacit.checks import refuse_mixing
+from tacit.engines import Automatic, Clipped, Engine, Recorder, Task
+from tacit.engines.clipping import sum_dtype
+from tacit.engines.recorder import Outputs
+from tacit.engines.torch_internals import swapped
 from tacit.errors import UnsupportedModule
-from tacit.queries.clipping import sum_dtype
-from tacit.queries.engines import BookKeeping, Clipped, Engine, Task
-from tacit.queries.engines.called_with import called_with
-from tacit.queries.engines.per_record import clipped_rows, norms_of_blocks
-from tacit.queries.engines.record_losses import losses_of
+from tacit.pytrees import Tree, map_tensors, tensors_of
 from tacit.queries.mini_sets.one_set import clipped_vector, norms_of_vector
 from tacit.queries.mini_sets.set_gradients import MeanGradient, SetGradient
 from tacit.queries.mini_sets.too_small import too_small_is_nothing
@@ -34,70 +32,92 @@ class SetEngine(Protocol):
 
 
 class SetBySet:
-    """Each mini-set in a pass of its own, with any g and any module. Of one set, it is the best."""
+    """Each mini-set in a pass of its own, with any g and any module.
+
+    On a GPU the pass of a set's mean gradient is recorded once per shape (`Recorder`).
+    """
+
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self.recorder = recorder or Recorder()
 
     def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
-        return added_up(clipped_vector(task, self._gradient(task, gradient, one)) for one in sets)
+        found = (self._clipped(task, gradient, one) for one in sets)
+        return next(found) if len(sets) == 1 else added_up(found)
 
     def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
-        each = [norms_of_vector(task, self._gradient(task, gradient, one)) for one in sets]
+        each = [
+            norms_of_vector(task, self.gradient_of(task, gradient, one.inputs, one.targets))
+            for one in sets
+        ]
         return list(torch.stack(each, dim=1).unbind())
 
-    @classmethod
-    def _gradient(cls, task: Task, gradient: SetGradient, one: Batch) -> dict[str, Tensor]:
-        return cls.gradient_of(task, gradient, one.inputs, one.targets)
+    def forget(self) -> None:
+        self.recorder.forget()
+
+    def _clipped(self, task: Task, gradient: SetGradient, one: Batch) -> Clipped:
+        inputs, targets = one.inputs, one.targets
+        if not one.indices.is_cuda or not isinstance(gradient, MeanGradient):
+            return clipped_vector(task, self.gradient_of(task, gradient, inputs, targets))
+        step = _SetStep(task, gradient, inputs, targets)
+        found = self.recorder(step, step.batch())
+        counts = tuple(found[f"#{h}"] for h in range(len(task.blocks)) if f"#{h}" in found)
+        return Clipped({n: found[n] for n in task.parameters}, counts)
 
     @staticmethod
     def gradient_of(
-        task: Task, gradient: SetGradient, inputs: Tensor, targets: Tensor
+        task: Task, gradient: SetGradient, inputs: Tree, targets: Tree
     ) -> dict[str, Tensor]:
         """g of one set; zero where BatchNorm refuses so few records."""
+        loss: Any = task.loss
         with too_small_is_nothing() as nothing:
-            return gradient(task.model, task.loss, task.parameters, inputs, targets)
+            return gradient(task.model, loss, task.parameters, inputs, targets)
         assert nothing
         return {n: torch.zeros_like(p, requires_grad=False) for n, p in task.parameters.items()}
 
 
-class SetsAtOnce:
-    """Sets of one size side by side, by `vmap`: the mean gradient of each, BatchNorm included.
+@dataclass
+class _SetStep:
+    """The clipped mean gradient of one set, as work for the recorder."""
 
-    Holds the gradients of `at_once` sets at the same time. For modules that `vmap` can take.
-    """
+    task: Task
+    gradient: SetGradient
+    inputs: Tree
+    targets: Tree
 
-    def __init__(self, at_once: int | None = None) -> None:
-        self.at_once = at_once
+    @property
+    def model(self) -> nn.Module:
+        return self.task.model
 
-    def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
-        return added_up(
-            clipped_rows(task, self._gradients(task, gradient, alike))
-            for alike in _by_size(sets, self.at_once)
-        )
+    @property
+    def key(self) -> Hashable:
+        task = self.task
+        masks = tuple((name, mask.data_ptr()) for name, mask in task.active.items())
+        asked = (id(task.loss), tuple(task.parameters), task.blocks)
+        return asked, task.rule, task.counted, task.factors is None, masks
 
-    def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
-        found = [
-            norms_of_blocks(task, self._gradients(task, gradient, alike))
-            for alike in _by_size(sets, self.at_once)
-        ]
-        return [torch.cat(list(of_block)) for of_block in zip(*found, strict=True)]
+    def batch(self) -> list[Tensor]:
+        leaves = tensors_of((self.inputs, self.targets))
+        numbers = [float(c) for c in (*self.task.norms, *(self.task.factors or ()))]
+        constants = torch.tensor(numbers, dtype=torch.float64).pin_memory()
+        return [*leaves, constants.to(leaves[0].device, non_blocking=True)]
 
-    @staticmethod
-    def _gradients(task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> dict[str, Tensor]:
-        _mean_only("SetsAtOnce", gradient)
-        model, loss, parameters = task.model, task.loss, task.parameters
-        fixed = {n: p.detach() for n, p in model.named_parameters() if n not in parameters}
-        fixed |= dict(model.named_buffers())
+    def run(self, batch: Sequence[Tensor]) -> Outputs:
+        return self._run(self.task, batch)
 
-        def loss_of_set(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return losses_of(loss, called_with(model, {**weights, **fixed}, (x,)), y).mean()
+    def run_with(self, weights: dict[str, Tensor], batch: Sequence[Tensor]) -> Outputs:
+        parameters: Any = {name: weights[name] for name in self.task.parameters}
+        with swapped(self.model, weights):
+            return self._run(replace(self.task, parameters=parameters), batch)
 
-        weights = {n: p.detach() for n, p in parameters.items()}
-        x_KS = torch.stack([one.inputs for one in sets])
-        y_KS = torch.stack([one.targets for one in sets])
-        each = vmap(grad(loss_of_set), in_dims=(None, 0, 0), randomness="different")
-        with too_small_is_nothing() as nothing:
-            return each(weights, x_KS, y_KS)
-        assert nothing
-        return {n: w.new_zeros((len(sets), *w.shape)) for n, w in weights.items()}
+    def _run(self, task: Task, batch: Sequence[Tensor]) -> Outputs:
+        *leaves, constants = batch
+        each, of_norms = constants.unbind(), len(task.norms)
+        factors = None if task.factors is None else each[of_norms:]
+        following = iter(leaves)
+        inputs, targets = map_tensors(lambda t: next(following), (self.inputs, self.targets))
+        vector = SetBySet.gradient_of(task, self.gradient, inputs, targets)
+        found = clipped_vector(replace(task, norms=each[:of_norms], factors=factors), vector)
+        return found.sums | {f"#{h}": count for h, count in enumerate(found.counts)}
 
 
 class SetsAsRecords:
@@ -110,22 +130,20 @@ class SetsAsRecords:
     """
 
     def __init__(self, engine: Engine | None = None) -> None:
-        self.engine = engine or BookKeeping()
+        self.engine = engine or Automatic()
 
     def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
-        _mean_only("SetsAsRecords", gradient)
-        refuse_mixing(task.model)
+        _mean_only(gradient)
         return added_up(
             self.engine.clipped_sums(replace(task, views=len(alike[0])), _joined(alike))
-            for alike in _by_size(sets, None)
+            for alike in _by_size(sets)
         )
 
     def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
-        _mean_only("SetsAsRecords", gradient)
-        refuse_mixing(task.model)
+        _mean_only(gradient)
         found = [
             self.engine.block_norms(replace(task, views=len(alike[0])), _joined(alike))
-            for alike in _by_size(sets, None)
+            for alike in _by_size(sets)
         ]
         return [torch.cat(list(of_block)) for of_block in zip(*found, strict=True)]
 
@@ -152,33 +170,31 @@ def added_up(found: Iterable[Clipped]) -> Clipped:
     return Clipped(sums, tuple(counts))
 
 
-def _by_size(sets: Sequence[Batch], at_once: int | None) -> list[Sequence[Batch]]:
-    """Sets of equal size together, at most `at_once` of them."""
+def _by_size(sets: Sequence[Batch]) -> list[list[Batch]]:
+    """Sets of equal size together."""
     sizes: dict[int, list[Batch]] = {}
     for one in sets:
         sizes.setdefault(len(one), []).append(one)
-    step = at_once or max(len(sets), 1)
-    return [
-        alike[start : start + step]
-        for alike in sizes.values()
-        for start in range(0, len(alike), step)
-    ]
+    return list(sizes.values())
 
 
 def _joined(sets: Sequence[Batch]) -> Batch:
-    """The rows of all sets, one set after the other."""
-    first = sets[0]
+    """Sets of one size as one batch, a set's records in consecutive rows."""
+
+    def joined(*tensors: Tensor) -> Tensor:
+        return torch.cat(tensors)
+
     return batch_of(
-        torch.cat([one.inputs for one in sets]),
-        torch.cat([one.targets for one in sets]),
-        divisor=first.divisor,
-        scheme=first.scheme,
+        map_tensors(joined, *(one.inputs for one in sets)),
+        map_tensors(joined, *(one.targets for one in sets)),
+        divisor=sets[0].divisor,
+        scheme=sets[0].scheme,
     )
 
 
-def _mean_only(engine: str, gradient: SetGradient) -> None:
+def _mean_only(gradient: SetGradient) -> None:
     if not isinstance(gradient, MeanGradient):
         raise UnsupportedModule(
-            f"{engine} computes mean gradients, and was asked for {gradient!r}; "
-            "use engine=SetBySet()"
+            f"SetsAsRecords computes mean gradients, and was given {type(gradient).__name__}; use "
+            "SetBySet()"
         )

@@ -7,9 +7,8 @@ import functools
 import torch
 from torch import Tensor
 
-from tacit.queries.adaptive_norm import centred_count
-from tacit.queries.clipping import clip_scale, wide_dtype
-from tacit.queries.engines.task import Clipped, Task
+from tacit.engines.clipping import centred_count, clip_scale, wide_dtype
+from tacit.engines.task import Clipped, Task
 
 
 def norms_of_vector(task: Task, vector: dict[str, Tensor]) -> Tensor:

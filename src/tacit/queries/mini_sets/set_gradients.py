@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from tacit.engines.called_with import called_with
+from tacit.losses.record_losses import losses_of
 from tacit.queries.bounded_gradient import Loss
-from tacit.queries.engines.called_with import called_with
-from tacit.queries.engines.record_losses import losses_of
 from tacit.queries.mini_sets.too_small import too_small_is_nothing
 
 Parameters = dict[str, nn.Parameter]

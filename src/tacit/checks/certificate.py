@@ -1,0 +1,101 @@
+"""What a pass under shadow memory proves of a program, and what is said where it does not.
+
+The certificate is made by `tacit.engines.plan`: one forward and one backward pass in which every
+number carries the record it belongs to. It is a proof for the operators that ran, whatever values
+the records hold. This file decides what it means: one verdict, for every engine and piece size,
+with the operator, the line of the model's code and a remedy that works.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from tacit.errors import MixesRecords
+
+_ALONE = "or name engine=tacit.PerRecord(), which runs each record alone"
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something an operator did to private numbers, and the line of code that asked for it."""
+
+    operator: str
+    where: str
+    phase: str = "forward"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a pass under shadow memory found. Empty tuples are the proof that records stay apart."""
+
+    meets: tuple[Event, ...] = ()  # a loss depends on several records
+    looks: tuple[Event, ...] = ()  # Python read a value of a record
+    written: tuple[tuple[str, Event | None], ...] = ()  # buffers that hold values of records
+    unknown: tuple[Event, ...] = ()  # operators that shadow memory has no rule for
+    selections: tuple[Event, ...] = ()  # rows selected by value
+
+    @property
+    def refutes(self) -> bool:
+        """Whether something speaks against it; an unknown operator alone does not."""
+        meets = self.meets and not self.unknown
+        return bool(meets or self.looks or self.written)
+
+    @property
+    def proves(self) -> bool:
+        return not self.refutes and not self.unknown
+
+
+def require_apart(certificate: Certificate, model: nn.Module) -> None:
+    """Raise MixesRecords if records meet in the program, are looked at, or leave something."""
+    if certificate.looks:
+        _refuse_look(certificate.looks[0], model)
+    require_nothing_written(certificate, model)
+    if certificate.meets and not certificate.unknown:
+        _refuse_meeting(certificate.meets[0], model)
+
+
+def require_nothing_written(certificate: Certificate, model: nn.Module) -> None:
+    """Raise MixesRecords if a buffer or a parameter holds a value of a record after the pass."""
+    if certificate.written:
+        name, event = certificate.written[0]
+        where = "" if event is None else f" ({event.operator} at {event.where})"
+        raise MixesRecords(
+            f"{type(model).__name__} writes values of records into {name!r}{where}, which would be "
+            "saved without noise; keep such a state out of training, or in evaluation mode, and "
+            "write what depends on weights alone in a callback, after the step"
+        )
+
+
+def require_no_memory(event: Event | None, model: nn.Module) -> None:
+    """Raise MixesRecords: what an earlier pass left behind is in the losses of a later one."""
+    where = "" if event is None else f" ({event.operator} at {event.where})"
+    raise MixesRecords(
+        f"{type(model).__name__} is stateful: what it gives for a record depends on the passes "
+        f"before{where}, so earlier records could be in later gradients without noise. Remove what "
+        "is kept from pass to pass, or make it a function of the step in a callback"
+    )
+
+
+def _refuse_look(event: Event, model: nn.Module) -> None:
+    raise MixesRecords(
+        f"{type(model).__name__} lets Python read values of the batch ({event.operator} at "
+        f"{event.where}), so what it computes for one record may depend on the others. Keep the "
+        f"decision in tensors (torch.where, a mask, a fixed length), {_ALONE}"
+    )
+
+
+def _refuse_meeting(event: Event, model: nn.Module) -> None:
+    where = f"records meet inside {type(model).__name__}: {event.operator} at {event.where}"
+    if "batch_norm" in event.operator:
+        raise MixesRecords(
+            f"{where} mixes records through batch statistics, so no record's share of the gradient "
+            "is bounded; replace BatchNorm by GroupNorm (tacit.make_trainable(model) does), keep "
+            "it in evaluation mode with statistics from public data, or train with tacit.BatchClip"
+        )
+    raise MixesRecords(
+        f"{where} mixes them in the {event.phase} pass, so no record's share of the gradient is "
+        "bounded. Use operations within each record (along another dimension than the records'), "
+        f"{_ALONE}"
+    )

@@ -1,0 +1,156 @@
+"""The engine that is used where none is named: book-keeping, recorded where that pays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from tacit.batch import Batch
+from tacit.engines.book_keeping import BookKeeping, NotFinite, record_gradients, run_program
+from tacit.engines.draws import Start
+from tacit.engines.plan import Plan
+from tacit.engines.recorder import Outputs, Recorder
+from tacit.engines.sums import clipped
+from tacit.engines.task import Clipped, Task
+from tacit.engines.torch_internals import Graph, swapped
+from tacit.pytrees import Tree, map_tensors, tensors_of
+
+_SHAPES_AN_OCTAVE = 16
+_PIECES = 8
+
+
+class Automatic:
+    """`BookKeeping`, whose steps are captured and compiled where that pays (`Recorder`).
+
+    Poisson batches have many sizes, and a plan or a recording has one, so padding rows are added
+    up to the next of a few sizes; they are masked out of the sums. The sums are those of
+    `BookKeeping` either way, up to the rounding of their order.
+    """
+
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self.eager = BookKeeping()
+        self.recorder = recorder or Recorder()
+
+    def clipped_sums(self, task: Task, piece: Batch) -> Clipped:
+        if len(piece) == 0:
+            return Clipped()
+        if piece.mask is None:  # a batch with a mask was given its shape by whoever made it
+            piece = padded(piece, rows_for(piece, task.views))
+        inputs, targets = piece.inputs, piece.targets
+        plan = self.eager.single_plan(task, inputs, targets)
+        if plan is None:
+            return self.eager.clipped_sums_of(task, inputs, targets, piece.mask)
+        step = _Step(task, plan, inputs, targets)
+        start = Start(inputs, task.model, plan.rewrites)
+        try:
+            found = self.recorder(step, step.batch(piece.mask))
+        except (OtherOperators, NotFinite):  # another path through the model needs its own plan
+            start.restore()
+            return self.eager.clipped_sums_of(task, inputs, targets, piece.mask)
+        sums = {name: found[name] for name in task.parameters if name in found}
+        counts = tuple(found[f"#{h}"] for h in range(len(task.blocks)) if f"#{h}" in found)
+        return Clipped(sums, counts)
+
+    def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
+        return self.eager.block_norms(task, piece)
+
+    def expect(self, steps: int) -> None:
+        self.recorder.expect(steps)
+
+    def forget(self) -> None:
+        """Give the recordings' memory back; later steps record anew."""
+        self.recorder.forget()
+
+
+class OtherOperators(RuntimeError):
+    """A pass took another path through the model's code than the one that was planned."""
+
+
+@dataclass
+class _Step:
+    """One clipping step as a function of records, mask, constants and weights."""
+
+    task: Task
+    plan: Plan
+    inputs: Tree
+    targets: Tree
+
+    @property
+    def model(self) -> nn.Module:
+        return self.task.model
+
+    @property
+    def key(self) -> Hashable:
+        task = self.task
+        masks = tuple((name, mask.data_ptr()) for name, mask in task.active.items())
+        structure = repr(map_tensors(lambda t: None, (self.inputs, self.targets)))
+        asked = (id(task.loss), tuple(task.parameters), task.blocks, structure)
+        return asked, task.rule, task.views, task.counted, task.factors is None, masks
+
+    def batch(self, mask: Tensor | None) -> list[Tensor]:
+        """Everything that changes from step to step: a Python number would be recorded for good."""
+        leaves = tensors_of((self.inputs, self.targets))
+        device = leaves[0].device
+        rows = len(leaves[0]) // self.task.views
+        keep = torch.ones(rows, dtype=torch.bool, device=device)
+        constants = torch.tensor(
+            [float(c) for c in (*self.task.norms, *(self.task.factors or ()))], dtype=torch.float64
+        )
+        if device.type == "cuda":
+            constants = constants.pin_memory().to(device, non_blocking=True)
+        return [*leaves, keep if mask is None else mask[:: self.task.views], constants]
+
+    def run(self, batch: Sequence[Tensor]) -> Outputs:
+        return self._run(self.task, batch)
+
+    def run_with(self, weights: dict[str, Tensor], batch: Sequence[Tensor]) -> Outputs:
+        parameters: Any = {name: weights[name] for name in self.task.parameters}
+        with swapped(self.model, weights):
+            return self._run(replace(self.task, parameters=parameters), batch)
+
+    def _run(self, task: Task, batch: Sequence[Tensor]) -> Outputs:
+        *leaves, mask, constants = batch
+        each, of_norms = constants.unbind(), len(task.norms)
+        factors = None if task.factors is None else each[of_norms:]
+        task = replace(task, norms=each[:of_norms], factors=factors)
+        following = iter(leaves)
+        inputs, targets = map_tensors(lambda t: next(following), (self.inputs, self.targets))
+        losses = run_program(task.model, task.loss, inputs, targets)
+        graph = Graph(losses)
+        if graph.signature() != self.plan.signature:
+            raise OtherOperators("the model ran other operators than those that were planned")
+        gradients = record_gradients(self.plan, graph, losses, task)
+        found = clipped(task, gradients, self.plan.num_records, mask.device, mask)
+        return found.sums | {f"#{h}": count for h, count in enumerate(found.counts)}
+
+
+def rows_for(piece: Batch, views: int = 1) -> int:
+    """The least size on a grid that is not below the piece's, in rows of whole records.
+
+    Sixteen sizes per octave, so at most a sixteenth of the rows is padding: a Poisson batch of B
+    has about 128/√B of them within four deviations. Pieces of at most `max_physical` rows have
+    eight sizes, whatever the last of them holds.
+    """
+    records = math.ceil(len(piece) / views)
+    grid = max(1, 2 ** (records.bit_length() - 1) // _SHAPES_AN_OCTAVE)
+    rows = views * grid * math.ceil(records / grid)
+    if piece.max_physical is None or piece.max_physical < len(piece):
+        return rows
+    part = views * math.ceil(piece.max_physical / (_PIECES * views))
+    return min(max(rows, part * math.ceil(len(piece) / part)), max(piece.max_physical, len(piece)))
+
+
+def padded(piece: Batch, rows: int) -> Batch:
+    """The same records, and the dataset's first record in further rows, which are masked out."""
+    missing = rows - len(piece)
+    if missing == 0:
+        return piece
+    place = torch.arange(rows, device=piece.indices.device)
+    indices = pad(piece.indices, (0, missing))
+    return replace(piece, indices=indices, mask=place < len(piece), groups=None)

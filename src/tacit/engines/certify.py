@@ -1,0 +1,326 @@
+"""Ask a program, on a few real records, for its certificate and for exact gradients.
+
+A query comes here with its logical batch, before steps 1, 8, 64 … and at least two records, so the
+verdict does not depend on engine or piece size. Later plans, made for the shapes that run, are
+refused by the same verdict.
+
+Whether a model remembers is asked twice. A second pass under shadow memory, in which what is left
+of the first belongs to a record of its own, proves that nothing of it reaches the losses: a model
+may keep a note, and may not read it. Numbers that Python keeps (a count, a float) have no labels,
+so a record is also asked again after others have passed, and must get the same answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from tacit.batch import Batch
+from tacit.checks import refuse_mixing
+from tacit.checks.certificate import (
+    Certificate,
+    Event,
+    require_apart,
+    require_no_memory,
+    require_nothing_written,
+)
+from tacit.engines.book_keeping import NotFinite, planned_pass, record_gradients, run_program
+from tacit.engines.draws import Draws, NoDropout
+from tacit.engines.plan import Planned, make_plan
+from tacit.engines.precision import wide
+from tacit.engines.shadow import Shadow
+from tacit.engines.task import Task
+from tacit.engines.torch_internals import gradients, has_gradient_hooks, plain_program
+from tacit.errors import MixesRecords, UnsupportedModule
+from tacit.pytrees import Tree, device_of, map_tensors, num_rows, take_rows
+from tacit.tensor_float import all_digits
+
+_RECORDS = 16  # so that a model that mixes only larger batches is found at every piece size
+_COMPARED = 3  # records whose gradients are compared with autograd's
+
+
+def certify(task: Task, batch: Batch, seen: Callable[[Tree], Tree], *, alone: int = 0) -> bool:
+    """Raise MixesRecords or UnsupportedModule unless each record's gradient is of that record.
+
+    `seen` makes of inputs what the model is given, one view of each record. An engine that runs
+    `alone` rows at a time, one record's or one set's, is asked only whether anything is remembered.
+    Returns whether there were records to ask with.
+    """
+    if not alone:
+        refuse_mixing(task.model)  # by name, where it is known
+    with all_digits():  # answers are compared, and TensorFloat-32 keeps ten bits of them
+        try:
+            return _certify(task, sample(batch), seen, alone)
+        except torch.OutOfMemoryError:
+            return _certify(task, sample(batch, 2), seen, alone)
+
+
+def _certify(
+    task: Task, records: tuple[Tree, Tree], seen: Callable[[Tree], Tree], alone: int
+) -> bool:
+    inputs, targets = records
+    count = num_rows(inputs)
+    if count == 0:
+        return False
+    state = _State(task.model, inputs)
+    plain = replace(task.flat(), views=1, active={})
+    try:
+        _require_known_gradients(task, bool(alone))
+        state.restore()
+        inputs = seen(inputs)
+        if alone:
+            one = take_rows(inputs, slice(alone)), take_rows(targets, slice(alone))
+            _require_no_memory_alone(plain, one, state)
+            other = slice(-alone, None)
+            others = take_rows(inputs, other), take_rows(targets, other)
+            _require_same_again(plain, one, others, state)
+            if alone > 1:
+                _require_no_memory_of_one(plain, inputs, targets, state)
+            return True
+        state.restore()
+        planned = planned_pass(plain, inputs, targets, count)
+        plan = planned.plan
+        require_apart(plan.certificate, task.model)
+        proved = plan.certificate.proves and not plan.alone
+        if proved:
+            _require_exact(planned, plain)
+        shadow = planned.without_results()
+        if plan.certificate.proves:
+            state.restore()
+            again = _second_pass(plain, (inputs, targets), count, shadow)
+            _require_unread(again, shadow.kept(), task.model)
+        half = slice((count + 1) // 2, None) if count > 1 else slice(None)
+        others = take_rows(inputs, half), take_rows(targets, half)
+        _require_same_again(plain, (inputs, targets), others, state)
+        if proved:
+            _require_any_size(plain, inputs, targets, state)
+        if count > 1:
+            _require_no_memory_of_one(plain, inputs, targets, state)
+    finally:
+        state.restore()
+        state.restore_attributes()
+    return True
+
+
+class _State:
+    """What a check must leave as it was: generators, buffers and the modules' attributes."""
+
+    def __init__(self, model: nn.Module, inputs: Tree) -> None:
+        self.draws = Draws(inputs)
+        self._buffers = [(buffer.detach(), buffer.detach().clone()) for buffer in model.buffers()]
+        self._attributes = [(module, dict(vars(module))) for module in model.modules()]
+        own = (v for _, held in self._attributes for v in held.values())
+        self._generators = [(g, g.get_state()) for g in own if isinstance(g, torch.Generator)]
+
+    def restore(self) -> None:
+        """Draws and buffers, so that the next pass begins as the first did."""
+        self.draws.restore()
+        for generator, state in self._generators:
+            generator.set_state(state)
+        with torch.no_grad():
+            for buffer, before in self._buffers:
+                if not torch.equal(buffer, before):  # a write would spoil the caller's own graphs
+                    buffer.copy_(before)
+
+    def restore_attributes(self) -> None:
+        """Not between passes: what a model keeps there is what is looked for."""
+        for module, held in self._attributes:
+            vars(module).clear()
+            vars(module).update(held)
+
+
+def _require_known_gradients(task: Task, alone: bool) -> None:
+    for name, parameter in task.parameters.items():
+        if parameter.is_complex():
+            raise UnsupportedModule(
+                f"parameter {name!r} is complex, and noise is added to real numbers; keep it as a "
+                "real one with a last dimension of 2, torch.view_as_real(weight), and use "
+                "torch.view_as_complex(parameter) in the forward pass"
+            )
+        if has_gradient_hooks(parameter) and not alone:
+            raise UnsupportedModule(
+                f"parameter {name!r} has a hook on its gradient (register_hook), which per-record "
+                "gradients do not pass through; remove it and change the gradient after the step, "
+                "or name engine=tacit.PerRecord(), which runs each record alone"
+            )
+
+
+def sample(batch: Batch, most: int = _RECORDS) -> tuple[Tree, Tree]:
+    """Two to `most` records: the batch's own, and others of its dataset where it has few."""
+    own = batch.indices if batch.mask is None else batch.indices[batch.mask]
+    rows = own[:most]
+    wanted = min(most, _RECORDS)
+    if len(rows) < wanted:
+        others = torch.ones(len(batch.records), dtype=torch.bool, device=rows.device)
+        others[rows] = False
+        rows = torch.cat([rows, others.nonzero().flatten()[: wanted - len(rows)]])
+    if len(rows) == 1:
+        rows = rows.repeat(2)
+    whole = replace(batch, indices=rows, mask=None, groups=None)
+    return whole.inputs, whole.targets
+
+
+def _second_pass(
+    task: Task, records: tuple[Tree, Tree], num_records: int, earlier: Shadow
+) -> Certificate:
+    """The same pass in new memory, with what is left of the earlier one as a record of its own."""
+    inputs, targets = map_tensors(torch.clone, records)
+
+    def run() -> Tensor:
+        losses = run_program(task.model, task.loss, inputs, targets)
+        return losses.sum().reshape(1) if num_records == 1 else losses
+
+    private = (inputs, targets)
+    made = make_plan(task.model, run, private, task.parameters, num_records, earlier)
+    return made.plan.certificate
+
+
+def _require_unread(again: Certificate, kept: Sequence[Event], model: nn.Module) -> None:
+    if again.meets and not again.unknown:
+        require_no_memory(kept[0] if kept else again.meets[0], model)
+
+
+def _require_no_memory_alone(task: Task, records: tuple[Tree, Tree], state: _State) -> None:
+    """Asked of the rows of one record, or of one set."""
+    inputs, targets = records
+
+    def run() -> Tensor:
+        return run_program(task.model, task.loss, inputs, targets).sum().reshape(1)
+
+    state.restore()
+    planned = make_plan(task.model, run, (inputs, targets), task.parameters, 1)
+    certificate = planned.plan.certificate
+    require_nothing_written(certificate, task.model)
+    shadow = planned.without_results()
+    if certificate.unknown or certificate.meets:
+        return
+    state.restore()
+    _require_unread(_second_pass(task, records, 1, shadow), shadow.kept(), task.model)
+
+
+def _require_no_memory_of_one(task: Task, inputs: Tree, targets: Tree, state: _State) -> None:
+    """A model may take another way with one row; where it cannot run with one, it does not."""
+    one = take_rows(inputs, slice(1)), take_rows(targets, slice(1))
+    try:
+        _require_no_memory_alone(task, one, state)
+    except MixesRecords:
+        raise
+    except Exception:
+        return
+
+
+def _require_same_again(
+    task: Task, records: tuple[Tree, Tree], others: tuple[Tree, Tree], state: _State
+) -> None:
+    """The same records, after others have passed, have the same losses and gradients."""
+    answers = []
+    for inputs, targets in (records, others, records):
+        state.restore()
+        losses = run_program(task.model, task.loss, inputs, targets)
+        answers.append(_with_gradients(task, losses, losses.sum()))
+    # The same operators on the same numbers: only the order of a GPU's additions may differ.
+    if not _same(answers[0], answers[2], _tolerance(task, answers[0][0]) / 50):
+        require_no_memory(None, task.model)
+
+
+def _with_gradients(task: Task, losses: Tensor, of: Tensor) -> list[Tensor]:
+    if not of.requires_grad:
+        return [losses.detach()]
+    with plain_program():  # a checkpointed block runs again, and must run as before
+        parameters = list(task.parameters.values())
+        grads = gradients([of], parameters, [torch.ones_like(of)], retain_graph=False)
+    return [losses.detach(), *(g.to_dense().flatten() for g in grads if g is not None)]
+
+
+def _same(one: list[Tensor], other: list[Tensor], tolerance: float) -> bool:
+    """Equal up to roundings; numbers that are not finite say nothing."""
+    if [t.shape for t in one] != [t.shape for t in other]:
+        return False
+    size = error = 0.0
+    for a, b in zip(one, other, strict=True):
+        told = a.isfinite() & b.isfinite()
+        a, b = a[told].double(), b[told].double()
+        size += float(a.square().sum())
+        error += float((a - b).square().sum())
+    if math.isinf(size):
+        return True
+    return error**0.5 <= tolerance * size**0.5 + 1e-6
+
+
+def _require_exact(planned: Planned, task: Task) -> None:
+    """The rules' gradients of each record are autograd's, and their norms are not below."""
+    plan, graph, losses = planned.plan, planned.graph, planned.losses
+    try:
+        found = record_gradients(plan, graph, losses, task)
+    except NotFinite:
+        return
+    parameters = list(task.parameters.values())
+    for record in range(min(plan.num_records, _COMPARED)):
+        pick = torch.zeros(plan.num_records, device=losses.device)
+        pick[record] = 1.0
+        grads: tuple[Tensor | None, ...] = (None,) * len(parameters)
+        if losses.requires_grad:
+            with plain_program():
+                grads = gradients([losses], parameters, [pick.to(losses.dtype)])
+        exact, error, bound = 0.0, 0.0, 0.0
+        for name, grad in zip(task.parameters, grads, strict=True):
+            shape = task.parameters[name].shape
+            true = torch.zeros(shape) if grad is None else grad.to_dense().detach()
+            true = true.to(losses.device).double()
+            got = torch.zeros_like(true)
+            if name in found:
+                got = found[name].total(pick).reshape(shape).double()
+                bound += float(wide(found[name].squares())[record])
+            exact += float(true.square().sum())
+            error += float((got - true).square().sum())
+        if not exact < 1e36:  # not finite, or so long that it is left out
+            continue
+        tolerance = _tolerance(task, losses)
+        off = error**0.5 > tolerance * exact**0.5 + 1e-9
+        if off or bound**0.5 < exact**0.5 * (1 - tolerance) - 1e-9:
+            raise UnsupportedModule(
+                f"the per-record gradients of {type(task.model).__name__} are off by "
+                f"{error**0.5 / max(exact**0.5, 1e-30):.1e} of their norm. Is a rule of "
+                "tacit.gradient_rule wrong, or does the model draw from a generator of its own? "
+                "engine=tacit.PerRecord() runs each record alone"
+            )
+
+
+def _require_any_size(task: Task, inputs: Tree, targets: Tree, state: _State) -> None:
+    """A record's loss and gradient are the same beside others as beside one copy of itself.
+
+    Labels say which records a number depends on, not whether it depends on how many there are. So
+    the first record is asked once in the whole sample and once in a pair. Dropout is the identity
+    here; a model that draws in another way (stochastic depth) has no answer to compare.
+    """
+
+    def ask(rows: Tensor) -> list[Tensor] | None:
+        x, y = take_rows(inputs, rows), take_rows(targets, rows)
+        state.restore()
+        with NoDropout():
+            losses = run_program(task.model, task.loss, x, y)
+            if state.draws.moved() or not losses.requires_grad:
+                return None
+            return _with_gradients(task, losses[:1], losses[0])
+
+    every = torch.arange(num_rows(inputs), device=device_of(inputs))
+    whole, pair = ask(every), ask(every[:1].repeat(2))
+    if whole is None or pair is None:
+        return
+    if not _same(whole, pair, 10 * _tolerance(task, whole[0])):
+        raise MixesRecords(
+            f"what {type(task.model).__name__} (or its loss) gives for a record depends on how "
+            "many records are beside it, a number that is private. Use a constant in the place of "
+            "the batch's length, or name engine=tacit.PerRecord(), which runs each record alone"
+        )
+
+
+def _tolerance(task: Task, losses: Tensor) -> float:
+    bits = min(torch.finfo(p.dtype).bits for p in task.parameters.values())
+    if bits < 32 or torch.is_autocast_enabled(losses.device.type):
+        return 1e-1
+    return 5e-3 if bits == 32 else 1e-6

@@ -1,0 +1,169 @@
+"""The arithmetic of clipping: rules, scales, counts and sums that keep to the bound once rounded.
+
+A rule proposes a scale from a record's norm, and `clip_scale` cuts it to C/‖g‖. So ‖s·g‖ ≤ C under
+every rule, as long as a record's scale depends on its own norm and on public constants alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tacit.engines.precision import wide_dtype
+
+# One record's share of a count, at most; and how wide the slope of the count is, as a share of C.
+COUNT_BOUND = 0.5
+_BAND = 0.1
+_LEAST_NORM = 1e-12
+
+
+class ClipRule(Protocol):
+    """Norms and the constant C to scales of at least 0, record by record.
+
+    Rules are frozen and compared by value: what was recorded under one is not replayed under
+    another.
+    """
+
+    def __call__(self, norms_B: Tensor, max_norm: float | Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Clip:
+    """min(1, C/‖g‖): what is longer than C is cut, the rest is left alone.  [Abadi 2016, Alg. 1]"""
+
+    def __call__(self, norms_B: Tensor, max_norm: float | Tensor) -> Tensor:
+        return torch.ones_like(norms_B)
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """C/(‖g‖ + γ): every gradient gets a norm of nearly C, long or short.  [Bu 2022, AUTO-S]
+
+    ‖s·g‖ = C·‖g‖/(‖g‖ + γ) ≤ C. Gradients far shorter than γ are all scaled by C/γ, so the
+    shorter stays the shorter; γ = 0 is AUTO-V, which forgets sizes. Zero stays zero under both:
+    norms come in as at least 1e-12 (see `clip_scale`), so nothing is divided by zero.
+    """
+
+    stability: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.stability < math.inf:
+            raise ValueError(f"stability is {self.stability}; give 0 or a positive number")
+
+    def __call__(self, norms_B: Tensor, max_norm: float | Tensor) -> Tensor:
+        scale = max_norm / (norms_B + self.stability)
+        return scale.clamp(max=torch.finfo(scale.dtype).max)  # infinity times a zero is not zero
+
+
+CLIP = Clip()
+
+
+def as_norms(max_norm: float | Sequence[float]) -> float | tuple[float, ...]:
+    """One constant, or one a block, as floats that clipping can keep to.
+
+    Squares of float32 numbers below 4e-23 vanish, so a gradient of a billion entries may have a
+    norm of 1e-18 that nobody sees; the least constant is far above that.
+    """
+    one = isinstance(max_norm, int | float) or getattr(max_norm, "ndim", None) == 0
+    norms = (float(max_norm),) if one else tuple(float(norm) for norm in max_norm)  # type: ignore[arg-type, union-attr]
+    if not norms or not all(_LEAST_NORM <= norm < float("inf") for norm in norms):
+        raise ValueError(f"max_norm is {max_norm}; give finite numbers of at least {_LEAST_NORM}")
+    return norms[0] if one else norms
+
+
+def clip_scale(
+    norms_B: Tensor,
+    max_norm: float | Tensor,
+    dtypes: Sequence[torch.dtype],
+    rule: ClipRule = CLIP,
+) -> Tensor:
+    """min(rule, C/‖g_i‖) for each of B records; of the plain rule, min(1, C/‖g_i‖).
+
+    Scaling in floating point can overshoot C by a few roundings, so C is first lowered by as
+    much: the bound holds for the numbers that are really added. Norms may be upper bounds of the
+    norms: C/n ≤ C/‖g‖, so what is added is only shorter. A norm below 1e-12 is taken for 1e-12,
+    since of a gradient so short most may be hidden (see `as_norms`), and zero has no inverse.
+    """
+    if not isinstance(max_norm, Tensor):  # so that a recorded step, which has tensors, rounds alike
+        max_norm = norms_B.new_full((), max_norm, dtype=sum_dtype(norms_B.device))
+    lowered = max_norm * (1 - 16 * torch.finfo(coarsest(dtypes)).eps)
+    trusted_B = norms_B.clamp_min(_LEAST_NORM)
+    return torch.minimum(rule(trusted_B, lowered), lowered / trusted_B)
+
+
+def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """The type, of those that records of these types are scaled and added up in, with most eps."""
+    return max(map(wide_dtype, dtypes), key=lambda d: torch.finfo(d).eps)
+
+
+def accumulator(parameters: Iterable[Tensor]) -> Tensor:
+    """Zeros to sum all gradients into, in float64: roundings of a long float32 sum add up."""
+    every = list(parameters)
+    device = every[0].device if every else torch.device("cpu")
+    return torch.zeros(sum(p.numel() for p in every), dtype=sum_dtype(device), device=device)
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def flattened(
+    sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor], dtype: torch.dtype
+) -> Tensor:
+    """All sums as one vector, in the parameters' order; zeros for a parameter that has none.
+
+    One long vector instead of many small ones: a GPU is given few things to do, not hundreds.
+    """
+    parts = [
+        sums[name].reshape(-1) if name in sums else torch.zeros_like(p).reshape(-1)
+        for name, p in parameters.items()
+    ]
+    widest = max((part.dtype for part in parts), key=lambda d: torch.finfo(d).bits)
+    return torch.cat([part.detach().to(widest) for part in parts]).to(dtype)
+
+
+def centred_count(norms_B: Tensor, max_norm: float | Tensor, counted_B: Tensor) -> Tensor:
+    """Σ_i v_i, with v = clamp((1 − ‖g_i‖/C)/w, −½, ½) and w = 0.1, over the records to count.
+
+    v is ½ below C and −½ above it, so a record added or removed moves the sum by at most ½, and
+    one replaced by at most 1: exactly twice the bound on one record, as everywhere.
+
+    Within 5% of C it is a slope: v + ½ is the mean of 1[‖g‖ ≤ c] over all c in that band. A step
+    there would be unsafe. Norms that tie with C (equal records, gradients of unit norm) are told
+    apart by their last bits, which depend on how many others are in the batch: one record more
+    could flip them all. On a slope, a rounding moves the count by roundings.
+    """
+    ratio_B = norms_B.to(sum_dtype(norms_B.device)) / max_norm
+    v_B = ((1 - ratio_B) / _BAND).clamp(-COUNT_BOUND, COUNT_BOUND)
+    return torch.where(counted_B, v_B, 0.0).sum()
+
+
+def scales_and_counts(
+    norms: Sequence[Tensor],
+    max_norms: Sequence[float | Tensor],
+    factors: Sequence[float | Tensor] | None,
+    rule: ClipRule,
+    counted_B: Tensor,
+    dtypes: Sequence[torch.dtype],
+) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    """The scale of each block of each record from the blocks' norms, and each block's count.
+
+    Layer by layer, block h is scaled by its own norm to its own C_h. With factors m_h all blocks
+    get one scale, from n = (Σ_h m_h²·‖g_h‖²)^(1/2): then ‖(m_1·s·g_1 | … | m_L·s·g_L)‖ ≤ C. n comes
+    with a few roundings of its own and so does the multiplication after it, hence the 1 + 8u.
+    """
+    compared = list(norms)
+    if factors is not None:
+        weighted = [norm * m for norm, m in zip(norms, factors, strict=True)]
+        slack = 1 + 8 * torch.finfo(weighted[0].dtype).eps
+        compared = [torch.stack(weighted).square().sum(dim=0).sqrt() * slack]
+    pairs = list(zip(compared, max_norms, strict=True))
+    scales = [clip_scale(norms_B, max_norm, dtypes, rule) for norms_B, max_norm in pairs]
+    counts = tuple(centred_count(n, c, counted_B) for n, c in pairs)
+    return scales * len(norms) if factors is not None else scales, counts

@@ -1,0 +1,172 @@
+"""The gradients of one parameter, record by record, in the form that is cheapest to keep.
+
+Every form keeps three promises. B is the number of records and g_i the gradient of record i:
+
+  squares()   an *upper* bound of ‖g_i‖² for each record, for the numbers that `total` really adds;
+  total(s)    Σ_i s_i·g_i over the records with s_i ≠ 0; the others are left out, even where g_i is
+              NaN or infinite;
+  rows()      all g_i, stacked as (B, *shape of the parameter).
+
+Everything here can be traced by `make_fx`: no value is read back, and no branch depends on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tacit.engines.kernels import scaling
+from tacit.engines.norms import sum_of_squares
+
+
+class RecordGradients(Protocol):
+    def squares(self) -> Tensor: ...
+
+    def total(self, scale_B: Tensor) -> Tensor: ...
+
+    def rows(self) -> Tensor: ...
+
+
+@dataclass
+class Stacked:
+    """Keep all rows: nothing is computed twice, and the norm is of the very numbers added.
+
+    The rows may lie in memory with their dimensions in another order, and are read as they lie.
+    `squares_B`, if given, are upper bounds that were computed together with the rows.
+    """
+
+    rows_BP: Tensor
+    squares_B: Tensor | None = None
+
+    def squares(self) -> Tensor:
+        return sum_of_squares(self._as_they_lie()) if self.squares_B is None else self.squares_B
+
+    def total(self, scale_B: Tensor) -> Tensor:
+        lying = self._as_they_lie()
+        flat = lying.flatten(1) if lying.dim() > 1 else lying[:, None]
+        total = scale_B.to(flat.dtype) @ present(flat, scale_B)
+        order = self._order()
+        back = [order.index(dim) for dim in range(len(order))]
+        return total.reshape(lying.shape[1:]).permute(back)
+
+    def rows(self) -> Tensor:
+        return self.rows_BP
+
+    def _order(self) -> list[int]:
+        """A row's dimensions, from the one of largest stride to the one of smallest."""
+        strides = self.rows_BP.stride()[1:]
+        return sorted(range(len(strides)), key=lambda dim: -strides[dim])
+
+    def _as_they_lie(self) -> Tensor:
+        return self.rows_BP.permute(0, *(1 + dim for dim in self._order()))
+
+
+@dataclass
+class Contracted:
+    """Keep only norms; the total comes from one contraction of inputs and cotangents.
+
+    A record's share of that contraction is not the vector whose norm was taken: both were
+    rounded. With S = Σ_t ‖a_t‖·‖b_t‖ over the record's positions t (the *reach*), the squared norm
+    is off by at most γ·S² and the share by at most τ·S, so ‖share‖ ≤ √(norm² + γ·S²) + τ·S, which
+    is what `squares` returns. `norm_squares_B` already allows for roundings that depend on sizes
+    (see `norms`); γ and τ cover what is left, a few roundings and terms of second order.
+
+    TensorFloat-32 cuts each factor of a product to 10 bits, which adds 2·2⁻¹⁰·S for each matrix
+    product that runs in it (`coarse_products`): one for the share, and one more where the norm is
+    of rows that were computed in the same way.
+
+    Args:
+        norm_squares_B: ‖g_i‖², allowing for the roundings of its own computation.
+        reach_B: S of each record, or None where it equals the norm (one position per record).
+        contract: from scales s to Σ s_i·g_i.
+        make_rows: all g_i, stacked.
+        coarse_products: how many matrix products between norm and share run in TensorFloat-32.
+    """
+
+    norm_squares_B: Tensor
+    reach_B: Tensor | None
+    contract: Callable[[Tensor], Tensor]
+    make_rows: Callable[[], Tensor]
+    coarse_products: int = 0
+
+    def squares(self) -> Tensor:
+        rounding = torch.finfo(self.norm_squares_B.dtype).eps
+        gamma = 8 * rounding
+        tau = 8 * rounding + self.coarse_products * 2.0**-9
+        if self.reach_B is None:
+            return self.norm_squares_B * (((1 + gamma) ** 0.5 + tau) ** 2)
+        norms, reach = self.norm_squares_B.clamp_min(0), self.reach_B
+        upper = torch.addcmul(norms, reach, reach, value=gamma).sqrt()
+        return torch.add(upper, reach, alpha=tau).square()
+
+    def total(self, scale_B: Tensor) -> Tensor:
+        return self.contract(scale_B)
+
+    def rows(self) -> Tensor:
+        return self.make_rows()
+
+
+def scaled(x_B: Tensor, scale_B: Tensor) -> Tensor:
+    """s_i·x_i, and zeros where s_i is zero, whatever x_i is: 0·NaN would be NaN."""
+    if scaling.fits(x_B):
+        return scaling.scale_records(x_B, scale_B, True)
+    return present(x_B, scale_B) * _column(scale_B.to(x_B.dtype), x_B)
+
+
+def present(x_B: Tensor, scale_B: Tensor) -> Tensor:
+    """x_i, and zeros where s_i is zero."""
+    if scaling.fits(x_B):
+        return scaling.scale_records(x_B, scale_B, False)
+    bits = _BITS.get(x_B.dtype)
+    if x_B.device.type == "cpu" and bits is not None:
+        # All bits or none. Four times as fast as `torch.where`, which CPUs do not vectorise.
+        mask_B = (scale_B == 0).to(bits) - 1
+        return (x_B.view(bits) & _column(mask_B, x_B)).view(x_B.dtype)
+    return torch.where(_column(scale_B != 0, x_B), x_B, 0.0)
+
+
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+def _column(values_B: Tensor, like: Tensor) -> Tensor:
+    return values_B.view(-1, *(1 for _ in like.shape[1:]))
+
+
+def pieces(count: int, numbers_each: int, limit: int = 1 << 27) -> list[slice]:
+    """Slices of `count` records that hold at most `limit` numbers of workspace together."""
+    size = max(1, limit // max(1, numbers_each))
+    starts = range(0, count, size) or range(1)
+    return [slice(start, min(start + size, count)) for start in starts]
+
+
+def piece(x_B: Tensor, part: slice) -> Tensor:
+    """The records of one slice; the tensor itself where that is all of them."""
+    size = part.stop - part.start
+    return x_B if size == len(x_B) else x_B.narrow(0, part.start, size)
+
+
+def by_pieces(
+    parts: list[slice], norms_of: Callable[[slice], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Norms and reaches of all records, from those of each piece."""
+    found = [norms_of(part) for part in parts]
+    if len(found) == 1:
+        return found[0]
+    norms, reaches = zip(*found, strict=True)
+    return torch.cat(norms), torch.cat(reaches)
+
+
+# Numbers: stacks up to here are kept on a CPU, where norms of rows are exact and cheap.
+_SMALL_STACK = 1 << 24
+
+
+def small_stack(batch: int, row: int, device: torch.device) -> bool:
+    """Whether all records' rows are so small that they are simply kept.
+
+    The norm is then of the very numbers that are added, without the slack of a ghost norm.
+    """
+    return device.type == "cpu" and batch * row <= _SMALL_STACK

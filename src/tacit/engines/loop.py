@@ -1,0 +1,74 @@
+"""Every record alone through the model: slower than any rule, and exact for any program.
+
+Each record is a batch of its own, so that no operator can bring two of them together. An engine
+comes here with operators that shadow memory or the rules do not know.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tacit.batch import Batch
+from tacit.engines.draws import Buffers
+from tacit.engines.gradients import RecordGradients, Stacked
+from tacit.engines.precision import wide
+from tacit.engines.sums import clipped, norms_of_blocks, squares_of
+from tacit.engines.task import Clipped, Task
+from tacit.losses.record_losses import losses_of
+from tacit.pytrees import Tree, call_model, take_rows, tensors_of
+
+
+def gradients_alone(task: Task, inputs: Tree, targets: Tree) -> dict[str, RecordGradients]:
+    """Each record's gradient by a forward and a backward pass over its rows alone."""
+    num_records = len(tensors_of(inputs)[0]) // task.views
+    parameters = list(task.parameters.values())
+    stacks: list[list[Tensor]] = [[] for _ in parameters]
+    buffers, written = Buffers(task.model), frozenset[str]()
+    for record in range(num_records):
+        written = buffers.changed() if record == 1 else written
+        buffers.restore(written)  # every record meets the model as the first one did
+        total = _loss_alone(task, inputs, targets, record)
+        grads: tuple[Tensor | None, ...] = (None,) * len(parameters)
+        if total.requires_grad:
+            grads = torch.autograd.grad(total, parameters, allow_unused=True)
+        for stack, parameter, grad in zip(stacks, parameters, grads, strict=True):
+            row = torch.zeros_like(parameter, requires_grad=False) if grad is None else grad
+            stack.append(wide(row.to_dense() if row.is_sparse else row))
+    found: dict[str, RecordGradients] = {}
+    for (name, _), stack in zip(task.parameters.items(), stacks, strict=True):
+        rows = torch.stack(stack)
+        mask = task.active.get(name)
+        found[name] = Stacked(rows if mask is None else torch.where(mask, rows, 0.0))
+    return found
+
+
+def _loss_alone(task: Task, inputs: Tree, targets: Tree, record: int) -> Tensor:
+    """The mean over a record's views, each a batch of its own."""
+    losses = []
+    with torch.enable_grad():
+        for row in range(record * task.views, (record + 1) * task.views):
+            x, y = (take_rows(tree, slice(row, row + 1)) for tree in (inputs, targets))
+            losses.append(losses_of(task.loss, call_model(task.model, x), y).sum())
+    return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+
+
+class PerRecord:
+    """An engine that runs every record alone, for models in which records would meet in a batch.
+
+    A branch on the values of a batch, padding to its longest record or statistics of the batch
+    then depend on one record alone. The sums are exact; a step takes one pass per record.
+    """
+
+    alone = True
+
+    def clipped_sums(self, task: Task, piece: Batch) -> Clipped:
+        if len(piece) == 0:
+            return Clipped()
+        gradients = gradients_alone(task, piece.inputs, piece.targets)
+        mask = None if piece.mask is None else piece.mask[:: task.views]
+        return clipped(task, gradients, len(piece) // task.views, piece.indices.device, mask)
+
+    def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
+        squares = squares_of(gradients_alone(task, piece.inputs, piece.targets))
+        return norms_of_blocks(task, squares, len(piece) // task.views, piece.indices.device)

@@ -1,0 +1,335 @@
+"""One recorder for every route: a private step that is asked for once and replayed.
+
+A step is hundreds of small operators, and a GPU finishes each sooner than Python asks for the next.
+So the whole step, clipping included, becomes one graph, in up to two stages:
+
+1. *Captured*, on a GPU: the kernels of an eager step as one CUDA graph. That takes about a second.
+2. *Compiled*: the step is traced by `make_fx` into one graph of operators and compiled by Inductor,
+   which fuses them; on a GPU the result is captured in turn. That takes tens of seconds, so it is
+   done once the steps have taken as long as compiling will, or at once if a run has announced
+   enough of them. Renting before buying costs at most twice the best choice made in hindsight.
+
+A recording repeats operators, not Python. It is private if everything that may change is read anew:
+records, mask, clipping constants, weights and buffers are its inputs; lengths or labels read by
+Python would be constants of the graph, and the certificate refuses models that read any. Settings
+of the model are part of the key. What neither sees (a counter, a draw of Python's own) is found by
+comparing the recording with an eager step after 1, 2, 4, 8 … replays; then it is dropped.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tacit.engines.draws import Start
+from tacit.engines.kernels import left_to_the_compiler
+from tacit.engines.precision import full_precision
+from tacit.tensor_float import float32_settings
+
+Outputs = dict[str, Tensor]
+_NUMBERS = frozenset({bool, int, float, str})
+_LONGEST_STEP = 5.0  # seconds; what is longer was spent on something else between two steps
+
+
+class Step(Protocol):
+    """Work that can be recorded: a function of some tensors and of a model's weights."""
+
+    @property
+    def key(self) -> Hashable:
+        """Everything public that the work depends on, besides shapes and the model's state."""
+        ...
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def run(self, batch: Sequence[Tensor]) -> Outputs:
+        """The work on these tensors, with the model's weights as they are."""
+        ...
+
+    def run_with(self, weights: dict[str, Tensor], batch: Sequence[Tensor]) -> Outputs:
+        """The same with other tensors in the places of the parameters and buffers."""
+        ...
+
+
+@dataclass
+class _Recording:
+    """One shape of one step: how often it ran, how long, and what it was turned into."""
+
+    holds: object  # keeps the step's objects alive, so that no other gets their ids
+    calls: int = 0
+    seconds: float = 0.0
+    replay: Callable[[Sequence[Tensor]], Outputs] | None = None
+    traced: Callable[[Sequence[Tensor]], Outputs] | None = None
+    compiled: bool = False
+    state: Hashable = None  # of the model, when it was recorded
+    failed: set[str] = field(default_factory=set)
+    replays: int = 0
+
+
+class Recorder:
+    """Runs steps, and records those that come again. The outputs are valid until the next call.
+
+    `capture` and `compile` allow the two stages; a step runs `after` times before either.
+    """
+
+    def __init__(self, *, capture: bool = True, compile: bool = True, after: int = 2) -> None:
+        self.capture = capture
+        self.compile = compile
+        self.after = after
+        self.steps_left: int | None = None
+        self._recordings: dict[Hashable, _Recording] = {}
+        self._pool: Any = None
+        self._last = 0.0
+
+    def expect(self, steps: int) -> None:
+        """Announce how many steps are still to come, so that compiling can be decided at once."""
+        self.steps_left = steps
+
+    def records(self, device: torch.device) -> bool:
+        """Whether steps on this device may be recorded, so that few shapes are worth padding."""
+        return self.capture and device.type == "cuda"
+
+    def forget(self) -> None:
+        """Give the recordings' memory back; later steps record anew."""
+        self._recordings.clear()
+        self._pool = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy records its steps itself: recordings are of one model's tensors."""
+        return vars(self) | {"_recordings": {}, "_pool": None}
+
+    def __call__(self, step: Step, batch: Sequence[Tensor]) -> Outputs:
+        began = time.perf_counter() if self._last == 0 else self._last
+        device = batch[0].device
+        shapes = tuple((tuple(t.shape), t.dtype) for t in batch)
+        key = (step.key, shapes, id(step.model))
+        recording = self._recordings.get(key)
+        replayed = recording is not None and recording.replay is not None
+        if recording is None or (replayed and recording.state != model_state(step.model, device)):
+            recording = self._recordings[key] = _Recording(step)
+        recording.calls += 1
+        if self._worth_compiling(recording, device):
+            self._try(recording, step, batch, "compile")
+        elif self.records(device) and recording.replay is None and recording.calls > self.after:
+            self._try(recording, step, batch, "capture")
+        found = self._run(recording, step, batch)
+        now = time.perf_counter()
+        # From one step to the next: a GPU's work is asked for and not waited for.
+        recording.seconds += min(now - began, _LONGEST_STEP)
+        self._last = now
+        return found
+
+    def _run(self, recording: _Recording, step: Step, batch: Sequence[Tensor]) -> Outputs:
+        if recording.replay is None:
+            return step.run(batch)
+        recording.replays += 1
+        if recording.replays & (recording.replays - 1) or recording.replays > 2**20:
+            return recording.replay(batch)
+        start = Start(batch, step.model)
+        expected = {name: t.clone() for name, t in step.run(batch).items()}
+        # Inductor draws other random numbers than an eager pass: the traced graph draws the same.
+        check = recording.traced if start.moved() and recording.traced else recording.replay
+        start.restore()
+        found = check(batch)
+        if not _agree(expected, found):
+            recording.replay = recording.traced = None
+            recording.failed |= {"compile", "capture"}
+            warnings.warn(
+                f"a recorded step of {type(step.model).__name__} no longer gives what the model "
+                "gives; it runs as it is from now on. Does its forward pass count its calls, or "
+                "draw from a generator of its own?",
+                stacklevel=4,
+            )
+            return expected
+        start.restore()
+        return recording.replay(batch)
+
+    def _worth_compiling(self, recording: _Recording, device: torch.device) -> bool:
+        if not self.compile or recording.compiled or "compile" in recording.failed:
+            return False
+        if recording.calls <= self.after:
+            return False
+        cost = compile_cost(device)
+        each = recording.seconds / (recording.calls - 1)
+        if self.steps_left is not None:
+            return each * self.steps_left > 3 * cost
+        return recording.seconds > cost
+
+    def _try(self, recording: _Recording, step: Step, batch: Sequence[Tensor], how: str) -> None:
+        if how in recording.failed:
+            return
+        start = Start(batch, step.model)
+        try:
+            if how == "compile":
+                traced, compiled = compile_step(step, batch)
+                recording.traced = traced
+                recording.replay = (
+                    self._captured(lambda b: compiled(b), batch) if batch[0].is_cuda else compiled
+                )
+                recording.compiled = True
+            else:
+                recording.replay = self._captured(step.run, batch)
+            recording.state = model_state(step.model, batch[0].device)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            recording.failed.add(how)
+            if how == "capture" or not batch[0].is_cuda:
+                warnings.warn(
+                    f"a step of {type(step.model).__name__} cannot be recorded and runs as it is: "
+                    f"{str(error).splitlines()[0] if str(error) else type(error).__name__}",
+                    stacklevel=4,
+                )
+        finally:
+            start.restore()
+
+    def _captured(
+        self, work: Callable[[Sequence[Tensor]], Outputs], batch: Sequence[Tensor]
+    ) -> Callable[[Sequence[Tensor]], Outputs]:
+        still = [t.clone() for t in batch]
+        graph, outputs = capture(lambda: work(still), pool=self._pool)
+        self._pool = graph.pool()  # recordings take turns, so they may share their memory
+
+        def replay(now: Sequence[Tensor]) -> Outputs:
+            torch._foreach_copy_(still, list(now))
+            graph.replay()
+            return outputs
+
+        return replay
+
+
+def compile_cost(device: torch.device) -> float:
+    """Seconds that compiling a step takes, roughly."""
+    return 40.0 if device.type == "cuda" else 60.0
+
+
+def compile_step(
+    step: Step, batch: Sequence[Tensor]
+) -> tuple[Callable[[Sequence[Tensor]], Outputs], Callable[[Sequence[Tensor]], Outputs]]:
+    """(the step as one graph of operators, the same graph compiled by Inductor)."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # slow to import, and rarely needed
+
+    model = step.model
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    names = list(named)
+    order: list[str] = []
+
+    def work(weights: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
+        found = step.run_with(dict(zip(names, weights, strict=True)), tensors)
+        order[:] = list(found)
+        return [found[name] for name in order]
+
+    example = [t.clone() for t in batch]
+    with left_to_the_compiler():
+        graph = make_fx(work)(list(named.values()), example)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+    def current() -> list[Tensor]:
+        now = dict(model.named_parameters()) | dict(model.named_buffers())
+        return [now[name].detach() for name in names]
+
+    def traced(tensors: Sequence[Tensor]) -> Outputs:
+        with torch.no_grad():
+            return dict(zip(order, graph(current(), list(tensors)), strict=True))
+
+    compiled_graph = torch.compile(graph, dynamic=False)
+
+    def compiled(tensors: Sequence[Tensor]) -> Outputs:
+        with torch.no_grad(), full_precision(example[0].device):
+            return dict(zip(order, compiled_graph(current(), list(tensors)), strict=True))
+
+    compiled(example)
+    return traced, compiled
+
+
+def capture(
+    work: Callable[[], Any], warm_ups: int = 2, pool: Any = None
+) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """The CUDA graph of `work`, and what it returned: tensors that each replay writes anew.
+
+    `work` must read and write the same tensors each time and wait for nothing. It is run
+    `warm_ups` times first, on a stream of its own, so that libraries are ready to be recorded.
+    Nothing of earlier backward passes may be left, nor what autocast has cast: a node of the graph
+    of autograd that was made on another stream cannot be recorded.
+    """
+    gc.collect()
+    cached = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(side):
+            for _ in range(warm_ups):
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=pool):
+                found = work()
+        except Exception:
+            _usable_generator()
+            raise
+        return graph, found
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+def _usable_generator() -> None:
+    """A recording that failed leaves the generator waiting for its end: give it a new state.
+
+    Far ahead of the old one, which graphs that were recorded before go on to draw from.
+    """
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
+    generator.set_offset(generator.get_offset() + 2**40)
+
+
+def model_state(model: nn.Module, device: torch.device) -> Hashable:
+    """What a recording depends on: the tensors' places, the modules' settings, the arithmetic.
+
+    A setting that a module computes with (a rate of dropout, a scale, its mode) is a constant of
+    the recording, so another value needs another recording. Read before every replay, in one walk.
+    """
+    found: list[Any] = []
+    for module in model.modules():
+        found.append((type(module), id(module)))
+        found += [t.data_ptr() for t in module._parameters.values() if t is not None]
+        found += [t.data_ptr() for t in module._buffers.values() if t is not None]
+        for value in vars(module).values():
+            kind = type(value)
+            if kind in _NUMBERS:
+                found.append(value)
+            elif kind is tuple or kind is list:
+                found.append(frozen(value))
+    kind_of_device = device.type
+    casts = torch.is_autocast_enabled(kind_of_device)
+    cast = torch.get_autocast_dtype(kind_of_device) if casts else None
+    return tuple(found), float32_settings(), cast
+
+
+def frozen(value: Any) -> Hashable:
+    """Lists and tuples all the way down; what is neither they nor plain is known by its place."""
+    if isinstance(value, tuple | list):
+        return tuple(map(frozen, value))
+    if isinstance(value, bool | int | float | str):
+        return value
+    return type(value), id(value)
+
+
+def _agree(expected: Outputs, found: Outputs) -> bool:
+    """Equal up to what another order of summation changes."""
+    names = [n for n, t in expected.items() if t.is_floating_point()]
+    if set(found) != set(expected):
+        return False
+    scale = sum(float(expected[n].double().square().sum()) for n in names) ** 0.5
+    error = sum(float((expected[n].double() - found[n].double()).square().sum()) for n in names)
+    return bool(error**0.5 <= 2e-2 * scale + 1e-12)

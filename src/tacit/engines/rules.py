@@ -1,0 +1,478 @@
+"""Per-record gradients of one operand of one operator, by the operator's name.
+
+A parameter, or a tensor made from parameters alone, enters an operator as an operand. The operator
+saved its other operands, and autograd gives its cotangent b, in which every element belongs to one
+record. From those a rule makes the gradients of the operand, record by record: an outer product for
+matrix products, a look-up for embeddings, a sum over the broadcast dimensions for everything that
+is point-wise. An operator without a rule runs its own backward pass once per record.
+
+`gradient_rule` is public: a user registers rules for operators and `torch.autograd.Function`s of
+their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tacit.engines import normalisation
+from tacit.engines.convolution import kernel_gradients
+from tacit.engines.gradients import RecordGradients, Stacked
+from tacit.engines.precision import wide
+from tacit.engines.products import Dense, Lookup, table_gradients
+from tacit.engines.shadow import Layout
+from tacit.engines.torch_internals import (
+    Node,
+    function_of,
+    has_saved,
+    is_python_node,
+    run_node,
+    saved,
+    signed,
+)
+
+
+@dataclass(frozen=True)
+class Use:
+    """One operand of one operator, with what is needed for its per-record gradients.
+
+    `cotangents` are those of the operator's outputs, `layouts` say which record each row of them
+    belongs to, `operand` counts the operator's differentiable operands, and `shape` is that of the
+    operand whose gradients are asked for.
+    """
+
+    node: Node
+    operand: int
+    shape: tuple[int, ...]
+    cotangents: tuple[Tensor | None, ...]
+    layouts: tuple[Layout | None, ...]
+    num_records: int
+
+    @property
+    def cotangent(self) -> Tensor:
+        """The cotangent of the first output that has one."""
+        return next(b for b in self.cotangents if b is not None)
+
+    @property
+    def layout(self) -> Layout:
+        pairs = zip(self.layouts, self.cotangents, strict=True)
+        return next(
+            lay for lay, b in pairs if b is not None and lay is not None and lay.kind != "public"
+        )
+
+    def saved(self, name: str) -> Any:
+        """A value that the operator saved, by its name in PyTorch's derivatives."""
+        return saved(self.node, name)
+
+    def rows(self, tensor: Tensor, dim: int | None = None) -> Tensor:
+        """(B, R, …): R rows for each record, taken from dimension `dim`; the others keep their
+        order."""
+        return rows_by_record(tensor, self.layout, self.num_records, dim)
+
+
+# What a rule returns: a stack (B, *shape), a factored form, or None if the rule does not apply.
+Found = RecordGradients | Dense | Lookup | Tensor | None
+Rule = Callable[[Use], Found]
+Registered = TypeVar("Registered", bound=Rule)
+RULES: dict[str, Rule] = {}
+FUNCTION_RULES: dict[type, Rule] = {}
+
+
+def gradient_rule(*operators: Any) -> Callable[[Registered], Registered]:
+    """Register the per-record gradients of an operator's operands.
+
+    An operator is a `torch.autograd.Function` class of your own, or the name of an autograd node
+    such as "AddmmBackward0" (`tensor.grad_fn.name()` tells it). The rule gets a `Use` and returns
+
+    - a tensor of shape (B, *use.shape) with each record's gradient of the operand,
+    - a `Dense` product, a `Lookup` or other `RecordGradients`, whose norms are exact or from
+      above, or
+    - None, where it does not apply: then the operator runs once per record.
+
+    Record i's gradient must depend on row i alone. `use.saved_tensors` of a Function are
+    `use.node.saved_tensors`; `use.rows(t)` splits a tensor into (B, R, …). Each plan compares the
+    first records' gradients with autograd's, so a wrong rule is refused when it is first used.
+
+        @tacit.gradient_rule(MyScale)
+        def scale(use):
+            (x,) = use.node.saved_tensors
+            return (use.rows(x) * use.rows(use.cotangent)).sum(1)
+    """
+
+    def register(rule: Registered) -> Registered:
+        for operator in operators:
+            if isinstance(operator, str):
+                RULES[operator] = rule
+            elif isinstance(operator, type) and issubclass(operator, torch.autograd.Function):
+                FUNCTION_RULES[operator] = rule
+            else:
+                raise TypeError(
+                    f"gradient_rule was given {operator!r}; give a torch.autograd.Function class "
+                    'or the name of an autograd node, such as "AddmmBackward0"'
+                )
+        return rule
+
+    return register
+
+
+def rule_for(node: Node) -> Rule | None:
+    """The registered rule, the rule for broadcast operands, or None for a user's Function."""
+    if is_python_node(node):
+        function = function_of(node)
+        return None if function is None else FUNCTION_RULES.get(function)
+    return RULES.get(node.name(), _broadcast)
+
+
+def found_by_rule(rule: Rule, use: Use) -> Dense | Lookup | RecordGradients | None:
+    if use.layout.kind == "scattered" or (use.cotangent.is_complex() and rule not in _COMPLEX):
+        return None
+    found = rule(use)
+    if isinstance(found, Tensor):
+        return Stacked(wide(found).reshape(use.num_records, *use.shape))
+    return found
+
+
+def rows_by_record(
+    tensor: Tensor, layout: Layout, num_records: int, dim: int | None = None
+) -> Tensor:
+    """(B, R, …) from the rows of dimension `dim`, by default the layout's own."""
+    dim = layout.dim if dim is None else dim
+    if layout.kind == "blocks":
+        outer, inner = layout.outer, layout.inner
+        if outer == 1 and dim == 0:
+            return tensor.unflatten(0, (num_records, inner))
+        split = tensor.unflatten(dim, (outer, num_records, inner))
+        return split.movedim((dim + 1, dim, dim + 2), (0, 1, 2)).flatten(1, 2)
+    assert layout.ids is not None
+    places_BR = padded_places(layout.ids, num_records)
+    rows = tensor.movedim(dim, 0)
+    with_zero = torch.cat([rows, torch.zeros_like(rows[:1])])
+    return with_zero[places_BR]
+
+
+def padded_places(ids_N: Tensor, num_records: int) -> Tensor:
+    """(B, R) places of each record's rows, N where a record has fewer than R. Reads the ids."""
+    counts_B = torch.bincount(ids_N[ids_N >= 0], minlength=num_records)
+    width = max(1, int(counts_B.max()))
+    order = torch.argsort(ids_N, stable=True)
+    order = order[ids_N[order] >= 0]
+    starts_B = counts_B.cumsum(0) - counts_B
+    record = ids_N[order]
+    place = torch.arange(len(order), device=ids_N.device) - starts_B[record]
+    places = torch.full((num_records, width), len(ids_N), device=ids_N.device)
+    places[record, place] = order
+    return places
+
+
+def mask_of(layout: Layout, record: int, num_records: int, like: Tensor) -> Tensor:
+    """Where the elements of one record are, in a shape that broadcasts to that of `like`."""
+    if layout.kind == "scattered":
+        assert layout.ids is not None
+        return layout.ids == record
+    if layout.kind == "rows":
+        owner = layout.ids
+    else:
+        records = torch.arange(num_records, device=like.device)
+        owner = records.repeat_interleave(layout.inner).repeat(layout.outer)
+    assert owner is not None
+    shape = [1] * like.dim()
+    shape[layout.dim] = -1
+    return (owner == record).view(shape)
+
+
+def summed_to(
+    full: Tensor, layout: Layout, num_records: int, shape: Sequence[int]
+) -> Tensor | None:
+    """(B, *shape): a broadcast operand's gradients, summed over all dimensions but the record's.
+
+    `full` has the cotangent's shape. None where the operand itself has rows for records.
+    """
+    extra = full.dim() - len(shape)
+    place = layout.dim - extra
+    if extra < 0 or (place >= 0 and shape[place] != 1):
+        return None
+    rows_BR = rows_by_record(wide(full), layout, num_records)  # (B, R, the other dimensions)
+    total = rows_BR.sum(1).unsqueeze(1 + layout.dim)
+    if extra:
+        total = total.flatten(1, extra).sum(1) if extra > 1 else total.sum(1)
+    over = [1 + d for d, size in enumerate(shape) if size == 1 and total.shape[1 + d] != 1]
+    return total.sum(over, keepdim=True) if over else total
+
+
+# Matrix products.
+
+
+@gradient_rule("AddmmBackward0")
+def _addmm(use: Use) -> Found:
+    if use.operand == 0:
+        return _scaled(_cotangent_summed(use), use.saved("beta"))
+    return _matrix(use, ("mat1", "mat2")[use.operand - 1], "mat1", "mat2", use.saved("alpha"))
+
+
+@gradient_rule("MmBackward0")
+def _mm(use: Use) -> Found:
+    return _matrix(use, ("self", "mat2")[use.operand], "self", "mat2", 1)
+
+
+def _matrix(use: Use, wanted: str, left: str, right: str, alpha: float) -> Found:
+    """y = x W has ∂W = Σ_t x_t b_tᵀ over rows t; y = W x has ∂W = Σ_t b_t x_tᵀ over columns t."""
+    b, dim = use.cotangent, use.layout.dim
+    if wanted == right and dim == 0:
+        x = use.rows(use.saved(left), 0)
+        return Dense(_scaled(wide(use.rows(b)), alpha), wide(x))
+    if wanted == left and dim == 1:
+        x = use.rows(use.saved(right), 1)
+        return Dense(wide(x), _scaled(wide(use.rows(b)), alpha))
+    return None
+
+
+@gradient_rule("BmmBackward0", "BaddbmmBackward0")
+def _bmm(use: Use) -> Found:
+    """A matrix for each of H groups, with the records in the rows (or columns) of every group.
+
+    The groups may be frequencies, and everything complex: then ∂W = Σ_t x̄_t b_tᵀ.
+    """
+    plain = use.node.name() == "BmmBackward0"
+    if not plain and use.operand == 0:
+        return _scaled(_cotangent_summed(use), use.saved("beta"))
+    left, right = ("self", "mat2") if plain else ("batch1", "batch2")
+    operand = use.operand + (1 if plain else 0)
+    b, dim = use.cotangent, use.layout.dim
+    alpha = 1 if plain else use.saved("alpha")
+    if operand == 2 and dim == 1:
+        x_BRHD, b_BRHP = use.rows(use.saved(left), 1).conj(), use.rows(b)
+        first, second = wide(x_BRHD), _scaled(wide(b_BRHP), alpha)
+    elif operand == 1 and dim == 2:
+        b_BRHP, x_BRHD = use.rows(b), use.rows(use.saved(right), 2).conj()
+        first, second = _scaled(wide(b_BRHP), alpha), wide(x_BRHD)
+    else:
+        return None
+    return Stacked(torch.einsum("brhm,brhn->bhmn", first, second))
+
+
+@gradient_rule("TrilinearBackward0")
+def _bilinear(use: Use) -> Found:
+    """`nn.Bilinear`: y_o = Σ_ij x_i W_oij z_j has ∂W_oij = b_o x_i z_j."""
+    sums = [list(use.saved(name)) for name in ("expand1", "expand2", "expand3", "sumdim")]
+    if use.operand != 1 or use.layout.dim or sums != [[1, 3], [0], [1, 2], [2, 3]]:
+        return None
+    x, z = use.rows(wide(use.saved("i1")), 0), use.rows(wide(use.saved("i3")), 0)
+    return Stacked(torch.einsum("bro,bri,brj->boij", use.rows(wide(use.cotangent)), x, z))
+
+
+# Look-ups.
+
+
+@gradient_rule("EmbeddingBackward0")
+def _embedding(use: Use) -> Found:
+    if use.operand != 0 or use.saved("scale_grad_by_freq") or use.layout.kind != "blocks":
+        return None
+    tokens_BT = use.rows(use.saved("indices")).flatten(1)
+    values = wide(use.rows(use.cotangent)).reshape(*tokens_BT.shape, -1)
+    padding = signed(use.saved("padding_idx"))
+    if padding >= 0:
+        values = values.masked_fill((tokens_BT == padding)[..., None], 0.0)
+    return Lookup(use.shape[0], tokens_BT, values)
+
+
+@gradient_rule("EmbeddingBagBackward0")
+def _embedding_bag(use: Use) -> Found:
+    """Sums or means of look-ups: a token's cotangent is that of its bag."""
+    by_sum, by_mean = 0, 1
+    mode = use.saved("mode")
+    plain = use.saved("per_sample_weights") is None and signed(use.saved("padding_idx")) < 0
+    if use.operand != 0 or use.saved("scale_grad_by_freq") or use.layout.dim or not plain:
+        return None
+    if mode not in (by_sum, by_mean) or use.layout.kind != "blocks":
+        return None
+    b, indices = wide(use.cotangent), use.saved("indices")
+    places = torch.arange(len(indices), device=b.device)
+    bag_of_token = torch.searchsorted(use.saved("offsets").long(), places, right=True) - 1
+    if mode == by_mean:
+        sizes = torch.bincount(bag_of_token, minlength=len(b))
+        b = b / sizes.clamp_min(1)[:, None]
+    records = torch.arange(use.num_records, device=b.device)
+    owner = records.repeat_interleave(use.layout.inner).repeat(use.layout.outer)
+    tokens = Layout("rows", ids=owner[bag_of_token])
+    tokens_BT = rows_by_record(indices, tokens, use.num_records)
+    values = rows_by_record(b[bag_of_token], tokens, use.num_records)
+    return Lookup(use.shape[0], tokens_BT, values)
+
+
+@gradient_rule("IndexBackward0")
+def _index(use: Use) -> Found:
+    """table[i, j, …] with tensors of integers for the first dimensions; they may be public."""
+    indices = use.saved("indices")
+    if use.operand != 0 or any(i is None or i.dtype == torch.bool for i in indices):
+        return None
+    indexed = use.shape[: len(indices)]
+    parts = torch.broadcast_tensors(*indices)
+    if use.layout.dim >= parts[0].dim():
+        return None
+    place = torch.zeros_like(parts[0], dtype=torch.long)
+    for part, size in zip(parts, indexed, strict=True):
+        place = place * size + torch.where(part < 0, part + size, part)
+    tokens_BT = use.rows(place).flatten(1)
+    values = wide(use.rows(use.cotangent)).reshape(*tokens_BT.shape, -1)
+    num_rows = math.prod(indexed)
+    if len(use.shape) == 2 and len(indices) == 1:
+        return Lookup(num_rows, tokens_BT, values)
+    found = table_gradients(num_rows, tokens_BT, values)
+    return Stacked(found.rows().reshape(use.num_records, *use.shape))
+
+
+@gradient_rule("IndexSelectBackward0")
+def _index_select(use: Use) -> Found:
+    if signed(use.saved("dim")) % len(use.shape) or use.layout.dim or len(use.shape) != 2:
+        return None
+    tokens_BT = use.rows(use.saved("index"))
+    return Lookup(use.shape[0], tokens_BT, wide(use.rows(use.cotangent)))
+
+
+# Convolutions and normalisation.
+
+
+@gradient_rule("ConvolutionBackward0")
+def _convolution(use: Use) -> Found:
+    b = use.cotangent
+    if use.operand == 2:
+        return _per_channel(use, wide(b))
+    if use.operand != 1 or use.layout.dim or use.layout.kind != "blocks":
+        return None
+    inputs, rows = use.saved("input"), use.layout.outer * use.layout.inner
+    if use.layout.outer > 1:
+        inputs, b = use.rows(inputs).flatten(0, 1), use.rows(b).flatten(0, 1)
+    return kernel_gradients(
+        wide(inputs),
+        wide(b),
+        use.saved("weight"),
+        use.saved("stride"),
+        use.saved("padding"),
+        use.saved("dilation"),
+        use.saved("transposed"),
+        use.saved("output_padding"),
+        use.saved("groups"),
+        rows_per_record=rows,
+    )
+
+
+def _per_channel(use: Use, values: Tensor) -> Found:
+    """Σ over all but records and channels (dimension 1)."""
+    if use.layout.dim:
+        return None
+    rows_BRC = use.rows(values)
+    return rows_BRC.sum(1) if rows_BRC.dim() == 3 else rows_BRC.flatten(3).sum((1, 3))
+
+
+@gradient_rule("NativeLayerNormBackward0")
+def _layer_norm(use: Use) -> Found:
+    values = wide(use.cotangent)
+    if use.operand == 1:
+        x, mean, rstd = use.saved("input"), use.saved("result1"), use.saved("result2")
+        values = values * ((wide(x) - wide(mean)) * wide(rstd))
+    return summed_to(values, use.layout, use.num_records, use.shape)
+
+
+@gradient_rule("FusedRmsNormBackward0")
+def _rms_norm(use: Use) -> Found:
+    values = wide(use.cotangent)
+    if use.operand == 1:
+        values = values * (wide(use.saved("input")) * wide(use.saved("result1")))
+    return summed_to(values, use.layout, use.num_records, use.shape)
+
+
+@gradient_rule("NativeGroupNormBackward0")
+def _group_norm(use: Use) -> Found:
+    if use.layout.dim or use.layout.kind != "blocks" or use.layout.outer > 1:
+        return None
+    if use.operand == 2:
+        return _per_channel(use, wide(use.cotangent))
+    weight_BC, _ = normalisation.group_norm_rows(
+        use.saved("input"),
+        use.saved("result1"),
+        use.saved("result2"),
+        use.cotangent,
+        use.saved("group"),
+        use.layout.inner,
+    )
+    return weight_BC
+
+
+@gradient_rule("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0")
+def _batch_norm(use: Use) -> Found:
+    """With fixed statistics, y = (x − μ)/√(σ² + ε)·γ + β, channel by channel."""
+    training = use.saved("training")
+    values = wide(use.cotangent)
+    if training or use.layout.dim:
+        return None
+    if use.operand == 1:
+        shape = (1, -1) + (1,) * (values.dim() - 2)
+        mean, variance = wide(use.saved("running_mean")), wide(use.saved("running_var"))
+        epsilon = "eps" if has_saved(use.node, "eps") else "epsilon"
+        rstd = (variance + use.saved(epsilon)).rsqrt()
+        x = wide(use.saved("input"))
+        values = values * ((x - mean.view(shape)) * rstd.view(shape))
+    return _per_channel(use, values)
+
+
+# Recurrent cells of a GPU: a bias's gradient is that of the gates it is added to.
+
+
+@gradient_rule("ThnnFusedLstmCellBackward0", "ThnnFusedGruCellBackward0")
+def _fused_cell(use: Use) -> Found:
+    """Operands: gates of the input and of the hidden state, the state, a bias for each gate."""
+    if use.operand not in (3, 4) or use.layout.dim or use.layout.kind != "blocks":
+        return None
+    gate = run_node(use.node, use.cotangents)[use.operand - 3]
+    return None if gate is None else use.rows(wide(gate)).sum(1)
+
+
+# Broadcast operands.
+
+
+@gradient_rule("ExpandBackward0")
+def _expand(use: Use) -> Found:
+    return summed_to(use.cotangent, use.layout, use.num_records, use.shape)
+
+
+@gradient_rule("RepeatBackward0")
+def _repeat(use: Use) -> Found:
+    if len(use.shape) == use.cotangent.dim() == 1 and use.layout.kind == "blocks":
+        rows_BR = use.rows(wide(use.cotangent))
+        if use.layout.outer == 1 and use.layout.inner % use.shape[0] == 0:
+            return rows_BR.reshape(use.num_records, -1, use.shape[0]).sum(1)
+        return None
+    repeated = [
+        d
+        for d, n in enumerate(use.shape)
+        if use.cotangent.shape[use.cotangent.dim() - len(use.shape) + d] != n
+    ]
+    if any(use.shape[d] != 1 for d in repeated):
+        return None
+    return summed_to(use.cotangent, use.layout, use.num_records, use.shape)
+
+
+def _broadcast(use: Use) -> Found:
+    """Any point-wise operator: its own backward pass, before the sum over broadcast dimensions."""
+    full = run_node(use.node, use.cotangents)[use.operand]
+    b = use.cotangent
+    if full is None or full.shape != b.shape or tuple(full.shape) == use.shape:
+        return None
+    return summed_to(full, use.layout, use.num_records, use.shape)
+
+
+def _cotangent_summed(use: Use) -> Tensor | None:
+    return summed_to(use.cotangent, use.layout, use.num_records, use.shape)
+
+
+def _scaled(values: Any, factor: float) -> Any:
+    return values if values is None or factor == 1 else values * factor
+
+
+# Rules that hold for complex numbers; a parameter is real, so these are never its own gradients.
+_COMPLEX = (_bmm, _broadcast)

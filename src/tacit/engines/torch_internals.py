@@ -1,0 +1,268 @@
+"""Everything that the engines use of PyTorch without a public name, in one file.
+
+Autograd's nodes tell their names, the shapes of their cotangents and what they saved for the
+backward pass. None of this is a public interface, so nothing outside this file reads it, and
+whatever is not recognised is denied: a node of an unknown name has no rule and runs once per
+record. `tests/engines/test_torch_internals.py` names the versions that this was run on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.distributions import Distribution
+from torch.overrides import TorchFunctionMode
+
+Node = Any  # torch.autograd.graph.Node
+_UNSIGNED = 1 << 63
+
+
+class Graph:
+    """The autograd graph below some losses: nodes from the losses down to the parameters.
+
+    `signature` describes the nodes, their connections and the shapes of their cotangents. Two
+    passes with equal signatures ran the same differentiable operators on the same shapes.
+    """
+
+    def __init__(self, losses: Tensor) -> None:
+        root = losses.grad_fn
+        self.nodes: list[Node] = _topological(root) if root is not None else []
+        self.index: dict[Node, int] = {node: i for i, node in enumerate(self.nodes)}
+        self.next: list[tuple[tuple[int, int] | None, ...]] = [
+            tuple(
+                None if child is None else (self.index[child], output)
+                for child, output in node.next_functions
+            )
+            for node in self.nodes
+        ]
+
+    def signature(self) -> tuple[Any, ...]:
+        return tuple(
+            (
+                _SAME.get(name := node.name(), name),
+                *self.next[i],
+                *(tuple(m.shape) for m in node._input_metadata),
+            )
+            for i, node in enumerate(self.nodes)
+        )
+
+    def variable(self, index: int) -> Tensor | None:
+        """The leaf that a node accumulates into, None for any other node."""
+        return getattr(self.nodes[index], "variable", None)
+
+    def shape(self, index: int, output: int) -> tuple[int, ...]:
+        """The shape of a node's output, which is the shape of its cotangent."""
+        return tuple(self.nodes[index]._input_metadata[output].shape)
+
+    def dtype(self, index: int, output: int) -> torch.dtype:
+        return self.nodes[index]._input_metadata[output].dtype
+
+    def num_outputs(self, index: int) -> int:
+        return len(self.nodes[index]._input_metadata)
+
+    def edge(self, index: int, output: int) -> Any:
+        """What `gradients` takes to give the cotangent at this place."""
+        variable = self.variable(index)
+        return GradientEdge(self.nodes[index], output) if variable is None else variable
+
+
+# One operator under several names, depending on whether a dispatch mode is active.
+_SAME = {"ReshapeAliasBackward0": "ViewBackward0", "UnsafeViewBackward0": "ViewBackward0"}
+
+
+def _topological(root: Node) -> list[Node]:
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            for child, _ in node.next_functions:
+                if child is not None and child not in seen:
+                    stack.append((child, False))
+    order.reverse()
+    return order
+
+
+Place = GradientEdge | Tensor
+
+
+def gradients(
+    outputs: Sequence[Place],
+    inputs: Sequence[Place],
+    cotangents: Sequence[Tensor],
+    *,
+    retain_graph: bool = True,
+    batched: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """`torch.autograd.grad`, inside the modes that are active; None for what was not used.
+
+    A checkpointed block runs again in the backward pass, and must run as it did before: without
+    dropout, or decomposed. Given tensors, `torch.autograd.grad` is itself a function that modes
+    may replace, and switches them off while it runs; given edges it is not.
+    """
+    return torch.autograd.grad(
+        [_edge_of(place) for place in outputs],
+        [_edge_of(place) for place in inputs],
+        list(cotangents),
+        retain_graph=retain_graph,
+        allow_unused=True,
+        is_grads_batched=batched,
+    )
+
+
+def _edge_of(place: Place) -> GradientEdge:
+    return get_gradient_edge(place) if isinstance(place, Tensor) else place
+
+
+def saved(node: Node, name: str) -> Any:
+    """What an operator saved for its backward pass under `name`; raises if it was overwritten."""
+    return getattr(node, f"_saved_{name}")
+
+
+def has_saved(node: Node, name: str) -> bool:
+    return hasattr(type(node), f"_saved_{name}")
+
+
+def signed(number: int) -> int:
+    """Negative dimensions are saved as unsigned 64-bit numbers."""
+    return number - 2 * _UNSIGNED if number >= _UNSIGNED else number
+
+
+def run_node(node: Node, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The node's own backward pass, before gradients are summed to the shapes of broadcast
+    operands."""
+    found = node(*cotangents)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def is_python_node(node: Node) -> bool:
+    """Whether the backward pass is Python code: a user's `torch.autograd.Function`."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def function_of(node: Node) -> type | None:
+    """The `torch.autograd.Function` class that a Python node belongs to."""
+    return getattr(type(node), "_forward_cls", None)
+
+
+def before_node(node: Node, call: Callable[[Sequence[Tensor | None]], None]) -> Any:
+    """Call `call` with the cotangents of a node just before its backward pass; a handle."""
+    return node.register_prehook(call)
+
+
+def after_node(node: Node, call: Callable[[], None]) -> Any:
+    """Call `call` just after a node's backward pass; a handle."""
+    return node.register_hook(lambda *_: call())
+
+
+def has_gradient_hooks(parameter: Tensor) -> bool:
+    """Whether `register_hook` was called on a leaf."""
+    return bool(parameter._backward_hooks)
+
+
+@contextmanager
+def plain_program(functions: bool = True) -> Iterator[None]:
+    """Run a forward pass so that the autograd graph shows every operator, and nothing looks.
+
+    - A model under `torch.compile` would be one opaque node: it runs as it was written.
+    - Libraries that look at values to save work (Transformers drops a mask that is all ones) do
+      not do so while a program is compiled. The step is compiled later, so it is asked to behave
+      that way now: one program, whatever the records hold.
+    - Distributions look at their parameters to refuse those out of range, unless told not to.
+    - Fused attention blocks and recurrent layers hide their parameters: they are decomposed.
+    - Embeddings with `sparse=True` give dense gradients here: the same numbers.
+    """
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it is slow
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(
+            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+        )
+        torch.backends.mha.set_fastpath_enabled(False)
+        compiling = torch.compiler._is_compiling_flag
+        stack.callback(setattr, torch.compiler, "_is_compiling_flag", compiling)
+        torch.compiler._is_compiling_flag = True
+        stack.callback(Distribution.set_default_validate_args, Distribution._validate_args)
+        Distribution.set_default_validate_args(False)
+        if functions:
+            stack.enter_context(_PlainFunctions())
+        yield
+
+
+def has_fused_functions(model: nn.Module) -> bool:
+    """Whether a module of the model calls one of the functions that `plain_program` replaces."""
+    return any(isinstance(m, nn.RNNBase | nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+
+
+class _PlainFunctions(TorchFunctionMode):
+    """`lstm`, `gru` and `rnn` without the fused layers of cuDNN and oneDNN; no sparse gradients."""
+
+    _functions = frozenset(
+        getattr(torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    )
+    _place_of_sparse: ClassVar[dict[Any, int]] = {
+        F.embedding: 6,
+        F.embedding_bag: 7,
+        torch.embedding: 4,
+        torch.embedding_bag: 5,
+    }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        place = self._place_of_sparse.get(func)
+        if place is not None:
+            if len(args) > place:
+                args = (*args[:place], False, *args[place + 1 :])
+            elif kwargs and "sparse" in kwargs:
+                kwargs = {**kwargs, "sparse": False}
+        if func in self._functions:
+            # `mkldnn.flags` warns where there is no GPU, and `cudnn.flags` raises where
+            # TensorFloat-32 was set in PyTorch's newer way.
+            enabled = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
+            torch._C._set_mkldnn_enabled(False)
+            torch._C._set_cudnn_enabled(False)
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                torch._C._set_mkldnn_enabled(enabled[0])
+                torch._C._set_cudnn_enabled(enabled[1])
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def swapped(model: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
+    """Other tensors in the places of a model's parameters and buffers, by their first names.
+
+    Every place of a shared tensor gets the same one.
+    """
+    own = dict(model.named_parameters()) | dict(model.named_buffers())
+    new = {id(own[name]): tensor for name, tensor in tensors.items()}
+    tables: list[dict[str, Any]] = [
+        table for module in model.modules() for table in (module._parameters, module._buffers)
+    ]
+    places = [
+        (table, name, held)
+        for table in tables
+        for name, held in table.items()
+        if held is not None and id(held) in new
+    ]
+    try:
+        for table, name, held in places:
+            table[name] = new[id(held)]
+        yield
+    finally:
+        for table, name, held in places:
+            table[name] = held

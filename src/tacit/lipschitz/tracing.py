@@ -1,0 +1,235 @@
+"""What a forward does, as a `torch.fx` graph in which nothing is written in place.
+
+`u += v`, `u.mul_(2)` and `relu(u, inplace=True)` write into u. The trace records the operation that
+returns a new value, and from then on every Python name of u stands for that value, as in PyTorch. A
+view of u, or u under the name of a module that returned it, is another name that the trace cannot
+follow: reading one after a write is refused, and so is a write into the input, which the caller may
+read. So the graph computes what forward does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tacit.lipschitz.integrity import require_no_hidden_code
+from tacit.lipschitz.refused import Refused
+
+# Operations that may return a view of what they are given.
+_VIEWS = frozenset([
+    "chunk", "contiguous", "detach", "diagonal", "expand", "expand_as", "flatten", "getitem",
+    "movedim", "narrow", "permute", "ravel", "reshape", "select", "split", "squeeze", "swapaxes",
+    "t", "to", "transpose", "type_as", "unbind", "unflatten", "unfold", "unsqueeze", "view",
+    "view_as",
+])  # fmt: skip
+# Modules of PyTorch's that may return their input, or a view of it.
+_MOVING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
+
+
+def functional_graph(module: nn.Module, *, defaults: bool = False) -> fx.Graph:
+    """The graph of a module's forward, one level deep: what a part does is asked of the part.
+
+    Forward takes one input. With `defaults` it may take others, which keep their default values.
+    Assertions, and shapes that nobody reads, are left out.
+    """
+    if "forward" in vars(module):
+        require_no_hidden_code(module, type(module))
+    _require_one_input(module, defaults)
+    tracer = _Tracer()
+    try:
+        graph = tracer.trace(module)
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(
+            f"its forward cannot be followed ({error}); it must not depend on the values or the "
+            "number of records: give it the three answers of tacit.lipschitz.Bounded"
+        ) from error
+    for before, after in tracer.writes:
+        _require_no_other_name(module, graph, before, after)
+    drop_unread(graph)
+    return graph
+
+
+def drop_unread(graph: fx.Graph, also: Container[fx.Node] = ()) -> None:
+    """Erase assertions, shapes and arithmetic whose value nobody reads, and nodes of `also`.
+
+    What may do more than return a value stays, and is asked for its bound.
+    """
+    for node in reversed(list(graph.nodes)):
+        if not node.users and (_only_returns(node) or node in also):
+            graph.erase_node(node)
+
+
+def _only_returns(node: fx.Node) -> bool:
+    if node.op == "call_function":
+        known = node.target in (getattr, torch._assert)
+        return known or getattr(node.target, "__module__", "") == operator.add.__module__
+    return node.op == "get_attr" or (
+        node.op == "call_method" and node.target in ("size", "dim", "numel")
+    )
+
+
+def part_of(module: nn.Module, target: str) -> nn.Module:
+    """The part of that path, from the tables of children."""
+    for name in target.split("."):
+        found = module._modules.get(name)
+        if not isinstance(found, nn.Module):
+            raise Refused(f"its forward calls {target!r}, which is none of its modules")
+        module = found
+    return module
+
+
+def name_of(target: Any) -> str:
+    return f".{target}()" if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+
+def _require_one_input(module: nn.Module, defaults: bool) -> None:
+    inputs = list(inspect.signature(module.forward).parameters.values())
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    known = bool(inputs) and inputs[0].kind is positional
+    others = [i for i in inputs[1:] if not defaults or i.default is inspect.Parameter.empty]
+    if not known or others:
+        raise Refused(
+            "it has neither the three answers of tacit.lipschitz.Bounded nor a forward of one "
+            "input to follow; use its counterpart in tacit.lipschitz, let "
+            "tacit.lipschitz_twin(model) replace it, or train this model with PerSampleClip"
+        )
+
+
+class _Value(fx.Proxy):
+    """A value on its way through forward."""
+
+
+def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[_Value, Any], _Value]:
+    def write(self: _Value, other: Any) -> _Value:
+        tracer: Any = self.tracer
+        written: _Value = tracer.write(self, function(self, other))
+        return written
+
+    return write
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+    setattr(_Value, f"__i{_name}__", _in_place(getattr(operator, _name)))
+for _name in ("and", "or"):
+    setattr(_Value, f"__i{_name}__", _in_place(getattr(operator, f"{_name}_")))
+
+
+class _Tracer(fx.Tracer):
+    """`writes` are the values that were written into, before and after."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[tuple[fx.Node, fx.Node]] = []
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        name = next(iter(inspect.signature(self.root.forward).parameters))
+        return root_fn, [self.root, self.create_proxy("placeholder", name, (), {})]
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_code.co_filename == torch.autograd.function.__file__:
+                raise Refused(
+                    "its forward uses an autograd Function, whose way back a trace does not have; "
+                    "give it the three answers of tacit.lipschitz.Bounded"
+                )
+            frame = frame.f_back
+        return _Value(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, Tensor) and not isinstance(a, nn.Parameter):
+            raise Refused("its forward uses a tensor that is none of its parameters")
+        return super().create_arg(a)
+
+    def create_proxy(
+        self, kind: str, target: Any, args: Any, kwargs: dict[str, Any], *more: Any, **named: Any
+    ) -> Any:
+        value = args[0] if args and isinstance(args[0], _Value) else None
+        if value is None:
+            return super().create_proxy(kind, target, args, kwargs, *more, **named)
+        by_flag = kwargs.get("inplace") is True
+        by_method = kind == "call_method" and _writes(target)
+        # A layer that writes into its input stays one and is asked for its bound as such; so does
+        # an activation on the input of the whole module.
+        stays = by_flag and value.node.op == "placeholder"
+        if kind == "call_module":
+            stays = getattr(part_of(self.root, target), "inplace", False) is True
+        elif by_flag and not stays:
+            kwargs = {**kwargs, "inplace": False}
+        elif by_method:
+            target = target.removesuffix("_")
+        made: Any = super().create_proxy(kind, target, args, kwargs, *more, **named)
+        if stays:
+            value.node = made.node
+            return value
+        return self.write(value, made) if by_flag or by_method else made
+
+    def write(self, value: _Value, made: _Value) -> _Value:
+        """From now on, every name of the value stands for what was made of it."""
+        if value.node.op in ("placeholder", "get_attr"):
+            raise Refused(
+                f"its forward writes into {value.node.target!r}, which others may read; write "
+                "x = x + y for x += y"
+            )
+        self.writes.append((value.node, made.node))
+        value.node = made.node
+        return value
+
+
+def _writes(method: str) -> bool:
+    """Whether PyTorch's method of this name writes in place: `add_`, and not `__add__`."""
+    return method.endswith("_") and not method.endswith("__")
+
+
+def _require_no_other_name(
+    module: nn.Module, graph: fx.Graph, before: fx.Node, after: fx.Node
+) -> None:
+    """Refuse a write into `before` if a later line reads what was written by another name."""
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    names, waiting = {before}, [before]
+    while waiting:
+        node = waiting.pop()
+        near = [user for user in node.users if _may_return(module, user, node)]
+        near += [source for source in node.all_input_nodes if _may_return(module, node, source)]
+        fresh = [n for n in near if n not in names and place[n] < place[after]]
+        names.update(fresh)
+        waiting += fresh
+    for node in names:
+        if node.op == "placeholder":
+            raise Refused(
+                f"its forward writes into {before.name!r}, which may be its own input; write "
+                "x = x + y for x += y"
+            )
+        late = [user for user in node.users if place[user] > place[after]]
+        if late:
+            raise Refused(
+                f"its forward writes into {before.name!r} and reads it by another name in "
+                f"{late[0].name!r}; write x = x + y for x += y"
+            )
+
+
+def _may_return(module: nn.Module, node: fx.Node, source: fx.Node) -> bool:
+    """Whether the value of a node may be its first argument, or a view of it."""
+    if not node.args or node.args[0] is not source:
+        return False
+    if node.op == "call_module":
+        part = part_of(module, str(node.target))
+        if next(part.parameters(), None) is not None:
+            return False
+        return isinstance(part, _MOVING) or not type(part).__module__.startswith("torch.nn.")
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name in _VIEWS

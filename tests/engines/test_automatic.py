@@ -1,0 +1,162 @@
+"""The engine that is used where none is named: what it pads, and the same sums."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+
+import pytest
+import torch
+from engine_checks import assert_same, quadratic
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import tacit
+from tacit import Augmentation, PerSampleClip
+from tacit.engines import Automatic, BookKeeping, Recorder, Task
+from tacit.engines.automatic import padded, rows_for
+from tacit.queries.bounded_gradient import trainable
+
+LOSS = tacit.losses.CrossEntropy()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    layers = [nn.Linear(4, 5), nn.Tanh(), nn.LayerNorm(5), nn.Dropout(0.0), nn.Linear(5, 2)]
+    return nn.Sequential(*layers).double()
+
+
+def task(model: nn.Module, loss: object = LOSS, **options) -> Task:
+    names = tuple(trainable(model))
+    return Task(model, loss, trainable(model), (names,), (0.5,), **options)
+
+
+def piece_of(count: int, *, max_physical: int | None = None):
+    torch.manual_seed(count)
+    inputs, targets = torch.randn(count, 4).double(), torch.randint(0, 2, (count,))
+    return tacit.batch_of(
+        inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5), max_physical=max_physical
+    )
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_the_sums_are_those_of_book_keeping_whatever_the_size(views):
+    model, engine = network(), Automatic()
+    for count in (32, 33, 34, 32, 35, 33, 46, 2, 2, 2, 32, 36, 48):
+        count -= count % views
+        asked = task(model, views=views, counted=True)
+        found = engine.clipped_sums(asked, piece_of(count))
+        expected = BookKeeping().clipped_sums(asked, piece_of(count))
+        assert_same(found.sums, expected.sums)
+        assert float(found.counts[0]) == pytest.approx(float(expected.counts[0]))
+
+
+def test_whether_a_size_came_before_does_not_show_in_the_last_bit():
+    """Which sizes have come before is private; the other records' terms must not depend on it."""
+    model = network()
+    for count in (33, 47, 61):
+        engine, piece, asked = Automatic(), piece_of(count), task(model, counted=True)
+        found = [engine.clipped_sums(asked, piece).sums for _ in range(4)]
+        for other in found[1:]:
+            for name, total in found[0].items():
+                assert torch.equal(total, other[name])
+
+
+class PythonDraws(nn.Module):
+    """Takes one of two ways, by a draw of Python's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.body(x) if random.random() < 0.5 else self.body(-x).tanh()
+
+
+def test_another_path_through_the_model_is_planned_and_not_confused():
+    model, engine = PythonDraws().double(), Automatic()
+    for step in range(12):
+        random.seed(step)
+        found = engine.clipped_sums(task(model), piece_of(5))
+        random.seed(step)
+        expected = BookKeeping().clipped_sums(task(model), piece_of(5))
+        assert_same(found.sums, expected.sums)
+
+
+def test_a_model_that_is_gone_leaves_no_plan_for_the_next():
+    """Plans are kept by identity: another model may come to lie where one has gone."""
+    engine = Automatic()
+    for width in (3, 5, 7, 3, 9):
+        torch.manual_seed(width)
+        model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2)).double()
+        asked = task(model, quadratic)
+        for _ in range(2):
+            found = engine.clipped_sums(asked, piece_of(6))
+            assert_same(found.sums, BookKeeping().clipped_sums(asked, piece_of(6)).sums)
+        del model, asked
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q))])
+def test_a_copied_engine_begins_anew(copied):
+    model, engine = network(), Automatic()
+    for _ in range(3):
+        engine.clipped_sums(task(model), piece_of(8))
+    other = copied(engine)
+    assert not other.recorder._recordings
+    found, expected = (e.clipped_sums(task(model), piece_of(8)) for e in (other, engine))
+    assert_same(found.sums, expected.sums)
+
+
+def test_forget_gives_recordings_back():
+    engine = Automatic(Recorder(compile=False))
+    for _ in range(3):
+        engine.clipped_sums(task(network()), piece_of(8))
+    engine.forget()
+    assert not engine.recorder._recordings
+
+
+@given(
+    count=st.integers(1, 5000),
+    views=st.sampled_from([1, 2, 3, 8]),
+    limit=st.none() | st.integers(1, 5000),
+)
+def test_padding_is_little_and_of_whole_records(count, views, limit):
+    count *= views
+    if limit is not None:
+        count = min(count, limit * views)
+    piece = tacit.Batch(
+        tacit.Records(torch.zeros(1, 1), torch.zeros(1)),
+        torch.zeros(count, dtype=torch.long),
+        1.0,
+        tacit.Poisson(0.5),
+        max_physical=None if limit is None else limit * views,
+    )
+    rows = rows_for(piece, views)
+    assert rows % views == 0
+    least = 0 if limit is None else limit * views / 8 + views
+    assert count <= rows <= count + max(count / 16, least) + views
+    if limit is not None:
+        assert rows <= limit * views
+
+
+@given(count=st.integers(1, 40), more=st.integers(0, 9))
+def test_padded_rows_count_for_nobody(count, more):
+    piece = piece_of(count)
+    longer = padded(piece, count + more)
+    assert len(longer) == count + more
+    assert longer is piece if more == 0 else int(longer.mask.sum()) == count
+    assert torch.equal(longer.inputs[:count], piece.inputs)
+
+
+def test_it_is_the_default_and_takes_views_on_a_cpu():
+    query = PerSampleClip(0.5, augmentation=Augmentation(2, torch.clone))
+    assert isinstance(query.engine, Automatic)
+    batch = piece_of(7)
+    named = PerSampleClip(0.5, augmentation=Augmentation(2, torch.clone), engine=BookKeeping())
+    model = network()
+    found, expected = query(model, LOSS, batch), named(model, LOSS, batch)
+    for one, other in zip(found.blocks, expected.blocks, strict=True):
+        for a, b in zip(one.sums, other.sums, strict=True):
+            assert torch.equal(a, b)

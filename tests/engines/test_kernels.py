@@ -1,0 +1,123 @@
+"""A tracer sees the GPU kernels: traced without a GPU, on tensors without data.
+
+A kernel that is launched directly would leave its first result in the recording as a constant.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tacit.engines import norms
+from tacit.engines.convolution import kernel_gradients
+from tacit.engines.kernels import convolution, ghost, normalisation, scaling
+from tacit.engines.normalisation import group_norm_rows
+from tacit.engines.products import Dense, Lookup, joined_products, outer_products
+
+KERNELS = (convolution, ghost, normalisation, scaling)
+
+
+def called(make, *shapes) -> list[str]:
+    """The operators of `tacit::` in the trace of `make`, on tensors of a GPU."""
+    with FakeTensorMode():
+        given = [torch.empty(shape, device="cuda") for shape in shapes]
+        graph = make_fx(make, tracing_mode="fake")(*given)
+    assert not list(graph.named_buffers())  # nothing became a constant
+    names = [str(node.target) for node in graph.graph.nodes]
+    return [name.split(".")[1] for name in names if name.startswith("tacit.")]
+
+
+@pytest.fixture(autouse=True)
+def _as_if_triton_were_here(monkeypatch):
+    for module in KERNELS:
+        monkeypatch.setattr(module, "AVAILABLE", True)
+
+
+def step(found, scale_B):
+    return found.squares(), found.total(scale_B)
+
+
+def test_products():
+    def make(scale_B, a, b):
+        return step(outer_products(a, b), scale_B)
+
+    found = called(make, (4,), (4, 3, 90), (4, 3, 80))
+    assert found == ["inner_products", "inner_products", "gram_norms"] + 2 * ["scale_records"]
+
+
+def test_products_that_are_joined():
+    def make(scale_B, a, b, g):
+        tokens = torch.zeros(g.shape[:2], dtype=torch.long, device=g.device)
+        return step(joined_products([Dense(a, b), Lookup(99, tokens, g)]), scale_B)
+
+    found = called(make, (4,), (4, 3, 90), (4, 3, 99), (4, 5, 90))
+    assert found.count("inner_products") == 4
+    assert found.count("scale_records") == 3
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "filters", "side", "operator"),
+    [
+        (3, 4, 9, "convolution_rows"),
+        (40, 60, 12, "convolution_squares"),
+        pytest.param(
+            *(256, 256, 4, "gram_norms"),
+            marks=pytest.mark.skipif(
+                not torch.backends.cuda.is_built(), reason="indexing needs a CUDA build"
+            ),
+        ),
+    ],
+)
+def test_convolutions(channels, filters, side, operator, transposed):
+    def make(scale_B, x, b, w):
+        geometry = [1, 1], [1, 1], [1, 1], transposed, [0, 0], 1
+        return step(kernel_gradients(x, b, w, *geometry), scale_B)
+
+    ends = (channels, filters) if transposed else (filters, channels)
+    sides = ((4, channels, side, side), (4, filters, side, side))
+    found = called(make, (4,), *sides, (*ends, 3, 3))
+    assert operator in found
+    assert "scale_records" in found
+
+
+def test_group_normalisation():
+    def make(x, mean, rstd, b):
+        return group_norm_rows(x, mean, rstd, b, 2, rows_per_record=2)
+
+    assert called(make, (4, 6, 5, 5), (4, 2), (4, 2), (4, 6, 5, 5)) == ["group_norm_rows"]
+
+
+def test_kernels_are_chosen_by_device_type_and_shape():
+    with FakeTensorMode():
+
+        def gpu(*shape, dtype=torch.float32):
+            return torch.empty(*shape, device="cuda", dtype=dtype)
+
+        assert ghost.fits(gpu(1, 64, 64))
+        assert not ghost.fits(gpu(1, 65, 65))
+        assert not ghost.fits(gpu(1, 8, 8, dtype=torch.float64))
+        assert not ghost.fits(torch.empty(1, 8, 8))
+        assert convolution.fits(gpu(1, 3, 8, 8), 1)
+        assert convolution.fits(gpu(1, 3, 8), 1)
+        assert not convolution.fits(gpu(1, 3, 8, 8, 8), 1)
+        assert not convolution.fits(gpu(1, 4, 8, 8), 2)
+        assert not convolution.fits(torch.empty(1, 3, 8, 8), 1)
+        assert normalisation.fits(gpu(2, 4, 3), 2)
+        assert not normalisation.fits(gpu(2, 4, 3, dtype=torch.float64), 2)
+        assert not normalisation.fits(gpu(2, 8, 64, 64), 1)
+        assert scaling.fits(gpu(2, 4, 3))
+        assert not scaling.fits(gpu(2, 4, 3).transpose(1, 2))
+
+
+def test_a_kernel_that_is_launched_directly_would_be_caught(monkeypatch):
+    """The planted bug: the trace holds no call."""
+    monkeypatch.setattr(
+        ghost, "gram_norms", lambda a, b, *_: (a.new_zeros(len(a)), a.new_zeros(len(a)))
+    )
+    with FakeTensorMode():
+        x = torch.empty(2, 3, 90, device="cuda")
+        graph = make_fx(lambda x: norms.ghost_norms(x, x), tracing_mode="fake")(x)
+    assert not any("gram_norms" in str(node.target) for node in graph.graph.nodes)

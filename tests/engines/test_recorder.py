@@ -1,0 +1,231 @@
+"""Recorded steps without a GPU: what is read anew, what makes a new recording, what is dropped.
+
+Every step is traced into one graph of operators after two runs. The graph stands in for the
+compiled one: numbers and tensors that the trace closed over stay as they were, as they would there.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_checks import assert_same, batch_for, quadratic, sums_of
+from torch import nn
+
+import tacit
+from tacit import LayerFactors, PerSampleClip, Records
+from tacit.engines import Automatic, BookKeeping, Recorder, recorder
+from tacit.losses import CrossEntropy
+
+LOSS = CrossEntropy()
+
+
+@pytest.fixture(autouse=True)
+def traced(monkeypatch):
+    monkeypatch.setattr(recorder, "compile_cost", lambda device: 0.0)
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+
+
+def batches(count: int = 6, size: int = 12):
+    torch.manual_seed(0)
+    for _ in range(count):
+        yield tacit.batch_of(
+            torch.randn(size, 4).double(),
+            torch.randint(0, 2, (size,)),
+            divisor=1.0,
+            scheme=tacit.Poisson(0.5),
+        )
+
+
+def public() -> Records:
+    torch.manual_seed(2)
+    return Records(torch.randn(24, 4).double(), torch.randint(0, 2, (24,)), name="public")
+
+
+def take_steps(query, model: nn.Module, count: int) -> None:
+    for batch in batches(count):
+        sums_of(query, model, batch, LOSS)
+
+
+def recordings(engine: Automatic):
+    return [r for r in engine.recorder._recordings.values() if r.replay is not None]
+
+
+SETTINGS = {
+    "flat": lambda step: (0.1 / (step + 1), None),
+    "by-layer": lambda step: ([0.1 / (step + 1), 0.02], tacit.by_layer),
+    "factors": lambda step: (LayerFactors(public(), 0.1 / (step + 1)), tacit.by_parameter),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("views", [1, 2])
+def test_records_weights_and_constants_are_read_anew(setting, views):
+    model, engine = network(), Automatic()
+    augmentation = None if views == 1 else tacit.Augmentation(views, torch.clone)
+    options = {"augmentation": augmentation}
+    for step, batch in enumerate(batches(8)):
+        norm, blocks = SETTINGS[setting](step)
+        one = PerSampleClip(norm, blocks=blocks, engine=engine, **options)
+        plain = PerSampleClip(norm, blocks=blocks, engine=BookKeeping(), **options)
+        assert_same(sums_of(one, model, batch, LOSS), sums_of(plain, model, batch, LOSS))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.1)
+    (recording,) = recordings(engine)  # one shape, one recording
+    assert recording.replays >= 4
+
+
+def test_a_number_that_was_recorded_for_good_would_be_caught(monkeypatch):
+    """The planted bug: a step that keeps the constant of the step that was recorded."""
+    from tacit.engines import automatic
+
+    kept = []
+
+    def stale(self, mask):
+        found = real(self, mask)
+        kept.append(found[-1])
+        return [*found[:-1], kept[0]]
+
+    real = automatic._Step.batch
+    monkeypatch.setattr(automatic._Step, "batch", stale)
+    model, engine, wrong = network(), Automatic(), 0
+    for step, batch in enumerate(batches(6)):
+        found = sums_of(PerSampleClip(0.1 / (step + 1), engine=engine), model, batch, LOSS)
+        plain = PerSampleClip(0.1 / (step + 1), engine=BookKeeping())
+        expected = sums_of(plain, model, batch, LOSS)
+        wrong += not all(torch.allclose(found[n], expected[n]) for n in found)
+    assert wrong >= 4
+
+
+class Half:
+    """Half of the entries are frozen; from the second step on, the other half."""
+
+    def __init__(self, model):
+        self.masks = {
+            n: (torch.arange(p.numel()) % 2 == 0).view_as(p) for n, p in model.named_parameters()
+        }
+
+    def active(self, model):
+        return self.masks
+
+
+def test_masks_that_change_in_place_are_read_anew():
+    model = network()
+    frozen, engine = Half(model), Automatic()
+    for batch in batches(8):
+        found = sums_of(PerSampleClip(0.1, engine=engine, frozen=frozen), model, batch, LOSS)
+        plain = PerSampleClip(0.1, engine=BookKeeping(), frozen=frozen)
+        assert_same(found, sums_of(plain, model, batch, LOSS))
+        for mask in frozen.masks.values():
+            mask.logical_not_()
+    assert recordings(engine)
+
+
+def test_padding_and_records_that_are_not_finite_add_nothing_to_a_recording():
+    model, engine = network(), Automatic()
+    for step, batch in enumerate(batches(6, size=40)):
+        batch.records.inputs[step] = torch.nan
+        found = sums_of(PerSampleClip(0.1, engine=engine), model, batch.first(35 + step % 2), LOSS)
+        plain = PerSampleClip(0.1, engine=BookKeeping())
+        assert_same(found, sums_of(plain, model, batch.first(35 + step % 2), LOSS))
+    assert len(recordings(engine)) == 1
+
+
+def test_a_setting_of_the_model_makes_another_recording():
+    model, engine = nn.Sequential(nn.Linear(4, 5), nn.LeakyReLU(0.1), nn.Linear(5, 2)), Automatic()
+    model = model.double()
+    query, plain = PerSampleClip(0.1, engine=engine), PerSampleClip(0.1, engine=BookKeeping())
+    for step, batch in enumerate(batches(24)):
+        model[1].negative_slope = 0.1 if step < 10 else 0.9
+        assert_same(sums_of(query, model, batch, LOSS), sums_of(plain, model, batch, LOSS))
+    (recording,) = recordings(engine)
+    assert recording.calls == 14  # since the slope has changed
+
+
+class Counts(nn.Module):
+    """A forward pass that changes with the number of its calls, which no setting shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.state = nn.Linear(4, 2), {"calls": 0}
+
+    def forward(self, x):
+        self.state["calls"] += 1
+        return self.body(x) * (1.0 if self.state["calls"] < 14 else 3.0)
+
+
+def test_a_recording_that_has_become_stale_is_dropped_with_a_warning():
+    model, engine = Counts().double(), Automatic()
+    query = PerSampleClip(1e9, engine=engine)
+    with pytest.warns(UserWarning, match="no longer gives what the model gives"):
+        take_steps(query, model, 40)
+    assert not recordings(engine)
+    plain = PerSampleClip(1e9, engine=BookKeeping())
+    for batch in batches(2):
+        assert_same(sums_of(query, model, batch, LOSS), sums_of(plain, model, batch, LOSS))
+
+
+def test_dropout_is_drawn_anew_in_each_replay():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5), nn.Linear(50, 2)).double()
+    engine = Automatic()
+    query = PerSampleClip(0.3, engine=engine)
+    (batch,) = batches(1)
+    found = []
+    for _ in range(8):
+        found.append({n: s.clone() for n, s in sums_of(query, model, batch, LOSS).items()})
+    assert recordings(engine)
+    assert all(not torch.equal(found[-1]["0.weight"], one["0.weight"]) for one in found[:-1])
+
+
+def test_stages_can_be_switched_off():
+    model, engine = network(), Automatic(Recorder(compile=False, capture=False))
+    for batch in batches(5):
+        sums_of(PerSampleClip(0.1, engine=engine), model, batch, LOSS)
+    assert not recordings(engine)
+
+
+def test_a_step_that_cannot_be_traced_runs_as_it_is_and_says_so_once(monkeypatch):
+    def fails(step, batch):
+        raise RuntimeError("no luck\nand more")
+
+    monkeypatch.setattr(recorder, "compile_step", fails)
+    model, query = network(), PerSampleClip(0.1)
+    with pytest.warns(UserWarning, match="cannot be recorded and runs as it is: no luck") as seen:
+        take_steps(query, model, 6)
+    assert len(seen) == 1
+    plain = PerSampleClip(0.1, engine=BookKeeping())
+    for batch in batches(2):
+        assert_same(sums_of(query, model, batch, LOSS), sums_of(plain, model, batch, LOSS))
+
+
+def test_a_finished_run_gives_its_recordings_back():
+    queries = [tacit.PerSampleClip(0.1), tacit.Clipless(gradient_clip=0.1)]
+    for query in queries:
+        records = tacit.Records(torch.randn(40, 4), torch.randint(2, (40,)), 2, public_size=40)
+        model = tacit.models.lipschitz_mlp((4,), 2, hidden=(4,))
+        tacit.Trainer(
+            model,
+            LOSS,
+            query,
+            tacit.PoissonSampler(records, 0.5, steps=6),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            tacit.Budget(3.0, 1e-4),
+            progress=False,
+        ).fit()
+        assert not query.engine.recorder._recordings
+
+
+def test_an_unrecorded_batch_of_another_shape_is_not_confused():
+    model, engine = network(), Automatic()
+    query, plain = PerSampleClip(0.1, engine=engine), PerSampleClip(0.1, engine=BookKeeping())
+    for size in (8, 8, 8, 8, 3, 8, 3, 3, 3, 8):
+        batch = batch_for(torch.randn(size, 4).double())
+        found, expected = (sums_of(q, model, batch, quadratic) for q in (query, plain))
+        assert_same(found, expected)

@@ -1,0 +1,366 @@
+"""Shadow memory: labels, views, reused memory, and what is noticed where."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from record_attack import attack, w, x
+from torch import Tensor, nn
+
+from tacit.engines.shadow import Event, Shadow, combine, layout, reduce_labels
+
+# --- the algebra and the layout -------------------------------------------------------------------
+
+
+def test_join_is_associative_and_commutative() -> None:
+    values = torch.tensor([-1, 0, 1, 2])
+    a, b, c = (t.reshape(-1) for t in torch.meshgrid(values, values, values, indexing="ij"))
+    assert torch.equal(combine(a, b), combine(b, a))
+    assert torch.equal(combine(combine(a, b), c), combine(a, combine(b, c)))
+    assert torch.equal(combine(a, a), a)
+    stacked = torch.stack([a, b, c], 1).int()
+    assert torch.equal(reduce_labels(stacked, 1), combine(a, b, c).int())
+    assert reduce_labels(stacked[:0], 0).tolist() == [0, 0, 0]
+    assert torch.equal(reduce_labels(stacked[:, :1].expand(-1, 9), 1), a.int())
+
+
+def test_layouts() -> None:
+    records = torch.arange(1, 4, dtype=torch.int32)
+    assert layout(torch.zeros(3, 4, dtype=torch.int32), 3).kind == "public"
+    assert layout(torch.tensor([1, -1]), 3).kind == "mixed"
+
+    found = layout(records.view(1, 3, 1).expand(3, 3, 3), 3)
+    assert (found.kind, found.dim, found.outer, found.inner) == ("blocks", 1, 1, 1)
+    found = layout(records.repeat_interleave(3)[:, None].expand(9, 3), 3)
+    assert (found.kind, found.dim, found.outer, found.inner) == ("blocks", 0, 1, 3)
+    found = layout(records.repeat(2), 3)
+    assert (found.kind, found.dim, found.outer, found.inner) == ("blocks", 0, 2, 1)
+
+    found = layout(torch.tensor([[2, 2], [1, 0], [0, 0]]), 3)
+    assert (found.kind, found.dim) == ("rows", 0)
+    assert found.ids is not None
+    assert found.ids.tolist() == [1, 0, -1]
+    found = layout(torch.tensor([[1, 2, 0], [2, 0, 1]]), 3)
+    assert found.kind == "scattered"
+    assert found.ids is not None
+    assert found.ids.tolist() == [[0, 1, -1], [1, -1, 0]]
+    assert layout(torch.ones(5, 2, dtype=torch.int32), 1).inner == 5
+    assert layout(torch.tensor(1), 1).kind == "scattered"
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_reused_memory_never_carries_old_labels() -> None:
+    """Thousands of storages come and go; each live tensor keeps exactly its own label."""
+    rng = random.Random(0)
+    shadow = Shadow(5)
+    pool: list[tuple[Tensor, int]] = []
+    with shadow:
+        for step in range(1200):
+            size = rng.choice([1, 4, 64])
+            owner = rng.randrange(6)
+            tensor = torch.full((size,), float(owner))
+            if owner:
+                shadow.labels(tensor).fill_(owner)
+            if pool and rng.random() < 0.5:
+                other, other_owner = rng.choice(pool)
+                tensor = tensor[:1] + other[:1]
+                owner = (
+                    owner
+                    if owner == other_owner or not other_owner
+                    else -1
+                    if owner
+                    else other_owner
+                )
+            elif rng.random() < 0.2:
+                tensor, owner = torch.zeros(size), 0
+            pool.append((tensor, owner))
+            if len(pool) > 40:
+                pool.pop(rng.randrange(len(pool)))
+            if step % 50 == 0:
+                assert all(bool((shadow.labels(t) == label).all()) for t, label in pool)
+    assert len(shadow._memory._blocks) < 1000
+
+
+def test_views_share_labels_and_public_writes_clear_them() -> None:
+    shadow = Shadow(3)
+    a = torch.zeros(3, 4)
+    shadow.mark(a)
+    assert shadow.labels(a.t())[0].tolist() == [1, 2, 3]
+    with shadow:
+        a[1] = 0
+        b = a.t().contiguous()
+        a.zero_()
+    assert shadow.labels(b)[0].tolist() == [1, 0, 3]
+    assert not shadow.private(a)
+    c = torch.zeros(1).expand(3, 2)
+    shadow.mark(c)
+    assert (shadow.labels(c) == -1).all()
+
+
+def test_records_that_share_one_element_meet() -> None:
+    shadow = Shadow(2)
+    a = torch.zeros(2, 2, dtype=torch.int32)
+    shadow.mark(a)
+    with shadow:
+        b = a.t().contiguous().view(torch.int64)
+    assert (shadow.labels(b) == -1).all()
+    assert [event.operator for event in shadow.meetings] == ["aten.view"]
+    with pytest.raises(ValueError, match="pass labels="):
+        shadow.mark(torch.zeros(5))
+
+
+def test_overlapping_windows_are_conservative() -> None:
+    shadow = Shadow(2)
+    source = torch.ones(2, 2)
+    shadow.mark(source)
+    memory = torch.zeros(3)
+    with shadow:
+        memory.as_strided((2, 2), (1, 1)).copy_(source)
+    assert (shadow.labels(memory) == -1).all()
+
+
+def test_random_programs_are_sound() -> None:
+    steps: list[Callable[[Tensor, Tensor], Tensor]] = [
+        lambda a, b: a + b,
+        lambda a, b: a * b.mean(1, keepdim=True),
+        lambda a, b: torch.cat([a[:, :2], b[:, 1:2]], 1),
+        lambda a, b: a.t().contiguous(),
+        lambda a, b: a.softmax(-1),
+        lambda a, b: a @ b,
+        lambda a, b: a.roll(1, 1),
+        lambda a, b: a[[0, 0, 2]],
+        lambda a, b: a.clone().index_add_(1, torch.tensor([0, 0, 1]), b),
+        lambda a, b: torch.where(a > 0.5, a, b),
+        lambda a, b: a.cumsum(1),
+        lambda a, b: a.clone().fill_(1.0) * b[0],
+        lambda a, b: F.layer_norm(a, (3,)),
+        lambda a, b: a.sort(-1).values,
+        lambda a, b: a.detach() * 0 + b,
+        lambda a, b: a.clone().masked_fill_(b > 0.6, 0.0),
+        lambda a, b: a.view(-1)[::2].repeat(2)[:9].view(3, 3),
+    ]
+    for seed in range(25):
+        rng = random.Random(seed)
+        plan = [(rng.choice(steps), rng.randrange(9), rng.randrange(9)) for _ in range(7)]
+
+        def program(a: Tensor, b: Tensor, plan: list = plan) -> list[Tensor]:
+            values = [a, b]
+            for step, i, j in plan:
+                values.append(step(values[i % len(values)], values[j % len(values)]))
+                if i == j:
+                    values[-1] = values[-1].clone()
+                    values[-1][1:] += values[0][:2]
+            return values
+
+        torch.manual_seed(seed)
+        _, _, shadow = attack(program, [x(3, 3), w(3, 3)])
+        assert not shadow.unknown
+
+
+# --- what is noticed ------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self, body: Callable[[Net, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 8)
+        self.last = nn.Linear(8, 3)
+        self.norm = nn.BatchNorm1d(8)
+        self.body = body
+        self.kept: list[Tensor] = []
+        self.register_buffer("memory", torch.zeros(8))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(torch.relu(self.body(self, self.first(inputs))))
+
+
+def remember(net: Net, z: Tensor) -> Tensor:
+    net.memory = 0.9 * net.memory + 0.1 * z.detach().mean(0)
+    return z - net.memory
+
+
+def write_across(net: Net, z: Tensor) -> Tensor:
+    z = z.clone()
+    z[0] = z[1]
+    return z
+
+
+def keep(net: Net, z: Tensor) -> Tensor:
+    net.kept.append(z.detach().exp())
+    return z
+
+
+def batch_norm_eval(net: Net, z: Tensor) -> Tensor:
+    return net.norm.eval()(z)
+
+
+def branch(net: Net, z: Tensor) -> Tensor:
+    return z * 2 if z.max() > 1 else z
+
+
+def examine(body: Callable[[Net, Tensor], Tensor], n: int = 6) -> tuple[Shadow, Net, Tensor]:
+    torch.manual_seed(0)
+    net = Net(body)
+    inputs, target = torch.randn(n, 5), torch.randint(0, 3, (n,))
+    shadow = Shadow(n)
+    shadow.mark(inputs)
+    shadow.mark(target)
+    with shadow:
+        losses = F.cross_entropy(net(inputs), target, reduction="none")
+    return shadow, net, losses.detach()
+
+
+MEETINGS = [
+    (lambda net, z: net.norm(z), "aten.native_batch_norm", "net.norm(z)"),
+    (lambda net, z: z - z.detach().mean(0), "aten.mean", "z.detach().mean(0)"),
+    (lambda net, z: z + 1e-9 * z.roll(1, 0), "aten.add", "z.roll(1, 0)"),
+    (lambda net, z: z + 0.0 * z.mean(0), "aten.mean", "0.0 * z.mean(0)"),
+    (lambda net, z: (z @ z.T)[:, :1] + z, "aten.mm", "z @ z.T"),
+    (lambda net, z: z * z.softmax(0), "aten._softmax", "z.softmax(0)"),
+    (remember, "aten.mean", "z.detach().mean(0)"),
+    (write_across, "aten.nll_loss_forward", "F.cross_entropy"),
+    (branch, "aten.max", "z.max() > 1"),
+]
+
+
+@pytest.mark.parametrize(("body", "operator", "line"), MEETINGS)
+def test_meetings_are_found_with_their_source_line(
+    body: Callable, operator: str, line: str
+) -> None:
+    shadow, _, losses = examine(body)
+    first = shadow.meetings[0]
+    assert first.operator == operator
+    assert first.where.startswith("test_shadow.py:")
+    assert line in first.where
+    if body is not branch:
+        assert layout(shadow.labels(losses), 6).kind == "mixed"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda net, z: z,
+        batch_norm_eval,
+        lambda net, z: z - z.detach().mean(1, keepdim=True),
+        lambda net, z: z + 1e-9 * z.roll(1, 1),
+        lambda net, z: z * z.softmax(1),
+        lambda net, z: (z[:, :, None] @ z[:, None])[..., 0] + z,
+        lambda net, z: z - 0.9 * net.memory,
+    ],
+)
+def test_harmless_twins_are_clean(body: Callable) -> None:
+    shadow, _, losses = examine(body)
+    assert not shadow.meetings + shadow.looks + shadow.selections + shadow.unknown
+    assert layout(shadow.labels(losses), 6).kind == "blocks"
+    losses = None
+    assert not shadow.kept()
+
+
+@pytest.mark.parametrize(
+    ("look", "operator"),
+    [
+        (lambda z: bool(z.max() > 1), "aten._local_scalar_dense"),
+        (lambda z: float(z[0, 0]), "aten._local_scalar_dense"),
+        (lambda z: torch.equal(z, z + 1), "aten.equal"),
+        (lambda z: z.tolist(), "Tensor.tolist"),
+        (lambda z: z.detach().numpy(), "Tensor.numpy"),
+        (lambda z: z.detach().cpu().__array__(), "Tensor.__array__"),
+        (lambda z: z.detach().__dlpack__(), "Tensor.__dlpack__"),
+        (lambda z: z.unique(), "aten._unique2"),
+        (lambda z: z.repeat_interleave((z[:, 0] > 0).long() + 1, 0), "aten.repeat_interleave"),
+        (lambda z: torch.zeros(9)[: int((z > 0).sum())], "aten._local_scalar_dense"),
+        (lambda z: f"{z}", "Tensor.__format__"),
+    ],
+)
+def test_looks_are_noticed(look: Callable, operator: str) -> None:
+    def body(net: Net, z: Tensor) -> Tensor:
+        look(z)
+        look(torch.ones(3, 3))
+        return z
+
+    shadow, _, _ = examine(body)
+    assert operator in [event.operator for event in shadow.looks]
+    assert all(
+        "look(z)" in e.where or "test_looks" in e.where or "lambda z" in e.where
+        for e in shadow.looks
+    )
+
+
+@pytest.mark.parametrize(
+    ("select", "operator"),
+    [
+        (lambda z: z[z[:, 0] > 0], "aten.index"),
+        (lambda z: z[z > 0], "aten.index"),
+        (lambda z: torch.where(z > 0), "aten.nonzero"),
+        (lambda z: z.masked_select(z > 0), "aten.masked_select"),
+        (lambda z: z[torch.arange(6) + 0 * z.argmax(1)], "aten.index"),
+    ],
+)
+def test_selections_are_noticed_and_labels_follow(select: Callable, operator: str) -> None:
+    shadow, _, losses = examine(lambda net, z: (select(z), z)[1])
+    assert operator in [event.operator for event in shadow.selections]
+    assert not shadow.looks
+    assert layout(shadow.labels(losses), 6).kind == "blocks"
+
+
+def test_raw_memory_of_private_tensors_is_noticed() -> None:
+    shadow, _, _ = examine(lambda net, z: (z.data_ptr(), torch.ones(2).data_ptr(), z)[2])
+    assert [event.operator for event in shadow.unknown] == ["Tensor.data_ptr"]
+
+
+def test_what_is_kept_is_found() -> None:
+    for body in (keep, remember):
+        shadow, net, losses = examine(body)
+        shadow.labels(net.memory)  # asking for labels makes nothing the caller's own
+        del losses
+        kept = shadow.kept()
+        assert len(kept) == 1
+        assert ("kept.append" if body is keep else "net.memory") in kept[0].where
+        net.kept.clear()
+        net.memory = torch.zeros(8)
+        assert not shadow.kept()
+
+
+def test_unknown_operator_is_denied_and_named() -> None:
+    library = torch.library.Library("tacit_test", "DEF")
+    library.define("mix(Tensor a, Tensor b) -> Tensor")
+    library.impl("mix", lambda a, b: a + b.mean(0), "CompositeExplicitAutograd")
+    shadow = Shadow(3)
+    a = torch.ones(3, 2)
+    shadow.mark(a)
+    with shadow:
+        public = torch.ops.tacit_test.mix(torch.ones(2), torch.ones(2))
+        mixed = torch.ops.tacit_test.mix(a, a)
+    assert not shadow.private(public)
+    assert (shadow.labels(mixed) == -1).all()
+    assert [event.operator for event in shadow.unknown] == ["tacit_test.mix"]
+    assert not shadow.meetings
+
+
+def test_phase_and_callback() -> None:
+    shadow = Shadow(3)
+    seen: list[tuple[str, bool, bool]] = []
+    shadow.on_operator = lambda func, one, several: seen.append((str(func), one, several))
+    layer = nn.Linear(2, 2)
+    inputs, ones = torch.ones(3, 2), torch.ones(3, 2)
+    shadow.mark(inputs)
+    shadow.mark(ones)
+    with shadow:
+        out = layer(inputs)
+        shadow.phase = "backward"
+        weight_grad, _ = torch.autograd.grad(out, list(layer.parameters()), ones)
+        weight_grad + 1
+        torch.ones(2) + 1
+    assert (shadow.labels(weight_grad) == -1).all()
+    assert {event.phase for event in shadow.meetings} == {"backward"}
+    assert "out = layer(inputs)" in shadow.meetings[0].where
+    assert ("aten.addmm.default", True, False) in seen
+    assert ("aten.add.Tensor", False, True) in seen
+    assert ("aten.add.Tensor", False, False) in seen
+    assert isinstance(shadow.meetings[0], Event)

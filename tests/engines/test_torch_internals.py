@@ -1,0 +1,31 @@
+"""What the engines use of PyTorch without a public name: run on torch 2.11 (CUDA), 2.13 (CPU)."""
+
+import torch
+from torch import nn
+
+from tacit.engines.torch_internals import Graph, plain_program, saved
+
+
+def test_nodes_tell_their_names_shapes_and_saved_operands():
+    layer, x = nn.Linear(3, 2), torch.randn(5, 3)
+    graph = Graph(layer(x).sum(1))
+    (addmm,) = [node for node in graph.nodes if node.name() == "AddmmBackward0"]
+    assert graph.shape(graph.index[addmm], 0) == (5, 2)
+    assert torch.equal(saved(addmm, "mat1"), x)
+    variables = [graph.variable(i) for i in range(len(graph.nodes))]
+    assert {id(v) for v in variables if v is not None} == {id(p) for p in layer.parameters()}
+
+
+def test_a_recurrent_layer_shows_its_products():
+    layer, x = nn.LSTM(3, 2, batch_first=True), torch.randn(4, 5, 3)
+    with plain_program():
+        names = [node.name() for node in Graph(layer(x)[0].sum((1, 2))).nodes]
+    assert names.count("AddmmBackward0") >= 5
+    assert not any("RnnLayer" in name for name in names)
+
+
+def test_settings_come_back():
+    compiling = torch.compiler.is_compiling()
+    with plain_program():
+        assert torch.compiler.is_compiling()
+    assert torch.compiler.is_compiling() == compiling

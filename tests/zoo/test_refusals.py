@@ -1,0 +1,277 @@
+"""Programs in which records meet are refused at every piece size, with the place; twins pass.
+
+A refusal says what to do instead. Each recommendation is followed here, and must work.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mixing_models import (
+    CLASSES,
+    FEATURES,
+    RECORDS,
+    REFUSALS,
+    WIDTH,
+    Network,
+    Normalised,
+    Refusal,
+    class_loss,
+)
+from reference import Start, record_gradients
+from torch import Tensor, nn
+from transformers_text import mixtral_loop
+from zoo_case import Case, next_token_loss, text_to_continue
+
+import tacit
+from tacit.batch import batch_of
+from tacit.errors import MixesRecords, TacitError, UnsupportedModule
+from tacit.sampling.schemes import Poisson
+
+PIECES = [None, 1, 2, 3]
+
+
+@pytest.fixture(params=REFUSALS.values(), ids=REFUSALS.keys())
+def refusal(request) -> Refusal:
+    return request.param
+
+
+def ask(
+    model: nn.Module, loss: Callable = class_loss, piece: int | None = None, inputs=None
+) -> tacit.BoundedGradient:
+    """Clip the gradients of a few records; some of their entries are missing, hence zero."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(RECORDS, FEATURES, generator=generator)
+    rows[0, -2:] = rows[3, -1:] = 0.0
+    labels = torch.arange(RECORDS) % CLASSES
+    batch = batch_of(
+        rows if inputs is None else inputs,
+        labels,
+        divisor=1.0,
+        scheme=Poisson(0.5),
+        max_physical=piece,
+    )
+    return tacit.PerSampleClip(max_norm=1.0)(model, loss, batch)
+
+
+def message_of(refusal: Refusal, piece: int | None = None) -> str:
+    torch.manual_seed(0)
+    with pytest.raises((MixesRecords, UnsupportedModule)) as caught:
+        ask(refusal.build(), refusal.loss, piece)
+    assert isinstance(caught.value, TacitError)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_refused_at_every_piece_size(refusal, piece):
+    message_of(refusal, piece)
+
+
+def test_the_message_names_the_culprit(refusal):
+    message = message_of(refusal)
+    assert re.search(refusal.names, message), message
+    places = refusal.places()
+    if places is not None:
+        file, lines = places
+        expected = rf"{re.escape(file)}\D+({'|'.join(map(str, lines))})\b"
+        assert re.search(expected, message), f"not {file}, line {lines}: {message}"
+
+
+def test_the_message_is_the_same_at_every_piece_size(refusal):
+    assert len({message_of(refusal, piece) for piece in PIECES}) == 1
+
+
+def test_refused_every_time(refusal):
+    """Being refused once does not make a model known, and thereby accepted."""
+    model = refusal.build()
+    for _ in range(3):
+        with pytest.raises((MixesRecords, UnsupportedModule)):
+            ask(model, refusal.loss)
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_the_twin_passes(refusal, piece):
+    torch.manual_seed(0)
+    bounded = ask(refusal.twin(), refusal.twin_loss, piece)
+    assert all(total.isfinite().all() for block in bounded.blocks for total in block.sums)
+
+
+# Remedies ----------------------------------------------------------------------------------------
+
+# What a message recommends for BatchNorm, by the word that it uses.
+INSTEAD_OF_BATCH_NORM = {
+    "GroupNorm": lambda: nn.GroupNorm(2, WIDTH),
+    "LayerNorm": lambda: nn.LayerNorm(WIDTH),
+    "evaluation mode": lambda: nn.BatchNorm1d(WIDTH).eval(),
+}
+
+
+def test_what_is_recommended_for_batch_norm_passes():
+    message = message_of(REFUSALS["BatchNorm in training"])
+    recommended = [norm for word, norm in INSTEAD_OF_BATCH_NORM.items() if word in message]
+    assert recommended, f"no way out in: {message}"
+    for norm in recommended:
+        ask(Normalised(norm()))
+
+
+def test_batch_norm_in_training_is_refused_again_after_it_passed_in_evaluation():
+    model = Normalised(nn.BatchNorm1d(WIDTH)).eval()
+    ask(model)
+    with pytest.raises(MixesRecords):
+        ask(model.train())
+
+
+def test_every_message_has_a_way_out(refusal):
+    """After the culprit and the rule, a message says what to do."""
+    verbs = (
+        r"\b(use|replace|keep|pass|give|move|remove|compute|write|build|draw|pad|declare|take)\b"
+    )
+    message = message_of(refusal)
+    assert re.search(verbs, message, re.IGNORECASE), message
+
+
+def nested_rows() -> Tensor:
+    return torch.nested.nested_tensor(
+        [torch.randn(length, FEATURES) for length in range(2, 2 + RECORDS)], layout=torch.jagged
+    )
+
+
+class MeanOverTime(nn.Module):
+    """Takes sequences that are padded with zeros to a fixed length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = Network(torch.tanh)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        counted = (rows != 0).any(-1, keepdim=True)
+        return self.network((rows * counted).sum(1) / counted.sum(1).clamp(min=1))
+
+
+def test_nested_tensors_are_refused_and_padding_passes():
+    nested = nested_rows()
+    with pytest.raises((TacitError, TypeError), match=r"nested.*to_padded_tensor"):
+        ask(MeanOverTime(), inputs=nested)
+    padded = torch.nested.to_padded_tensor(nested, 0.0, (RECORDS, 10, FEATURES))
+    ask(MeanOverTime(), inputs=padded)
+
+
+def test_a_loop_over_experts_is_refused_and_runs_record_by_record():
+    case = Case("mixtral_loop", mixtral_loop, text_to_continue, next_token_loss)
+    model, (inputs, targets) = case.model(), case.batch(4)
+    start = Start(model, seed=0)
+    batch = batch_of(inputs, targets, divisor=1.0, scheme=Poisson(0.5))
+    with pytest.raises(MixesRecords, match=r"engine=tacit\.PerRecord\(\)"):
+        tacit.PerSampleClip(max_norm=0.1)(model, case.loss, batch)
+    query = tacit.PerSampleClip(max_norm=0.1, engine=tacit.PerRecord())
+    (block,) = query(model, case.loss, batch).blocks
+    expected = record_gradients(model, case.loss, inputs, targets, start=start)
+    sums = dict(zip(map(id, block.parameters), block.sums, strict=True))
+    for parameter, total in zip(expected.parameters, expected.clipped_sums(0.1), strict=True):
+        torch.testing.assert_close(sums[id(parameter)].double(), total, rtol=1e-4, atol=1e-6)
+
+
+def test_one_hot_labels_of_a_given_width_pass():
+    """The operator reads its labels to refuse those out of range; Python sees none of them."""
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return -(F.one_hot(labels, CLASSES) * logits.log_softmax(1)).sum(1)
+
+    def loss_of_the_widest(logits: Tensor, labels: Tensor) -> Tensor:
+        return -(F.one_hot(labels) * logits[:, : int(labels.max()) + 1]).sum(1)
+
+    ask(Network(torch.tanh), loss)
+    with pytest.raises(MixesRecords):
+        ask(Network(torch.tanh), loss_of_the_widest)
+
+
+def hooked_on_its_weight() -> nn.Module:
+    model = Network(torch.tanh)
+    model.first.weight.register_hook(lambda gradient: 0.5 * gradient)
+    return model
+
+
+def test_a_hook_on_a_parameter_is_refused_and_runs_record_by_record():
+    with pytest.raises(UnsupportedModule, match=r"'first.weight' has a hook.*PerRecord"):
+        ask(hooked_on_its_weight())
+    rows, labels = torch.randn(RECORDS, FEATURES), torch.arange(RECORDS) % CLASSES
+    batch = batch_of(rows, labels, divisor=1.0, scheme=Poisson(0.5))
+    tacit.PerSampleClip(max_norm=1.0, engine=tacit.PerRecord())(
+        hooked_on_its_weight(), class_loss, batch
+    )
+
+
+class Rotated(nn.Module):
+    """Multiplies a spectrum by a weight that is complex, or is viewed as complex."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight, self.network = nn.Parameter(weight), Network(torch.tanh)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        weight = self.weight if self.weight.is_complex() else torch.view_as_complex(self.weight)
+        return self.network(torch.fft.irfft(torch.fft.rfft(rows) * weight, n=FEATURES))
+
+
+def test_a_complex_parameter_is_refused_and_a_view_of_a_real_one_passes():
+    weight = torch.randn(FEATURES // 2 + 1, dtype=torch.complex64)
+    with pytest.raises(UnsupportedModule, match=r"'weight' is complex.*view_as_complex"):
+        ask(Rotated(weight))
+    ask(Rotated(torch.view_as_real(weight)))
+
+
+def test_a_hook_that_brings_records_to_a_weight_is_refused():
+    class Hooked(Network):
+        def forward(self, rows: Tensor) -> Tensor:
+            weight = 2 * self.last.weight
+            weight.register_hook(lambda gradient: gradient * rows.mean())
+            return F.linear(self.first(rows), weight)
+
+    with pytest.raises(MixesRecords, match="backward pass"):
+        ask(Hooked(torch.tanh))
+
+
+# The same verdict, whatever came before ----------------------------------------------------------
+
+
+class Switched(nn.Module):
+    """Harmless until someone turns a switch, as a schedule or a callback may do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = Network(lambda hidden: hidden - self.share * hidden.mean(0))
+        self.plain = Network(torch.tanh)
+        self.share: float | None = None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.plain(rows) if self.share is None else self.network(rows)
+
+
+def test_a_model_that_begins_to_mix_is_refused_at_that_step():
+    model, query = Switched(), tacit.PerSampleClip(max_norm=1.0)
+    rows, labels = torch.randn(RECORDS, FEATURES), torch.zeros(RECORDS, dtype=torch.long)
+    batch = batch_of(rows, labels, divisor=1.0, scheme=Poisson(0.5))
+    for _ in range(5):
+        query(model, class_loss, batch)
+    model.share = 1e-9
+    with pytest.raises((MixesRecords, UnsupportedModule)):
+        query(model, class_loss, batch)
+
+
+def test_mixing_that_needs_more_records_than_the_first_batch_had():
+    """Refused at the first batch or at the second, but not let through."""
+    model = REFUSALS["mixing in large batches only"].build()
+    query = tacit.PerSampleClip(max_norm=1.0)
+    rows, labels = torch.randn(RECORDS, FEATURES), torch.zeros(RECORDS, dtype=torch.long)
+
+    def run_both() -> None:
+        for count in (3, RECORDS):
+            batch = batch_of(rows[:count], labels[:count], divisor=1.0, scheme=Poisson(0.5))
+            query(model, class_loss, batch)
+
+    with pytest.raises((MixesRecords, UnsupportedModule)):
+        run_both()
