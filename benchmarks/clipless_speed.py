@@ -24,7 +24,6 @@ from torch import nn
 
 import tacit
 from tacit.lipschitz import Absolute
-from tacit.queries import Eager, Replayed
 from tacit.report.source import source
 
 NOISE = 1.0
@@ -41,17 +40,19 @@ def twin(width: int) -> nn.Module:
 def light_twin(width: int) -> nn.Module:
     """Absolute values for MaxMin, and kernels bounded by their flattened matrices."""
     made = tacit.lipschitz_twin(
-        ordinary(width), activation=lambda channels: Absolute(), reshaped=True
+        ordinary(width), activation=lambda channels, axis: Absolute(), reshaped=True
     )
     return made.model
 
 
-def clipless(engine: type) -> Callable[[Job], Step]:
+def clipless(recorded: bool) -> Callable[[Job], Step]:
     def make(job: Job) -> Step:
         model, inputs, targets = job.model, job.inputs, job.targets
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loss = tacit.losses.CrossEntropy(0.1)
-        query = tacit.Clipless(gradient_clip=1.0, engine=engine())
+        query = tacit.Clipless(
+            gradient_clip=1.0, recorder=tacit.Recorder(capture=recorded, compile=recorded)
+        )
         sampler = tacit.PoissonSampler(
             (inputs, targets), sampling_rate=1e-3, expected_batch_size=len(inputs), steps=100_000
         )
@@ -77,10 +78,10 @@ def projection_alone(job: Job) -> Step:
 KINDS: dict[str, tuple[Callable[[int], nn.Module], Callable[[Job], Step]]] = {
     "plain cnn": (ordinary, plain),
     "plain twin": (twin, plain),
-    "clipless": (twin, clipless(Eager)),
-    "clipless replayed": (twin, clipless(Replayed)),
-    "clipless, light twin": (light_twin, clipless(Eager)),
-    "clipless replayed, light twin": (light_twin, clipless(Replayed)),
+    "clipless": (twin, clipless(False)),
+    "clipless recorded": (twin, clipless(True)),
+    "clipless, light twin": (light_twin, clipless(False)),
+    "clipless recorded, light twin": (light_twin, clipless(True)),
     "projection alone": (twin, projection_alone),
     "projection alone, light twin": (light_twin, projection_alone),
     "opacus flat": (ordinary, opacus("hooks")),

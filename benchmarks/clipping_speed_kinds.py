@@ -13,8 +13,7 @@ from clipping_speed_models import Setting
 from torch import Tensor, nn
 
 import tacit
-from tacit.queries import Automatic, BookKeeping, PerRecord, Replay
-from tacit.queries.engines import Engine
+from tacit.engines import Automatic, BookKeeping, Engine, PerRecord, Recorder
 
 MAX_NORM, NOISE, RATE = 0.1, 1.0, 0.01
 
@@ -175,7 +174,7 @@ KINDS: dict[str, Callable[[Job], Step]] = {
     "plain replay": plain_replay,
     "tacit default": with_engine(Automatic, in_pieces=True),
     "tacit": with_engine(BookKeeping, in_pieces=True),
-    "tacit replay": with_engine(Replay, in_pieces=True),
+    "tacit captured": with_engine(lambda: Automatic(Recorder(compile=False)), in_pieces=True),
     "tacit per record": with_engine(PerRecord, in_pieces=False),
     "opacus flat": opacus("hooks"),
     "opacus ghost": opacus("ghost"),
@@ -183,4 +182,4 @@ KINDS: dict[str, Callable[[Job], Step]] = {
     "jax vmap": jax(private=True),
 }
 # A graph holds its memory between steps, so a step shows none: the recording does.
-RECORDED = {"plain replay", "tacit default", "tacit replay"}
+RECORDED = {"plain replay", "tacit default", "tacit captured"}

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 import tacit
 from tacit import Records
-from tacit.batch import batch_of
-from tacit.cuda_graph import capture
-from tacit.queries import BookKeeping, MeanGradient
+from tacit.engines import BookKeeping, Task
+from tacit.engines.book_keeping import record_gradients, run_program
+from tacit.engines.recorder import capture
+from tacit.engines.sums import clipped
+from tacit.engines.torch_internals import Graph
+from tacit.queries import MeanGradient
 from tacit.queries.bounded_gradient import trainable
-from tacit.queries.engines.task import Task
 from tacit.queries.layerwise import Constants
 from tacit.queries.mini_sets.one_set import clipped_vector
 from tacit.statistics import without_running_statistics
@@ -70,6 +72,7 @@ class RecordedStep:
             tuple(self.norms.unbind()),
             factors=tuple(self.factors.unbind()) if setting.constants == "factors" else None,
         )
+        self.engine = BookKeeping()
         self._graph: Any = None
 
     def fill(self, rows: Tensor) -> None:
@@ -143,13 +146,15 @@ class RecordedStep:
         return total
 
     def _individual(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        batch = batch_of(x, y, divisor=1.0, scheme=tacit.Poisson(1.0))
+        plan = self.engine.single_plan(self.task, x, y)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-            found, keep = BookKeeping().sums_and_keep(self.task, batch)
-        finite = keep.all()  # a step with a record that is not finite is left out as a whole
+            if plan is None:  # the first step, which is not recorded
+                found = self.engine.clipped_sums_of(self.task, x, y, None)
+            else:
+                losses = run_program(self.model, self.task.loss, x, y)
+                gradients = record_gradients(plan, Graph(losses), losses, self.task)
+                found = clipped(self.task, gradients, len(x), self.device, None)
         return {
-            n: torch.where(finite, found.sums[n], 0.0)
-            if n in found.sums
-            else torch.zeros_like(p, requires_grad=False)
+            n: found.sums.get(n, torch.zeros_like(p, requires_grad=False))
             for n, p in self.parameters.items()
         }

@@ -26,7 +26,6 @@ from tacit.certificates import certified_accuracy
 from tacit.certificates.preprocessing import scaler_lipschitz
 from tacit.data import PublicScaler
 from tacit.data.catalogue import lookup
-from tacit.queries import Replayed
 
 PIXEL = 1 / 255
 
@@ -109,7 +108,7 @@ def run_once(
     trainer = tacit.Trainer(
         model,
         loss_of(setting),
-        tacit.Clipless(gradient_clip=clip, augmentation=_views(setting, train), engine=Replayed()),
+        tacit.Clipless(gradient_clip=clip, augmentation=_views(setting, train)),
         tacit.PoissonSampler(
             train,
             expected_batch_size=setting.batch_size,

@@ -1,7 +1,7 @@
 """One run of *Losing Less*: a network on pixels or scattering features, a loss, a recipe.
 
 Every private run is a whole one: Poisson sampling, per-sample clipping, calibrated noise, a ledger
-in memory. On a GPU steps are recorded (`Replay`), so batches are padded to a few shapes. Accuracy
+in memory. On a GPU steps are recorded, so batches are padded to a few shapes. Accuracy
 on the way is read by a callback, which leaves ε for the end. Seeds are fixed: experiments, and no
 releases.
 """
@@ -32,7 +32,6 @@ from tacit.data.scattering import scattering_features, usual_size
 from tacit.data.sources import cache_folder
 from tacit.lipschitz import SpectralBall, SpectralLinear
 from tacit.losses import Scheduled, watched
-from tacit.queries import Replay
 from tacit.training import Callback
 
 HELD_OUT = 5_000
@@ -299,7 +298,7 @@ def run(
     trainer = tacit.Trainer(
         model,
         loss_of(setting),
-        tacit.PerSampleClip(setting.max_norm, augmentation=views, engine=Replay()),
+        tacit.PerSampleClip(setting.max_norm, augmentation=views),
         tacit.PoissonSampler(
             train,
             expected_batch_size=setting.batch_size,

@@ -1,0 +1,289 @@
+"""How fast are private gradients of models that others wrote, against compiled plain training?
+
+One process, one device, one batch per model. These steps alternate in blocks:
+
+- plain eager: forward, backward, gradients of all parameters;
+- plain compiled: the same as one graph, compiled by Inductor and captured as a CUDA graph;
+- tacit: a clipping step as `PerSampleClip` runs it by default, once it has compiled;
+- tacit eager: the same without a recording;
+- Opacus with hooks and with ghost clipping, where it takes the model.
+
+Times are medians over blocks, with quartiles; a step is gradient and clipping, without noise,
+optimizer and sampling, for all of them. `first` is the time to the end of the first step, `ready`
+to the end of compiling. Memory is PyTorch's peak while a step runs, less what was there before.
+
+    python benchmarks/any_model.py --models resnet18 vit bert --out any_model.jsonl
+    python benchmarks/any_model.py --models resnet18 --warm      # fill the compiler's cache only
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from any_model_settings import SETTINGS, Setting
+from torch import Tensor, nn
+
+import tacit
+from tacit.batch import batch_of
+from tacit.engines.book_keeping import run_program
+from tacit.engines.recorder import Recorder
+from tacit.engines.torch_internals import swapped
+from tacit.pytrees import call_model, map_tensors, tensors_of
+from tacit.report.source import source
+from tacit.sampling.schemes import Poisson
+
+MAX_NORM = 1.0
+
+
+@dataclass
+class PlainStep:
+    """Σ ∇ℓ_i of plain training, as work for the recorder: the strongest baseline there is."""
+
+    model: nn.Module
+    loss: Callable[[Any, Any], Tensor]
+    inputs: Any
+    targets: Any
+
+    key = "plain"
+
+    def batch(self) -> list[Tensor]:
+        return tensors_of((self.inputs, self.targets))
+
+    def run(self, batch):
+        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        return self._run(trained, batch)
+
+    def run_with(self, weights, batch):
+        names = [n for n, p in self.model.named_parameters() if p.requires_grad]
+        with swapped(self.model, weights):
+            return self._run({n: weights[n] for n in names}, batch)
+
+    def _run(self, trained, batch):
+        following = iter(batch)
+        inputs, targets = map_tensors(lambda t: next(following), (self.inputs, self.targets))
+        losses = run_program(self.model, self.loss, inputs, targets)
+        grads = torch.autograd.grad(losses.mean(), list(trained.values()), allow_unused=True)
+        return {n: g for n, g in zip(trained, grads, strict=True) if g is not None}
+
+
+def plain_eager(model, setting, inputs, targets):
+    trained = [p for p in model.parameters() if p.requires_grad]
+
+    def step():
+        losses = setting.loss(call_model(model, inputs), targets)
+        torch.autograd.grad(losses.mean(), trained, allow_unused=True)
+
+    return step
+
+
+def plain_compiled(model, setting, inputs, targets):
+    recorder = Recorder()
+    recorder.expect(10**6)
+    work = PlainStep(model, setting.loss, inputs, targets)
+    batch = work.batch()
+    return lambda: recorder(work, batch)
+
+
+def tacit_default(model, setting, inputs, targets, recorder=None):
+    engine = tacit.Automatic(recorder)
+    engine.expect(10**6)
+    query = tacit.PerSampleClip(MAX_NORM, engine=engine)
+    batch = batch_of(inputs, targets, divisor=1.0, scheme=Poisson(0.5))
+    return lambda: query(model, setting.loss, batch)
+
+
+def tacit_eager(model, setting, inputs, targets):
+    return tacit_default(model, setting, inputs, targets, Recorder(capture=False, compile=False))
+
+
+def opacus(ghost: bool):
+    def make(model, setting, inputs, targets):
+        from opacus import GradSampleModule
+        from opacus.grad_sample import GradSampleModuleFastGradientClipping
+
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if not ghost:
+            wrapped = GradSampleModule(model, loss_reduction="sum")
+
+            def step():
+                setting.loss(call_model(wrapped, inputs), targets).sum().backward()
+                per_sample = [
+                    p.grad_sample.flatten(1) for p in trained if p.grad_sample is not None
+                ]
+                norms = torch.stack([g.norm(dim=1) for g in per_sample]).norm(dim=0)
+                scale = (MAX_NORM / (norms + 1e-6)).clamp(max=1.0)
+                for p in trained:
+                    if p.grad_sample is not None:
+                        p.grad = torch.einsum("i,i...", scale, p.grad_sample)
+                        p.grad_sample = None
+
+            return step
+        wrapped = GradSampleModuleFastGradientClipping(
+            model, max_grad_norm=MAX_NORM, use_ghost_clipping=True, loss_reduction="sum"
+        )
+
+        def step():
+            losses = setting.loss(call_model(wrapped, inputs), targets)
+            losses.sum().backward(retain_graph=True)
+            wrapped.zero_grad()
+            scale = wrapped.get_clipping_coef().detach()
+            wrapped.disable_hooks()
+            (scale * losses).sum().backward()
+            wrapped.enable_hooks()
+            wrapped.zero_grad()
+
+        return step
+
+    return make
+
+
+KINDS = {
+    "plain eager": plain_eager,
+    "plain compiled": plain_compiled,
+    "tacit": tacit_default,
+    "tacit eager": tacit_eager,
+    "opacus": opacus(False),
+    "opacus ghost": opacus(True),
+}
+COMPILED = ("plain compiled", "tacit")
+
+
+def wait(device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def prepare(kind: str, setting: Setting, records: int, device) -> tuple[Callable[[], Any], dict]:
+    """A step that has done all its compiling, and how long that took."""
+    torch.manual_seed(0)
+    model = setting.model().to(device).train()
+    inputs, targets = map_tensors(lambda t: t.to(device), setting.batch(records))
+    gc.collect()
+    before = reserved = 0
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        reserved = torch.cuda.memory_reserved()
+    step = KINDS[kind](model, setting, inputs, targets)
+    started = time.perf_counter()
+    step()
+    wait(device)
+    facts = {"first_s": time.perf_counter() - started}
+    for _ in range(4 if kind in COMPILED else 2):
+        step()
+    wait(device)
+    facts["ready_s"] = time.perf_counter() - started
+    if device.type == "cuda":
+        if kind not in COMPILED:
+            torch.cuda.reset_peak_memory_stats()
+            step()
+            wait(device)
+        peak = torch.cuda.max_memory_allocated() - before
+        if kind in COMPILED:  # a CUDA graph holds the memory of its step between steps
+            gc.collect()
+            torch.cuda.empty_cache()
+            peak = torch.cuda.memory_reserved() - reserved
+        facts["memory_MiB"] = peak / 2**20
+    return step, facts
+
+
+def time_block(step, steps: int, device) -> float:
+    wait(device)
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    wait(device)
+    return (time.perf_counter() - started) / steps
+
+
+def measure(name: str, records: int, kinds: list[str], device, blocks: int) -> dict:
+    setting = SETTINGS[name]
+    made: dict[str, Any] = {}
+    row: dict[str, Any] = {"model": name, "records": records, "failed": {}, "facts": {}}
+    for kind in kinds:
+        try:
+            made[kind], row["facts"][kind] = prepare(kind, setting, records, device)
+        except Exception as error:
+            row["failed"][kind] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            if kind.startswith("tacit"):
+                traceback.print_exc(limit=-4)
+    times: dict[str, list[float]] = {kind: [] for kind in made}
+    for kind, step in made.items():
+        first = time_block(step, 2, device)
+        times[kind] = []
+        row["facts"][kind]["steps"] = max(1, min(50, int(0.1 / max(first, 1e-6))))
+    for _ in range(blocks):
+        for kind, step in made.items():
+            times[kind].append(time_block(step, row["facts"][kind]["steps"], device))
+    row["ms"] = {
+        kind: [round(1e3 * q, 4) for q in statistics.quantiles(those, n=4)]
+        for kind, those in times.items()
+    }
+    row["parameters"] = sum(p.numel() for p in setting.model().parameters())
+    return row
+
+
+def show(row: dict) -> str:
+    ms = {kind: those[1] for kind, those in row["ms"].items()}
+    base, eager = ms.get("plain compiled"), ms.get("plain eager")
+    parts = [f"{row['model']:18s} {row['records']:5d}"]
+    for kind, value in ms.items():
+        ratio = f" x{value / base:.2f}" if base and kind != "plain compiled" else ""
+        parts.append(f"{kind} {value:.2f} ms{ratio}")
+    if base and "tacit" in ms and eager:
+        parts.append(f"tacit/eager {ms['tacit'] / eager:.2f}")
+        memory = [row["facts"][k].get("memory_MiB", 0) for k in ("tacit", "plain compiled")]
+        parts.append(f"memory x{memory[0] / max(memory[1], 1):.2f}")
+        parts.append(f"first {row['facts']['tacit']['first_s']:.1f} s")
+        parts.append(f"ready {row['facts']['tacit']['ready_s']:.1f} s")
+    if row["failed"]:
+        parts.append(f"failed {row['failed']}")
+    return " | ".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=list(SETTINGS))
+    parser.add_argument("--records", type=int, nargs="*")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--blocks", type=int, default=9)
+    parser.add_argument("--warm", action="store_true", help="compile and stop")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    device = torch.device(args.device)
+    for name in args.models:
+        for records in args.records or SETTINGS[name].records:
+            kinds = list(COMPILED) if args.warm else args.kinds
+            row = measure(name, records, kinds, device, 2 if args.warm else args.blocks)
+            print(show(row), flush=True)
+            if args.out and not args.warm:
+                row |= {"torch": torch.__version__, "source": source()}
+                if device.type == "cuda":
+                    row["device"] = torch.cuda.get_device_name()
+                with args.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+            gc.collect()
+            torch.compiler.reset()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
