@@ -110,6 +110,7 @@ def test_returning_happens_once(tmp_path):
 
 LEAVE = """
 import atexit, os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # may be ignored in the background
 atexit.register(os._exit, 0)  # runs after the ledger's own, and spares the rest of the way out
 sys.path.insert(0, sys.argv[1])
 from tiny_run import gaussian_plan, release
