@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torchvision_operators  # noqa: F401
 from torch import Tensor, nn
 
 import tacit

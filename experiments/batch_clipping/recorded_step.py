@@ -22,7 +22,7 @@ from tacit.engines.torch_internals import Graph
 from tacit.queries import MeanGradient
 from tacit.queries.bounded_gradient import trainable
 from tacit.queries.layerwise import Constants
-from tacit.queries.mini_sets.one_set import clipped_vector
+from tacit.queries.mini_sets.engines import clipped_vector
 from tacit.statistics import without_running_statistics
 
 

@@ -158,6 +158,23 @@ def test_rule_views_threshold_and_engine(tmp_path: Path) -> None:
     assert path[0] == 0.25
 
 
+@pytest.mark.parametrize(
+    ("engine", "used"),
+    [("automatic", None), ("book-keeping", tacit.SetsAsRecords), ("set-by-set", tacit.SetBySet)],
+)
+def test_the_engine_that_is_asked_for_is_used(tmp_path: Path, monkeypatch, engine, used) -> None:
+    made = []
+
+    def watched(*arguments, **options):
+        made.append(options["engine"])
+        return tacit.BatchClip(*arguments, **options)
+
+    monkeypatch.setattr("tacit.cli.queries.BatchClip", watched)
+    facts = facts_of(tmp_path, *SETS, "--engine", engine)
+    assert facts["config"]["options"]["engine"] == engine
+    assert [type(given) for given in made] == [type(None) if used is None else used]
+
+
 @pytest.mark.parametrize("name", ["none", "original", "enhanced", "factors"])
 def test_layerwise_constants_of_per_sample_clipping(tmp_path: Path, name: str) -> None:
     query = ["--query", "clip", "--batch-size", "50", "--blocks", "layer"]
@@ -202,7 +219,9 @@ WRONG = [
     (["--model", "convnet", "--statistics", "public", "--mini-set-size", "200"], "do not fill"),
     (["--local", "sgd"], "--local-lr is None"),
     (["--local-batch", "3"], "no local run"),
-    (["--engine", "per-record"], "is for --query clip"),
+    (["--engine", "per-record"], "give --engine automatic or book-keeping or set-by-set"),
+    (["--query", "clip", "--engine", "set-by-set"], "automatic or book-keeping or per-record"),
+    (["--engine", "book-keeping", "--local", "sgd", "--local-lr", "1"], "leave --local out"),
     (["--sparsify", "0"], "window is 0"),
 ]
 

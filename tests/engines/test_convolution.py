@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tacit.engines import convolution
 from tacit.engines.convolution import Kernel, kernel_gradients
 from tacit.engines.convolution_norms import Axis, Way, cheapest, num_additions, window_gram
-from tacit.engines.gradients import Contracted, Stacked, pieces
+from tacit.engines.gradients import Contracted, Scale, Stacked, pieces
 
 SEEDS = st.integers(0, 10**6)
 GHOSTS = [Way.PIXELS, Way.WINDOWS]
@@ -341,7 +341,7 @@ def test_low_precision_is_widened_first(dtype):
     same = gradients_of(case, w)(x.float(), b.float())
     assert found.squares().dtype == torch.float32
     assert torch.equal(found.squares(), same.squares())
-    assert torch.equal(found.total(torch.ones(2)), same.total(torch.ones(2)))
+    assert torch.equal(found.total(Scale(torch.ones(2))), same.total(Scale(torch.ones(2))))
 
 
 def test_an_empty_batch_adds_nothing():
@@ -349,7 +349,7 @@ def test_an_empty_batch_adds_nothing():
         x, b, w = CASES[name].sides(1)
         found = gradients_of(CASES[name], w)(x[:0], b[:0])
         assert found.squares().shape == (0,)
-        assert not found.total(torch.empty(0)).any()
+        assert not found.total(Scale(torch.empty(0))).any()
 
 
 def test_channels_last_inputs():

@@ -8,6 +8,7 @@ from engine_checks import assert_same, batch_for, one_by_one, quadratic, sums_of
 from torch import nn
 
 import tacit
+from tacit.engines import gradients
 from tacit.engines.gradients import Stacked
 from tacit.engines.rules import FUNCTION_RULES, RULES
 from tacit.errors import UnsupportedModule
@@ -125,12 +126,12 @@ def test_what_is_no_operator_is_refused():
 class Keyed(Stacked):
     """Scales by 0 what should be left out."""
 
-    def total(self, scale_B):
-        return scale_B @ self.rows_BP
+    def total(self, scale):
+        return scale.values_B @ self.rows_BP
 
 
 def test_a_rule_that_keeps_what_is_not_finite_would_be_seen():
     """The planted bug: 0 · NaN. Our own forms leave such rows out."""
     rows, scale = torch.tensor([[1.0], [torch.nan]]), torch.tensor([1.0, 0.0])
-    assert Keyed(rows).total(scale).isnan().any()
-    assert Stacked(rows).total(scale).tolist() == [1.0]
+    assert Keyed(rows).total(gradients.Scale(scale)).isnan().any()
+    assert Stacked(rows).total(gradients.Scale(scale)).tolist() == [1.0]

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit.engines import norms
 from tacit.engines.convolution import kernel_gradients
+from tacit.engines.gradients import Scale
 from tacit.engines.kernels import convolution, ghost, normalisation, scaling
 from tacit.engines.normalisation import group_norm_rows
 from tacit.engines.products import Dense, Lookup, joined_products, outer_products
@@ -36,7 +37,7 @@ def _as_if_triton_were_here(monkeypatch):
 
 
 def step(found, scale_B):
-    return found.squares(), found.total(scale_B)
+    return found.squares(), found.total(Scale(scale_B))
 
 
 def test_products():

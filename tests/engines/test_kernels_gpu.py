@@ -11,7 +11,7 @@ from test_products import cancelling
 from tacit.engines import normalisation, norms
 from tacit.engines.convolution import kernel_gradients
 from tacit.engines.convolution_norms import Way
-from tacit.engines.gradients import Stacked, present, scaled
+from tacit.engines.gradients import Scale, Stacked
 from tacit.engines.kernels import convolution, ghost, scaling
 from tacit.engines.kernels import normalisation as normalisation_kernel
 from tacit.engines.kernels.convolution import Tiles
@@ -101,8 +101,8 @@ def test_scaling_leaves_out_what_has_no_scale(shape, dtype):
         bad = given.clone()
         bad[1], bad[3] = torch.nan, torch.inf
         bad, on = on_gpu(bad, scale)
-        assert torch.equal(scaled(bad, on).cpu(), x * column)
-        assert torch.equal(present(bad, on).cpu(), x * (column != 0))
+        assert torch.equal(Scale(on).of(bad).cpu(), x * column)
+        assert torch.equal(Scale(on).present(bad).cpu(), x * (column != 0))
         assert bad[1].isnan().all()  # what was given is as it was
 
 
@@ -223,7 +223,8 @@ def test_every_tiling_of_the_kernels_gives_the_rows(case, over_places):
         torch.testing.assert_close(squares, found.flatten(1).square().sum(dim=1))
         torch.testing.assert_close(alone, squares)
         kept, scale = Stacked(found, squares), torch.rand(3, device="cuda")
-        torch.testing.assert_close(kept.total(scale), torch.einsum("b,b...->...", scale, found))
+        expected = torch.einsum("b,b...->...", scale, found)
+        torch.testing.assert_close(kept.total(Scale(scale)), expected)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items()])
@@ -236,7 +237,7 @@ def test_convolutions_against_autograd(name, rows):
     found = kernel_gradients(*on_gpu(x, b, w), *case.arguments, rows_per_record=rows)
     scale = torch.tensor([1.0, 0.5, 0.25])
     total = torch.einsum("b,b...->...", scale.double(), expected)
-    error = (found.total(scale.cuda()).cpu().double() - total).norm()
+    error = (found.total(Scale(scale.cuda())).cpu().double() - total).norm()
     assert float(error) <= 5e-3 * float(total.norm())
     squares = found.squares().cpu().double()
     torch.testing.assert_close(squares, expected.flatten(1).square().sum(dim=1), rtol=0.1, atol=0)
@@ -289,7 +290,7 @@ def test_a_captured_graph_serves_other_data():
 
     def step():
         found = kernel_gradients(x, b, w, *case.arguments)
-        return found.squares(), found.total(scale)
+        return found.squares(), found.total(Scale(scale))
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

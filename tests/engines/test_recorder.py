@@ -92,8 +92,8 @@ def test_a_number_that_was_recorded_for_good_would_be_caught(monkeypatch):
         kept.append(found[-1])
         return [*found[:-1], kept[0]]
 
-    real = automatic._Step.batch
-    monkeypatch.setattr(automatic._Step, "batch", stale)
+    real = automatic.ClippingStep.batch
+    monkeypatch.setattr(automatic.ClippingStep, "batch", stale)
     model, engine, wrong = network(), Automatic(), 0
     for step, batch in enumerate(batches(6)):
         found = sums_of(PerSampleClip(0.1 / (step + 1), engine=engine), model, batch, LOSS)

@@ -8,13 +8,12 @@ size can switch a check off. This room imports no query and no engine.
 """
 
 from tacit.checks.certificate import Certificate, Event, require_apart
-from tacit.checks.known_modules import mixes_records, refuse_mixing
+from tacit.checks.known_modules import refuse_mixing
 from tacit.checks.side_effects import watched_step
 
 __all__ = [
     "Certificate",
     "Event",
-    "mixes_records",
     "refuse_mixing",
     "require_apart",
     "watched_step",

@@ -10,15 +10,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from tacit.errors import MixesRecords
 
 
-def mixes_records(model: nn.Module) -> bool:
-    """Whether a known module of the model mixes the records of a batch."""
-    try:
-        refuse_mixing(model)
-    except MixesRecords:
-        return True
-    return False
-
-
 def refuse_mixing(model: nn.Module) -> None:
     """Raise MixesRecords if a module uses, or keeps, statistics of the batch.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import typer
 from torch import nn
@@ -122,13 +122,7 @@ class LayerwiseOptions:
         if self.groups is None or make is None:
             return make
         assert public is not None
-        rows = slice(0, max(512, _SETS_TO_GROUP_BY * set_size))
-        some = replace(
-            public,
-            inputs=public.inputs[rows],
-            targets=public.targets[rows],
-            record_ids=public.record_ids[rows],
-        )
+        some = public.take(slice(max(512, _SETS_TO_GROUP_BY * set_size)))
         probe = BatchClip(1.0, set_size, blocks=make, gradient=gradient)
         return group_by_norm(make(model), probe.expected_norms(model, loss, some), self.groups)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,10 +24,11 @@ from tacit.queries import (
     GradientQuery,
     PerRecord,
     PerSampleClip,
+    SetBySet,
+    SetsAsRecords,
 )
 from tacit.queries.bounded_gradient import Loss
 from tacit.queries.clipped_query import Frozen
-from tacit.queries.mini_sets import SetEngine
 
 __all__ = ["BlocksName", "EngineName", "QueryOptions"]
 
@@ -35,6 +37,7 @@ class EngineName(enum.StrEnum):
     AUTOMATIC = "automatic"
     BOOK_KEEPING = "book-keeping"
     PER_RECORD = "per-record"
+    SET_BY_SET = "set-by-set"
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class QueryOptions:
             return Clipless(
                 gradient_clip=self._gradient_clip(),
                 augmentation=augmentation,
-                recorder=_RECORDERS[self.engine](),
+                recorder=self._engine(),
             )
         gradient = self.local.gradient()
         constants = self.layerwise.constants(public, self.max_norm, self.per_epoch)
@@ -82,26 +85,31 @@ class QueryOptions:
             "frozen": frozen,
         }
         if self.query is QueryName.BATCH_CLIP:
-            engine = self._set_engine()
+            if self.engine is EngineName.BOOK_KEEPING and self.local.name is not None:
+                raise ValueError(
+                    f"--local is {self.local.name}, and --engine book-keeping takes mean gradients "
+                    "alone; give --engine automatic or set-by-set, or leave --local out"
+                )
             return BatchClip(
-                mini_set_size=self.set_size, gradient=gradient, engine=engine, **shared
+                mini_set_size=self.set_size, gradient=gradient, engine=self._engine(), **shared
             )
-        return PerSampleClip(engine=_ENGINES[self.engine](), **shared)
+        return PerSampleClip(engine=self._engine(), **shared)
 
     def require_rows_enough(self, model: nn.Module, shape: tuple[int, ...]) -> None:
         """Raise if BatchNorm cannot normalise what goes through the network together."""
         option = "--mini-set-size" if self.local.name is None else "--local-batch"
         require_rows_enough(model, shape, self.local.rows(self.set_size), option)
 
-    def _set_engine(self) -> SetEngine | None:
-        """None chooses by the network: book-keeping where records do not meet, else set by set."""
-        if self.engine is EngineName.PER_RECORD:
-            raise ValueError("--engine per-record is for --query clip; leave it out")
-        return None
+    def _engine(self) -> Any:
+        known = _ENGINES[self.query]
+        if self.engine not in known:
+            raise ValueError(
+                f"--engine is {self.engine}, and --query {self.query} has no such engine; give "
+                f"--engine {' or '.join(known)}"
+            )
+        return known[self.engine]()
 
     def _gradient_clip(self) -> Any:
-        if self.engine is EngineName.PER_RECORD:
-            raise ValueError("--engine per-record is for --query clip; leave it out")
         if self.gradient_clip is None:
             if self.adaptive_quantile is not None:
                 raise ValueError(
@@ -112,12 +120,19 @@ class QueryOptions:
         return threshold_from(self.gradient_clip, self.adaptive_quantile)
 
 
-_RECORDERS: dict[EngineName, Any] = {
-    EngineName.AUTOMATIC: Recorder,
-    EngineName.BOOK_KEEPING: lambda: Recorder(capture=False, compile=False),
-}
-_ENGINES: dict[EngineName, Any] = {
-    EngineName.AUTOMATIC: Automatic,
-    EngineName.BOOK_KEEPING: BookKeeping,
-    EngineName.PER_RECORD: PerRecord,
+_ENGINES: dict[QueryName, dict[EngineName, Callable[[], Any]]] = {
+    QueryName.CLIPLESS: {
+        EngineName.AUTOMATIC: Recorder,
+        EngineName.BOOK_KEEPING: lambda: Recorder(capture=False, compile=False),
+    },
+    QueryName.CLIP: {
+        EngineName.AUTOMATIC: Automatic,
+        EngineName.BOOK_KEEPING: BookKeeping,
+        EngineName.PER_RECORD: PerRecord,
+    },
+    QueryName.BATCH_CLIP: {
+        EngineName.AUTOMATIC: lambda: None,  # the certificate chooses
+        EngineName.BOOK_KEEPING: lambda: SetsAsRecords(BookKeeping()),
+        EngineName.SET_BY_SET: SetBySet,
+    },
 }

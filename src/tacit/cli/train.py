@@ -136,7 +136,8 @@ def train(
         None, help="Every so many steps, freeze the weights that hover within the noise."
     ),
     engine: EngineName = typer.Option(
-        EngineName.AUTOMATIC, help="How the sums are computed; on a GPU, automatic records steps."
+        EngineName.AUTOMATIC,
+        help="How the sums are computed; per-record is for clip, set-by-set for batch-clip.",
     ),
     epsilon: float = typer.Option(3.0, help="ε to stay within."),
     delta: float = typer.Option(1e-5, help="δ, well below one over the number of records."),

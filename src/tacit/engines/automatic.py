@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch.nn.functional import pad
 from tacit.batch import Batch
 from tacit.engines.book_keeping import BookKeeping, NotFinite, record_gradients, run_program
 from tacit.engines.draws import Start
-from tacit.engines.plan import Plan
 from tacit.engines.recorder import Outputs, Recorder
 from tacit.engines.sums import clipped
 from tacit.engines.task import Clipped, Task
@@ -46,16 +45,21 @@ class Automatic:
         plan = self.eager.single_plan(task, inputs, targets)
         if plan is None:
             return self.eager.clipped_sums_of(task, inputs, targets, piece.mask)
-        step = _Step(task, plan, inputs, targets)
+
+        def work(task: Task, inputs: Tree, targets: Tree, mask: Tensor) -> Clipped:
+            losses = run_program(task.model, task.loss, inputs, targets, plan.fused_functions)
+            graph = Graph(losses)
+            if graph.signature() != plan.signature:
+                raise OtherOperators("the model ran other operators than those that were planned")
+            gradients = record_gradients(plan, graph, losses, task)
+            return clipped(task, gradients, plan.num_records, mask.device, mask)
+
         start = Start(inputs, task.model, plan.rewrites)
         try:
-            found = self.recorder(step, step.batch(piece.mask))
+            return ClippingStep(task, inputs, targets, work).through(self.recorder, piece.mask)
         except (OtherOperators, NotFinite):  # another path through the model needs its own plan
             start.restore()
             return self.eager.clipped_sums_of(task, inputs, targets, piece.mask)
-        sums = {name: found[name] for name in task.parameters if name in found}
-        counts = tuple(found[f"#{h}"] for h in range(len(task.blocks)) if f"#{h}" in found)
-        return Clipped(sums, counts)
 
     def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
         return self.eager.block_norms(task, piece)
@@ -73,13 +77,22 @@ class OtherOperators(RuntimeError):
 
 
 @dataclass
-class _Step:
-    """One clipping step as a function of records, mask, constants and weights."""
+class ClippingStep:
+    """`work`, which clips what records or mini-sets propose, as a step that can be recorded.
+
+    It becomes a function of records, mask, constants and weights.
+    """
 
     task: Task
-    plan: Plan
     inputs: Tree
     targets: Tree
+    work: Callable[[Task, Tree, Tree, Tensor], Clipped]
+
+    def through(self, recorder: Recorder, mask: Tensor | None = None) -> Clipped:
+        found = recorder(self, self.batch(mask))
+        sums = {name: found[name] for name in self.task.parameters if name in found}
+        names = [f"#{h}" for h in range(len(self.task.blocks))]
+        return Clipped(sums, tuple(found[name] for name in names if name in found))
 
     @property
     def model(self) -> nn.Module:
@@ -121,12 +134,7 @@ class _Step:
         task = replace(task, norms=each[:of_norms], factors=factors)
         following = iter(leaves)
         inputs, targets = map_tensors(lambda t: next(following), (self.inputs, self.targets))
-        losses = run_program(task.model, task.loss, inputs, targets)
-        graph = Graph(losses)
-        if graph.signature() != self.plan.signature:
-            raise OtherOperators("the model ran other operators than those that were planned")
-        gradients = record_gradients(self.plan, graph, losses, task)
-        found = clipped(task, gradients, self.plan.num_records, mask.device, mask)
+        found = self.work(task, inputs, targets, mask)
         return found.sums | {f"#{h}": count for h, count in enumerate(found.counts)}
 
 

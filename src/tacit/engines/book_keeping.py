@@ -34,6 +34,8 @@ from tacit.engines.torch_internals import Graph, before_node, gradients, plain_p
 from tacit.losses.record_losses import losses_of
 from tacit.pytrees import Tree, call_model, device_of, tensors_of
 
+Form = Dense | Lookup | RecordGradients | None  # what a rule finds; None where it has no answer
+
 
 class NotFinite(ArithmeticError):
     """Infinite numbers of one record may have reached the gradients of others as 0·∞."""
@@ -98,7 +100,8 @@ class BookKeeping:
         rewrites = [plan.rewrites for plan in known.values()]
         start = Start(inputs, task.model, frozenset().union(*rewrites) if known else None)
         if known and not any(plan.dynamic for plan in known.values()):
-            losses = run_program(task.model, task.loss, inputs, targets)
+            fused = any(plan.fused_functions for plan in known.values())
+            losses = run_program(task.model, task.loss, inputs, targets, fused)
             graph = Graph(losses)
             plan = known.get(graph.signature())
             if plan is not None:
@@ -127,9 +130,14 @@ class BookKeeping:
             warnings.warn(f"records of {kind} run one by one: {why}", stacklevel=2)
 
 
-def run_program(model: nn.Module, loss: Any, inputs: Tree, targets: Tree) -> Tensor:
-    """One loss per row of the batch, with every operator in the autograd graph."""
-    with plain_program(), torch.enable_grad():
+def run_program(
+    model: nn.Module, loss: Any, inputs: Tree, targets: Tree, fused_functions: bool = True
+) -> Tensor:
+    """One loss per row of the batch, with every operator in the autograd graph.
+
+    A program that was planned, and calls no fused functions, runs faster if it says so.
+    """
+    with plain_program(fused_functions), torch.enable_grad():
         return losses_of(loss, call_model(model, inputs), targets)
 
 
@@ -249,8 +257,6 @@ def _moved(
     """A parameter's gradients from places that are moved copies of it, or of parts of it."""
     chains = [site.chain for site in sites if site.chain is not None]
     each = [uses[site.node, site.output] for site in sites]
-    if len(sites) == 1 and len(each[0]) == 1:
-        return Moved(_gradients_of(each[0][0]), chains[0])
     forms = [
         (_found(use), chain) for chain, those in zip(chains, each, strict=True) for use in those
     ]
@@ -260,11 +266,14 @@ def _moved(
         joined = _joined(forms)
         if joined is not None:
             return joined
+    if len(forms) == 1:
+        return Moved(_gradients_of(each[0][0], forms[0][0]), chains[0])
     if all(len(those) == 1 for those in each) and share_no_element(
         chains, [site.shape for site in sites]
     ):
         parts = [
-            Moved(_gradients_of(those[0]), chain) for those, chain in zip(each, chains, strict=True)
+            Moved(_gradients_of(those[0], form), chain)
+            for those, (form, chain) in zip(each, forms, strict=True)
         ]
         return Disjoint(tuple(parts))
     total: Tensor | None = None
@@ -276,7 +285,7 @@ def _moved(
 
 
 def _joined(forms: Sequence[tuple[Any, Moves]]) -> RecordGradients | None:
-    """One matrix in several products and look-ups: recurrent steps, or a tied output layer."""
+    """One matrix in products and look-ups: a layer, recurrent steps, or a tied output layer."""
     uses: list[Dense | Lookup] = []
     for form, chain in forms:
         if not chain.transposed:
@@ -288,13 +297,12 @@ def _joined(forms: Sequence[tuple[Any, Moves]]) -> RecordGradients | None:
     return joined_products(uses)
 
 
-def _found(use: Use) -> Dense | Lookup | RecordGradients | None:
+def _found(use: Use) -> Form:
     rule = rule_for(use.node)
     return None if rule is None else found_by_rule(rule, use)
 
 
-def _gradients_of(use: Use) -> RecordGradients:
-    found = _found(use)
+def _gradients_of(use: Use, found: Form) -> RecordGradients:
     if found is None:
         return Stacked(_one_by_one(use))
     if isinstance(found, Dense):
@@ -308,7 +316,7 @@ def _site_rows(site: Site, uses: Sequence[Use]) -> Tensor:
     """(B, *shape): the sum over all operators that this place enters."""
     total: Tensor | None = None
     for use in uses:
-        rows = wide(_gradients_of(use).rows())
+        rows = wide(_gradients_of(use, _found(use)).rows())
         rows = rows.reshape(use.num_records, *site.shape)
         total = rows if total is None else total + rows
     assert total is not None

@@ -30,6 +30,7 @@ from tacit.checks.certificate import (
 )
 from tacit.engines.book_keeping import NotFinite, planned_pass, record_gradients, run_program
 from tacit.engines.draws import Draws, NoDropout
+from tacit.engines.gradients import Scale
 from tacit.engines.plan import Planned, make_plan
 from tacit.engines.precision import wide
 from tacit.engines.shadow import Shadow
@@ -273,7 +274,7 @@ def _require_exact(planned: Planned, task: Task) -> None:
             true = true.to(losses.device).double()
             got = torch.zeros_like(true)
             if name in found:
-                got = found[name].total(pick).reshape(shape).double()
+                got = found[name].total(Scale(pick)).reshape(shape).double()
                 bound += float(wide(found[name].squares())[record])
             exact += float(true.square().sum())
             error += float((got - true).square().sum())

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.engines.gradients import RecordGradients
+from tacit.engines.gradients import RecordGradients, Scale
 from tacit.engines.precision import wide
 from tacit.engines.torch_internals import Graph, Node, gradients, saved, signed
 
@@ -142,8 +142,8 @@ class Moved:
     def squares(self) -> Tensor:
         return self.gradients.squares()
 
-    def total(self, scale_B: Tensor) -> Tensor:
-        return self.chain.pull_back(self.gradients.total(scale_B))
+    def total(self, scale: Scale) -> Tensor:
+        return self.chain.pull_back(self.gradients.total(scale))
 
     def rows(self) -> Tensor:
         if not self.chain.moves:
@@ -160,8 +160,8 @@ class Disjoint:
     def squares(self) -> Tensor:
         return torch.stack([part.squares() for part in self.parts]).sum(0)
 
-    def total(self, scale_B: Tensor) -> Tensor:
-        return _added([part.total(scale_B) for part in self.parts])
+    def total(self, scale: Scale) -> Tensor:
+        return _added([part.total(scale) for part in self.parts])
 
     def rows(self) -> Tensor:
         return _added([part.rows() for part in self.parts])

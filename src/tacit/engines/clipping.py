@@ -144,15 +144,13 @@ def centred_count(norms_B: Tensor, max_norm: float | Tensor, counted_B: Tensor) 
     return torch.where(counted_B, v_B, 0.0).sum()
 
 
-def scales_and_counts(
+def block_scales(
     norms: Sequence[Tensor],
     max_norms: Sequence[float | Tensor],
     factors: Sequence[float | Tensor] | None,
     rule: ClipRule,
-    counted_B: Tensor,
-    dtypes: Sequence[torch.dtype],
-) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """The scale of each block of each record from the blocks' norms, and each block's count.
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The norms that are compared with the constants, and the scale of each block of each record.
 
     Layer by layer, block h is scaled by its own norm to its own C_h. With factors m_h all blocks
     get one scale, from n = (Σ_h m_h²·‖g_h‖²)^(1/2): then ‖(m_1·s·g_1 | … | m_L·s·g_L)‖ ≤ C. n comes
@@ -163,7 +161,7 @@ def scales_and_counts(
         weighted = [norm * m for norm, m in zip(norms, factors, strict=True)]
         slack = 1 + 8 * torch.finfo(weighted[0].dtype).eps
         compared = [torch.stack(weighted).square().sum(dim=0).sqrt() * slack]
-    pairs = list(zip(compared, max_norms, strict=True))
+    dtypes = [norm.dtype for norm in norms]
+    pairs = zip(compared, max_norms, strict=True)
     scales = [clip_scale(norms_B, max_norm, dtypes, rule) for norms_B, max_norm in pairs]
-    counts = tuple(centred_count(n, c, counted_B) for n, c in pairs)
-    return scales * len(norms) if factors is not None else scales, counts
+    return compared, scales * len(norms) if factors is not None else scales

@@ -23,12 +23,11 @@ from tacit.engines.convolution_norms import Axis, Way, cheapest, window_gram
 from tacit.engines.gradients import (
     Contracted,
     RecordGradients,
+    Scale,
     Stacked,
     by_pieces,
     piece,
     pieces,
-    present,
-    scaled,
     small_stack,
 )
 from tacit.engines.kernels import convolution as fused_kernel
@@ -215,12 +214,12 @@ class Kernel:
         a, b = (sum_of_squares(side).sqrt() for side in (self.windowed, self.plain))
         return a * b
 
-    def _contract(self, scale_B: Tensor) -> Tensor:
+    def _contract(self, scale: Scale) -> Tensor:
         """The weight gradient of the scaled batch, by the convolution's own backward pass."""
-        plain = scaled(self.plain, scale_B)
+        plain = scale.of(self.plain)
         return torch.ops.aten.convolution_backward(
             plain,
-            present(self.windowed, scale_B),
+            scale.present(self.windowed),
             plain.new_empty(self.shape),  # the kernel: only its shape matters here
             None,
             self.stride,

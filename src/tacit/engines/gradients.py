@@ -3,8 +3,8 @@
 Every form keeps three promises. B is the number of records and g_i the gradient of record i:
 
   squares()   an *upper* bound of ‖g_i‖² for each record, for the numbers that `total` really adds;
-  total(s)    Σ_i s_i·g_i over the records with s_i ≠ 0; the others are left out, even where g_i is
-              NaN or infinite;
+  total(s)    Σ_i s_i·g_i over the records that are present; the others are left out, even where
+              g_i is NaN or infinite (`Scale`);
   rows()      all g_i, stacked as (B, *shape of the parameter).
 
 Everything here can be traced by `make_fx`: no value is read back, and no branch depends on one.
@@ -23,10 +23,47 @@ from tacit.engines.kernels import scaling
 from tacit.engines.norms import sum_of_squares
 
 
+@dataclass(frozen=True)
+class Scale:
+    """What each record is multiplied by. A record with s_i = 0 is left out, whatever it holds.
+
+    `all_present` may be set where that is known of every record: then nothing needs to be masked.
+    """
+
+    values_B: Tensor
+    all_present: bool = False
+
+    def of(self, x_B: Tensor) -> Tensor:
+        """s_i·x_i, and zeros where s_i is zero: 0·NaN would be NaN."""
+        if scaling.fits(x_B):
+            return scaling.scale_records(x_B, self.values_B, True)
+        return self.present(x_B) * _column(self.values_B.to(x_B.dtype), x_B)
+
+    def present(self, x_B: Tensor) -> Tensor:
+        """x_i, and zeros where s_i is zero."""
+        if self.all_present:
+            return x_B
+        if scaling.fits(x_B):
+            return scaling.scale_records(x_B, self.values_B, False)
+        bits = _BITS.get(x_B.dtype)
+        if x_B.device.type == "cpu" and bits is not None:
+            # All bits or none. Four times as fast as `torch.where`, which CPUs do not vectorise.
+            mask_B = (self.values_B == 0).to(bits) - 1
+            return (x_B.view(bits) & _column(mask_B, x_B)).view(x_B.dtype)
+        return torch.where(_column(self.values_B != 0, x_B), x_B, 0.0)
+
+
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+def _column(values_B: Tensor, like: Tensor) -> Tensor:
+    return values_B.view(-1, *(1 for _ in like.shape[1:]))
+
+
 class RecordGradients(Protocol):
     def squares(self) -> Tensor: ...
 
-    def total(self, scale_B: Tensor) -> Tensor: ...
+    def total(self, scale: Scale) -> Tensor: ...
 
     def rows(self) -> Tensor: ...
 
@@ -45,11 +82,13 @@ class Stacked:
     def squares(self) -> Tensor:
         return sum_of_squares(self._as_they_lie()) if self.squares_B is None else self.squares_B
 
-    def total(self, scale_B: Tensor) -> Tensor:
+    def total(self, scale: Scale) -> Tensor:
+        order = self._order()
         lying = self._as_they_lie()
         flat = lying.flatten(1) if lying.dim() > 1 else lying[:, None]
-        total = scale_B.to(flat.dtype) @ present(flat, scale_B)
-        order = self._order()
+        total = scale.values_B.to(flat.dtype) @ scale.present(flat)
+        if order == sorted(order):
+            return total.reshape(lying.shape[1:])
         back = [order.index(dim) for dim in range(len(order))]
         return total.reshape(lying.shape[1:]).permute(back)
 
@@ -62,7 +101,10 @@ class Stacked:
         return sorted(range(len(strides)), key=lambda dim: -strides[dim])
 
     def _as_they_lie(self) -> Tensor:
-        return self.rows_BP.permute(0, *(1 + dim for dim in self._order()))
+        order = self._order()
+        if order == sorted(order):
+            return self.rows_BP
+        return self.rows_BP.permute(0, *(1 + dim for dim in order))
 
 
 @dataclass
@@ -89,7 +131,7 @@ class Contracted:
 
     norm_squares_B: Tensor
     reach_B: Tensor | None
-    contract: Callable[[Tensor], Tensor]
+    contract: Callable[[Scale], Tensor]
     make_rows: Callable[[], Tensor]
     coarse_products: int = 0
 
@@ -103,37 +145,11 @@ class Contracted:
         upper = torch.addcmul(norms, reach, reach, value=gamma).sqrt()
         return torch.add(upper, reach, alpha=tau).square()
 
-    def total(self, scale_B: Tensor) -> Tensor:
-        return self.contract(scale_B)
+    def total(self, scale: Scale) -> Tensor:
+        return self.contract(scale)
 
     def rows(self) -> Tensor:
         return self.make_rows()
-
-
-def scaled(x_B: Tensor, scale_B: Tensor) -> Tensor:
-    """s_i·x_i, and zeros where s_i is zero, whatever x_i is: 0·NaN would be NaN."""
-    if scaling.fits(x_B):
-        return scaling.scale_records(x_B, scale_B, True)
-    return present(x_B, scale_B) * _column(scale_B.to(x_B.dtype), x_B)
-
-
-def present(x_B: Tensor, scale_B: Tensor) -> Tensor:
-    """x_i, and zeros where s_i is zero."""
-    if scaling.fits(x_B):
-        return scaling.scale_records(x_B, scale_B, False)
-    bits = _BITS.get(x_B.dtype)
-    if x_B.device.type == "cpu" and bits is not None:
-        # All bits or none. Four times as fast as `torch.where`, which CPUs do not vectorise.
-        mask_B = (scale_B == 0).to(bits) - 1
-        return (x_B.view(bits) & _column(mask_B, x_B)).view(x_B.dtype)
-    return torch.where(_column(scale_B != 0, x_B), x_B, 0.0)
-
-
-_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
-
-
-def _column(values_B: Tensor, like: Tensor) -> Tensor:
-    return values_B.view(-1, *(1 for _ in like.shape[1:]))
 
 
 def pieces(count: int, numbers_each: int, limit: int = 1 << 27) -> list[slice]:

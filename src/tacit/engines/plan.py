@@ -39,7 +39,6 @@ from tacit.engines.torch_internals import (
     after_node,
     before_node,
     gradients,
-    has_fused_functions,
     is_python_node,
     plain_program,
 )
@@ -83,7 +82,7 @@ class Plan:
     alone: str | None = None
     # Buffers that the pass writes, from weights alone: the power iteration of spectral norms.
     rewrites: frozenset[str] = frozenset()
-    # Whether functions are replaced in a pass, and so also where a checkpointed block runs again.
+    # Whether the program calls functions that `plain_program` replaces.
     fused_functions: bool = True
 
     @property
@@ -142,7 +141,7 @@ def make_plan(
         shadow.mark(tensor, labels)
     shadow.phase = "forward"
     buffers = Buffers(model)
-    with shadow:
+    with shadow, plain_program() as functions:
         losses = run()
     rewrites = buffers.changed()
     own = _labels(len(losses), num_records, losses.device)
@@ -171,7 +170,7 @@ def make_plan(
         num_records,
         alone,
         rewrites,
-        has_fused_functions(model),
+        functions is None or functions.replaced,
     )
     return Planned(plan, losses, graph, shadow)
 

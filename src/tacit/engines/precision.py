@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache, reduce
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from tacit.tensor_float import all_digits, cuts_factors_on_cpu, uses_tensor_float
 
 
+@cache
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """Norms are taken, and records scaled, in at least float32."""
     return torch.promote_types(dtype, torch.float32)
@@ -19,14 +21,17 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def wide(tensor: Tensor) -> Tensor:
     """The tensor in at least float32, which is exact; integers (tokens) stay what they are."""
-    return tensor.to(wide_dtype(tensor.dtype)) if tensor.is_floating_point() else tensor
+    if tensor.dtype in (torch.float32, torch.float64) or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(wide_dtype(tensor.dtype))
 
 
 def wide_together(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in the widest of their types, and in at least float32."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
+    dtypes = {tensor.dtype for tensor in tensors}
+    if dtypes == {torch.float32}:
+        return tensors
+    dtype = reduce(torch.promote_types, dtypes, torch.float32)
     return tuple(tensor.to(dtype) for tensor in tensors)
 
 

@@ -21,12 +21,11 @@ from torch import Tensor
 from tacit.engines.gradients import (
     Contracted,
     RecordGradients,
+    Scale,
     Stacked,
     by_pieces,
     piece,
     pieces,
-    present,
-    scaled,
     small_stack,
 )
 from tacit.engines.norms import (
@@ -52,8 +51,8 @@ class Dense:
     def rows(self) -> Tensor:
         return self.b_BTP.transpose(1, 2) @ self.a_BTD
 
-    def total(self, scale_B: Tensor) -> Tensor:
-        b, a = scaled(self.b_BTP, scale_B), present(self.a_BTD, scale_B)
+    def total(self, scale: Scale) -> Tensor:
+        b, a = scale.of(self.b_BTP), scale.present(self.a_BTD)
         return b.flatten(0, 1).T @ a.flatten(0, 1)
 
 
@@ -80,10 +79,10 @@ class Lookup:
             1, self.rows_read().unsqueeze(2).expand_as(self.b_BTD), self.b_BTD
         )
 
-    def total(self, scale_B: Tensor) -> Tensor:
+    def total(self, scale: Scale) -> Tensor:
         # The gradient of an embedding without padding: −1 is no row.
         return torch.ops.aten.embedding_dense_backward(
-            scaled(self.b_BTD, scale_B), self.rows_read(), self.num_rows, -1, False
+            scale.of(self.b_BTD), self.rows_read(), self.num_rows, -1, False
         )
 
 
@@ -96,7 +95,7 @@ def outer_products(a_BTD: Tensor, b_BTP: Tensor) -> RecordGradients:
     coarse = int(cuts_products(a_BTD))
     if positions == 1:
         # ‖b aᵀ‖ = ‖a‖·‖b‖.
-        norms = sum_of_squares(a_BTD.squeeze(1)) * sum_of_squares(b_BTP.squeeze(1))
+        norms = sum_of_squares(a_BTD) * sum_of_squares(b_BTP)
         return Contracted(norms, None, use.total, use.rows, coarse)
     # Rows that are not much larger than what they come from are kept: no second contraction.
     few = width_in * width_out <= 2 * positions * (width_in + width_out)
@@ -166,8 +165,8 @@ def joined_products(uses: Sequence[Dense | Lookup]) -> RecordGradients:
     def make_rows() -> Tensor:
         return product.rows() + table.rows()
 
-    def contract(scale_B: Tensor) -> Tensor:
-        return product.total(scale_B) + table.total(scale_B)
+    def contract(scale: Scale) -> Tensor:
+        return product.total(scale) + table.total(scale)
 
     (batch, positions, width), reads = a_BTD.shape, tokens_BS.shape[1]
     num_rows = b_BTP.shape[-1]

@@ -197,9 +197,12 @@ def summed_to(
     if extra < 0 or (place >= 0 and shape[place] != 1):
         return None
     rows_BR = rows_by_record(wide(full), layout, num_records)  # (B, R, the other dimensions)
-    total = rows_BR.sum(1).unsqueeze(1 + layout.dim)
-    if extra:
-        total = total.flatten(1, extra).sum(1) if extra > 1 else total.sum(1)
+    total = rows_BR.squeeze(1) if rows_BR.shape[1] == 1 else rows_BR.sum(1)
+    if place >= 0:
+        total = total.unsqueeze(1 + layout.dim)
+    lacking = extra if place >= 0 else extra - 1  # dimensions in front that the operand has not
+    if lacking:
+        total = total.flatten(1, lacking).sum(1)
     over = [1 + d for d, size in enumerate(shape) if size == 1 and total.shape[1 + d] != 1]
     return total.sum(over, keepdim=True) if over else total
 

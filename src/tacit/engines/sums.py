@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tacit.engines.clipping import scales_and_counts
-from tacit.engines.gradients import RecordGradients
+from tacit.engines.clipping import block_scales, centred_count
+from tacit.engines.gradients import RecordGradients, Scale
+from tacit.engines.kernels import for_compiler
 from tacit.engines.precision import full_precision, wide
 from tacit.engines.task import Clipped, Task
 
@@ -28,22 +29,23 @@ def clipped(
     nothing, whatever it holds; nor does a row outside `mask`.
     """
     with full_precision(device), torch.no_grad():
-        squares = squares_of(gradients)
-        nothing = torch.zeros(num_records, device=device)
-        keep = torch.stack([nothing, *squares.values()]).sum(dim=0).isfinite()
+        norms = norms_of_blocks(task, squares_of(gradients), num_records, device)
+        keep = (norms[0] if len(norms) == 1 else torch.stack(norms).sum(dim=0)).isfinite()
         counted = keep if mask is None else keep & mask
-        norms = norms_of_blocks(task, squares, num_records, device)
-        scales, counts = scales_and_counts(
-            norms, task.norms, task.factors, task.rule, counted, [n.dtype for n in norms]
-        )
+        # A CPU can ask whether a record is left out; a GPU would have to be waited for.
+        all_present = device.type == "cpu" and not for_compiler() and bool(counted.all())
+        compared, scales = block_scales(norms, task.norms, task.factors, task.rule)
         sums = {}
         for names, scale_B in zip(task.blocks, scales, strict=True):
-            scale = torch.where(counted, scale_B, 0.0)
+            if not all_present:
+                scale_B = torch.where(counted, scale_B, 0.0)
+            scale = Scale(scale_B, all_present)
             for name in names:
                 if name in gradients:
                     total = gradients[name].total(scale)
                     sums[name] = total.reshape(task.parameters[name].shape)
-        return Clipped(sums, counts if task.counted else ())
+        pairs = zip(compared, task.norms, strict=True) if task.counted else ()
+        return Clipped(sums, tuple(centred_count(n, c, counted) for n, c in pairs))
 
 
 def norms_of_blocks(

@@ -173,7 +173,7 @@ def has_gradient_hooks(parameter: Tensor) -> bool:
 
 
 @contextmanager
-def plain_program(functions: bool = True) -> Iterator[None]:
+def plain_program(functions: bool = True) -> Iterator[PlainFunctions | None]:
     """Run a forward pass so that the autograd graph shows every operator, and nothing looks.
 
     - A model under `torch.compile` would be one opaque node: it runs as it was written.
@@ -183,6 +183,9 @@ def plain_program(functions: bool = True) -> Iterator[None]:
     - Distributions look at their parameters to refuse those out of range, unless told not to.
     - Fused attention blocks and recurrent layers hide their parameters: they are decomposed.
     - Embeddings with `sparse=True` give dense gradients here: the same numbers.
+
+    The last two need a mode that sees every function. It is yielded, and tells whether it had
+    anything to replace; a program that calls no such function can do without (`functions`).
     """
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it is slow
@@ -196,18 +199,14 @@ def plain_program(functions: bool = True) -> Iterator[None]:
         torch.compiler._is_compiling_flag = True
         stack.callback(Distribution.set_default_validate_args, Distribution._validate_args)
         Distribution.set_default_validate_args(False)
-        if functions:
-            stack.enter_context(_PlainFunctions())
-        yield
+        yield stack.enter_context(PlainFunctions()) if functions else None
 
 
-def has_fused_functions(model: nn.Module) -> bool:
-    """Whether a module of the model calls one of the functions that `plain_program` replaces."""
-    return any(isinstance(m, nn.RNNBase | nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+class PlainFunctions(TorchFunctionMode):
+    """`lstm`, `gru` and `rnn` without the fused layers of cuDNN and oneDNN; no sparse gradients.
 
-
-class _PlainFunctions(TorchFunctionMode):
-    """`lstm`, `gru` and `rnn` without the fused layers of cuDNN and oneDNN; no sparse gradients."""
+    `replaced` tells whether any such function was called.
+    """
 
     _functions = frozenset(
         getattr(torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -219,16 +218,23 @@ class _PlainFunctions(TorchFunctionMode):
         torch.embedding_bag: 5,
     }
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.replaced = False
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         place = self._place_of_sparse.get(func)
         if place is not None:
             if len(args) > place:
+                self.replaced = self.replaced or bool(args[place])
                 args = (*args[:place], False, *args[place + 1 :])
-            elif kwargs and "sparse" in kwargs:
+            elif kwargs and kwargs.get("sparse"):
+                self.replaced = True
                 kwargs = {**kwargs, "sparse": False}
         if func in self._functions:
+            self.replaced = True
             # `mkldnn.flags` warns where there is no GPU, and `cudnn.flags` raises where
             # TensorFloat-32 was set in PyTorch's newer way.
             enabled = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()

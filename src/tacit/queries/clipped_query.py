@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 import torch
@@ -188,15 +188,7 @@ class ClippedQuery(abc.ABC):
             require_public(source.public, batch.records)
             held.checked = {id(batch.records.inputs)}
         if held.due:
-            some = source.public
-            rows = slice(0, source.records)
-            place = batch.indices.device
-            some = replace(
-                some,
-                inputs=some.inputs[rows].to(place),
-                targets=some.targets[rows].to(place),
-                record_ids=some.record_ids[rows].to(place),
-            )
+            some = source.public.take(slice(source.records)).to(batch.indices.device)
             held.take(self._expected_norms(model, loss, blocks, some))
         found = held.constants()
         if len(found.factors or found.norms) != len(blocks):

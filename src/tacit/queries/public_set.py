@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 from torch import Tensor
 
 from tacit.data.records import Records
 from tacit.errors import NotPublic
+from tacit.pytrees import Tree, flat_rows, tensors_of
 
 _ROWS_TO_COMPARE = 64
 _CHUNK = 1 << 23  # entries at once
@@ -37,10 +40,13 @@ def require_public(public: Records, private: Records) -> None:
         )
 
 
-def _shares_memory(a: Tensor, b: Tensor) -> bool:
-    if len(b) == 0 or a.device != b.device:
-        return False
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+def _shares_memory(public: Tree, private: Tree) -> bool:
+    return any(
+        a.device == b.device and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+        for a, b in product(tensors_of(public), tensors_of(private))
+        # One row for everybody, such as a mask of ones, is nobody's own.
+        if len(b) and a.stride(0) and b.stride(0)
+    )
 
 
 def _ids_meet(public: Records, private: Records) -> bool:
@@ -52,8 +58,8 @@ def found_among(public: Records, private: Records) -> float:
     if public.shape != private.shape or len(private) == 0:
         return 0.0
     stride = -(-len(public) // _ROWS_TO_COMPARE)  # from all over
-    some = public.inputs[::stride].to(private.device, private.inputs.dtype).flatten(1)
-    held = private.inputs.flatten(1)
+    held = flat_rows(private.inputs)
+    some = flat_rows(public.take(slice(None, None, stride)).inputs).to(held)
     if held.shape[1] == 0:
         return 0.0
     # Where one number of two rows differs, so do the rows; the others are compared in full.

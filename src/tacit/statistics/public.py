@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from tacit.data.records import Records, as_records
+from tacit.pytrees import call_model
 from tacit.statistics.marks import mark
 from tacit.statistics.modes import evaluating
 from tacit.statistics.tracking import unfrozen_norms, without_running_statistics
@@ -83,7 +84,8 @@ class PublicStatistics:
     def _pass(self, model: nn.Module) -> None:
         device = next(iter(model.parameters())).device
         for start in range(0, len(self.public) - self.set_size + 1, self.set_size):
-            model(self.public.inputs[start : start + self.set_size].to(device))
+            one = self.public.take(slice(start, start + self.set_size)).to(device)
+            call_model(model, one.inputs)
 
 
 @dataclass

@@ -15,6 +15,7 @@ from tacit.checks import refuse_mixing, watched_step
 from tacit.data.records import Records, as_records
 from tacit.engines.clipping import sum_dtype
 from tacit.errors import UnsupportedModule
+from tacit.pytrees import Tree, call_model, map_tensors, num_rows, take_rows
 from tacit.randomness import Randomness
 from tacit.statistics.marks import mark
 from tacit.statistics.modes import evaluating
@@ -136,7 +137,7 @@ class ReleasedStatistics:
         channels = norm.get_buffer("running_mean").numel()
         total = torch.zeros(2 * channels, dtype=sum_dtype(device), device=device)
         for start in range(0, len(self.records), self.max_physical_batch):
-            rows = self.records.inputs[start : start + self.max_physical_batch]
+            rows = take_rows(self.records.inputs, slice(start, start + self.max_physical_batch))
             x = _input_at(norm, model, rows)
             _require_row_a_record(norm, x, rows)
             x_BCP = x.flatten(2) if x.dim() > 2 else x[:, :, None]
@@ -147,7 +148,7 @@ class ReleasedStatistics:
         """The norms as a pass of zeros, which are nobody's data, meets them."""
         refuse_mixing(model)
         met: list[nn.Module] = []
-        zeros = self.records.inputs.new_zeros((2, *self.records.shape))
+        zeros = map_tensors(lambda t: t.new_zeros((2, *t.shape[1:])), self.records.inputs)
 
         def meet(norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             _require_row_a_record(norm, input_of(args, kwargs), zeros)
@@ -155,7 +156,7 @@ class ReleasedStatistics:
 
         hooks = [n.register_forward_pre_hook(meet, with_kwargs=True) for n in norms.values()]
         try:
-            model(_to_model(zeros, model))
+            _run(model, zeros)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -181,28 +182,33 @@ def _require_batch_norm_once(name: str, norm: nn.Module, times: int) -> None:
         )
 
 
-def _require_row_a_record(norm: nn.Module, x: Tensor, rows: Tensor) -> None:
-    if len(x) != len(rows):
+def _require_row_a_record(norm: nn.Module, x: Tensor, rows: Tree) -> None:
+    if len(x) != num_rows(rows):
         raise UnsupportedModule(
-            f"{type(norm).__name__} was given {len(x)} rows for {len(rows)} records, so one record "
-            "may have several and its share has no bound; use PublicStatistics, or "
+            f"{type(norm).__name__} was given {len(x)} rows for {num_rows(rows)} records, so one "
+            "record may have several and its share has no bound; use PublicStatistics, or "
             "make_trainable(model)"
         )
 
 
 def _require_records_apart(norm: nn.Module, model: nn.Module, records: Records) -> None:
     """Half of some random rows, which are nobody's data, are exchanged: the others must stay."""
-    shape, dtype = (_PROBES, *records.shape), records.inputs.dtype
     generator = torch.Generator().manual_seed(0x7AC17)
-    if dtype.is_floating_point:
-        rows = torch.randn(shape, generator=generator).to(dtype)
-        exchanged = rows.clone()
-        exchanged[::2] *= 1e3
-    else:
-        rows = torch.randint(0, 2, shape, generator=generator).to(dtype)
-        exchanged = rows.clone()
-        exchanged[::2] = 1 - rows[::2]
-    there, then = (_input_at(norm, model, r.to(records.device))[1::2] for r in (rows, exchanged))
+
+    def random(column: Tensor) -> Tensor:
+        shape = (_PROBES, *column.shape[1:])
+        if column.is_floating_point():
+            return torch.randn(shape, generator=generator).to(column)
+        return torch.randint(0, 2, shape, generator=generator).to(column)
+
+    def exchanged(rows: Tensor) -> Tensor:
+        rows = rows.clone()
+        rows[::2] = 1e3 * rows[::2] if rows.is_floating_point() else 1 - rows[::2].long()
+        return rows
+
+    rows = map_tensors(random, records.inputs)
+    other = map_tensors(exchanged, rows)
+    there, then = (_input_at(norm, model, r)[1::2] for r in (rows, other))
     if not torch.allclose(there, then, rtol=1e-3, atol=1e-3 * float(there.abs().max())):
         raise UnsupportedModule(
             f"records meet before {type(norm).__name__}: what it is given of one changes with the "
@@ -218,13 +224,13 @@ class _Reached(Exception):
         self.x = x
 
 
-def _input_at(norm: nn.Module, model: nn.Module, rows: Tensor) -> Tensor:
+def _input_at(norm: nn.Module, model: nn.Module, rows: Tree) -> Tensor:
     def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         raise _Reached(input_of(args, kwargs))
 
     hook = norm.register_forward_pre_hook(stop, with_kwargs=True)
     try:
-        model(_to_model(rows, model))
+        _run(model, rows)
     except _Reached as reached:
         return reached.x
     finally:
@@ -235,5 +241,6 @@ def _input_at(norm: nn.Module, model: nn.Module, rows: Tensor) -> Tensor:
     )
 
 
-def _to_model(rows: Tensor, model: nn.Module) -> Tensor:
-    return rows.to(next(iter(model.parameters())).device)
+def _run(model: nn.Module, rows: Tree) -> None:
+    device = next(iter(model.parameters())).device
+    call_model(model, map_tensors(lambda t: t.to(device), rows))

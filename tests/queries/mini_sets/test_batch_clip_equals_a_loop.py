@@ -193,9 +193,10 @@ def test_a_set_goes_the_same_way_whoever_else_is_there():
 def test_the_default_engine_depends_on_what_is_public():
     model, records = made("mlp", n=12)
     query = BatchClip(0.1, 4)
-    assert isinstance(query._engine_for(model, alone=False), tacit.SetsAsRecords)
-    assert isinstance(query._engine_for(model, alone=True), tacit.SetBySet)
+    task = query._task(model, LOSS, query.blocks_of(model))
     batch = MiniSetSampler(records, 4, rate=1.0).next_batch()
+    assert isinstance(query._engine_for(task, batch), tacit.SetsAsRecords)
+    assert isinstance(query._engine_for(task, a_batch(records, 4, chosen=1)), tacit.SetBySet)
     one = batch.only(batch.groups == batch.groups[0])  # by chance, one set of several
     asked = []
     query._one_by_one = SimpleNamespace(clipped_sums=lambda *a: asked.append(a))

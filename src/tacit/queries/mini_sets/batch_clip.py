@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from tacit.batch import Batch, batch_of
-from tacit.checks import mixes_records, watched_step
+from tacit.checks import watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.data.records import Records
-from tacit.engines.certify import certify
+from tacit.engines.book_keeping import planned_pass
+from tacit.engines.certify import certify, sample
 from tacit.engines.clipping import CLIP, ClipRule
+from tacit.engines.draws import Start
 from tacit.engines.task import Task
+from tacit.errors import MixesRecords
 from tacit.lipschitz.precision import ROWS_AT_ONCE
 from tacit.queries.blocks import Blocks
 from tacit.queries.bounded_gradient import BoundedGradient, Loss
@@ -28,19 +32,22 @@ from tacit.queries.clipped_query import (
 from tacit.queries.looking_inside import looks_inside
 from tacit.queries.mini_sets.engines import SetBySet, SetEngine, SetsAsRecords
 from tacit.queries.mini_sets.set_gradients import MeanGradient, SetGradient
-from tacit.queries.mini_sets.sets import require_sets, sets_of
+from tacit.queries.mini_sets.sets import draws_one_set, require_sets, sets_of
 from tacit.queries.mini_sets.too_small import too_small_is_nothing
 from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import MiniSets, Poisson, Unit
 from tacit.statistics import without_running_statistics
+
+# Whether a pass under shadow memory proved a model's records apart, by what that depends on.
+_apart: WeakKeyDictionary[nn.Module, dict[Hashable, bool]] = WeakKeyDictionary()
 
 
 class BatchClip(ClippedQuery):
     """Σ_{j ≤ k} [g(w; S_j)]_C over the k mini-sets of a step, s records each  [Nguyen 2023, Eq. 6].
 
     s = 1 is individual clipping, the same sums as `PerSampleClip`; k = 1 is the paper's batch
-    clipping. Each mini-set has a pass of its own, so BatchNorm sees one set at a time, and clipping
-    covers what it does there. Its running statistics are not touched: they would be a release.
+    clipping. With BatchNorm each mini-set has a pass of its own, so it sees one set at a time, and
+    clipping covers what it does there. Running statistics are not touched: they would be a release.
 
     Sensitivity. The sum has one term a set. A record that is replaced, added or removed turns
     one term into another, both of norm at most C_h in block h: it moves by at most 2·C_h under
@@ -52,7 +59,13 @@ class BatchClip(ClippedQuery):
 
     `gradient` is g: `MeanGradient`, or a `LocalRun` of an optimizer. `max_norm`, `blocks`, `rule`
     and `frozen` are those of `PerSampleClip`. The step is divided by the expected number of sets.
-    By default sets go one by one, and all together by book-keeping where records do not meet.
+    Records, outputs and targets may be pytrees.
+
+    Engines. `SetBySet` runs each set alone. `SetsAsRecords` takes all sets through the model at
+    once, which needs records that do not meet inside it. By default a pass of two records under
+    shadow memory decides: all at once if it proves them apart, and set by set if it does not
+    (BatchNorm, a branch on a value, an operator without a rule), for a `LocalRun`, and if a step
+    draws a single set.
     """
 
     def __init__(
@@ -87,15 +100,13 @@ class BatchClip(ClippedQuery):
         now = self._in_force(model, loss, blocks, batch)
         task = self._task(model, loss, blocks, now.constants, counted=now.counted)
         sets = [self._seen(one) for one in sets_of(batch)]
-        drawn = batch.scheme
-        alone = isinstance(drawn, MiniSets) and drawn.chosen == 1
-        engine = self._engine_for(model, alone)
 
         def check() -> bool:
-            return self._check(task, engine, batch)
+            return self._check(task, self._engine_for(task, batch), batch)
 
-        key = check_key(task, engine, self.gradient)
+        key = check_key(task, self.engine, self.gradient), draws_one_set(batch)
         with without_running_statistics(model), watched_step(model, check, key):
+            engine = self._engine_for(task, batch)
             pieces = self._physical(sets, min(batch.max_physical or ROWS_AT_ONCE, ROWS_AT_ONCE))
             found = (engine.clipped_sums(task, self.gradient, some) for some in pieces)
             return self._bounded(task, now, found, self._divisor(batch))
@@ -113,8 +124,8 @@ class BatchClip(ClippedQuery):
         )
         full = [one for one in whole.physical() if len(one) == size]
         task = self._task(model, loss, blocks)
-        engine = self._engine_for(model, alone=False)
         with without_running_statistics(model), watched_step(model):
+            engine = self._engine_for(task, whole)
             pieces = self._physical(full, max(size, 256))
             return mean_norms([engine.block_norms(task, self.gradient, some) for some in pieces])
 
@@ -124,17 +135,45 @@ class BatchClip(ClippedQuery):
             return batch.scheme.probability * batch.scheme.num_sets
         return batch.divisor
 
-    def _engine_for(self, model: nn.Module, alone: bool) -> SetEngine:
-        """By what is public alone: two engines clip alike only up to their roundings."""
+    def _engine_for(self, task: Task, batch: Batch) -> SetEngine:
+        """By what is public alone: two engines clip alike only up to their roundings.
+
+        A certificate does not depend on the records' values, so any two of them will do.
+        """
         if self.engine is not None:
             return self.engine
-        apart = isinstance(self.gradient, MeanGradient) and not mixes_records(model)
-        return self._at_once if apart and not alone else self._one_by_one
+        mean = isinstance(self.gradient, MeanGradient)
+        if draws_one_set(batch) or not mean or len(batch.records) == 0:
+            return self._one_by_one
+        known = _apart.setdefault(task.model, {})
+        modes = tuple(module.training for module in task.model.modules())
+        key = check_key(task, self._views.augmentation), modes
+        if key not in known:
+            known[key] = self._keeps_apart(task, batch)
+        return self._at_once if known[key] else self._one_by_one
+
+    def _keeps_apart(self, task: Task, batch: Batch) -> bool:
+        """Whether a pass under shadow memory proves it, in a program that is planned once."""
+        inputs, targets = sample(batch, 2)
+        start = Start(inputs, task.model)
+        try:
+            plan = planned_pass(task, self._views.first(inputs), targets, 2).plan
+        finally:
+            start.restore()
+        return plan.certificate.proves and not plan.alone and not plan.dynamic
 
     def _check(self, task: Task, engine: SetEngine, batch: Batch) -> bool:
-        """Raise unless a set's gradient is of that set alone; see `tacit.checks`."""
+        """Raise unless a set's gradient is of that set alone; see `tacit.engines.certify`."""
         if isinstance(engine, SetsAsRecords):
-            return check_records(task, engine.engine, batch, self._views.first)
+            try:
+                return check_records(task, engine.engine, batch, self._views.first)
+            except MixesRecords as error:
+                self._check(task, self._one_by_one, batch)  # raises if that is no way out either
+                raise MixesRecords(
+                    f"SetsAsRecords takes all mini-sets through the model at once, where {error}. "
+                    "To clip mini-sets as they are, give BatchClip engine=tacit.SetBySet(), which "
+                    "runs each of them alone"
+                ) from error
         with too_small_is_nothing():
             return certify(task, batch, self._views.first, alone=self.mini_set_size)
         return False

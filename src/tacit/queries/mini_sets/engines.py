@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tacit.batch import Batch, batch_of
 from tacit.engines import Automatic, Clipped, Engine, Recorder, Task
+from tacit.engines.automatic import ClippingStep
 from tacit.engines.clipping import sum_dtype
-from tacit.engines.recorder import Outputs
-from tacit.engines.torch_internals import swapped
+from tacit.engines.gradients import RecordGradients, Scale, Stacked
+from tacit.engines.precision import wide
+from tacit.engines.sums import clipped, norms_of_blocks, squares_of
 from tacit.errors import UnsupportedModule
-from tacit.pytrees import Tree, map_tensors, tensors_of
-from tacit.queries.mini_sets.one_set import clipped_vector, norms_of_vector
+from tacit.pytrees import Tree, device_of, map_tensors
 from tacit.queries.mini_sets.set_gradients import MeanGradient, SetGradient
 from tacit.queries.mini_sets.too_small import too_small_is_nothing
 
@@ -41,91 +42,64 @@ class SetBySet:
         self.recorder = recorder or Recorder()
 
     def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
-        found = (self._clipped(task, gradient, one) for one in sets)
-        return next(found) if len(sets) == 1 else added_up(found)
+        def work(task: Task, inputs: Tree, targets: Tree, mask: Tensor | None = None) -> Clipped:
+            return clipped_vector(task, vector_of(task, gradient, inputs, targets))
+
+        def found(one: Batch) -> Clipped:
+            if not one.indices.is_cuda or not isinstance(gradient, MeanGradient):
+                return work(task, one.inputs, one.targets)
+            return ClippingStep(task, one.inputs, one.targets, work).through(self.recorder)
+
+        return found(sets[0]) if len(sets) == 1 else added_up(map(found, sets))
 
     def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
-        each = [
-            norms_of_vector(task, self.gradient_of(task, gradient, one.inputs, one.targets))
-            for one in sets
-        ]
-        return list(torch.stack(each, dim=1).unbind())
+        device = sets[0].indices.device
+        vectors = (vector_of(task, gradient, one.inputs, one.targets) for one in sets)
+        squares = (squares_of(as_one_record(task, vector)) for vector in vectors)
+        each = [norms_of_blocks(task, of_one, 1, device) for of_one in squares]
+        return [torch.cat(of_block) for of_block in zip(*each, strict=True)]
 
     def forget(self) -> None:
         self.recorder.forget()
 
-    def _clipped(self, task: Task, gradient: SetGradient, one: Batch) -> Clipped:
-        inputs, targets = one.inputs, one.targets
-        if not one.indices.is_cuda or not isinstance(gradient, MeanGradient):
-            return clipped_vector(task, self.gradient_of(task, gradient, inputs, targets))
-        step = _SetStep(task, gradient, inputs, targets)
-        found = self.recorder(step, step.batch())
-        counts = tuple(found[f"#{h}"] for h in range(len(task.blocks)) if f"#{h}" in found)
-        return Clipped({n: found[n] for n in task.parameters}, counts)
 
-    @staticmethod
-    def gradient_of(
-        task: Task, gradient: SetGradient, inputs: Tree, targets: Tree
-    ) -> dict[str, Tensor]:
-        """g of one set; zero where BatchNorm refuses so few records."""
-        loss: Any = task.loss
-        with too_small_is_nothing() as nothing:
-            return gradient(task.model, loss, task.parameters, inputs, targets)
-        assert nothing
-        return {n: torch.zeros_like(p, requires_grad=False) for n, p in task.parameters.items()}
+def vector_of(task: Task, gradient: SetGradient, inputs: Tree, targets: Tree) -> dict[str, Tensor]:
+    """g of one set; zero where BatchNorm refuses so few records."""
+    loss: Any = task.loss
+    with too_small_is_nothing() as nothing:
+        return gradient(task.model, loss, task.parameters, inputs, targets)
+    assert nothing
+    return {n: torch.zeros_like(p, requires_grad=False) for n, p in task.parameters.items()}
 
 
-@dataclass
-class _SetStep:
-    """The clipped mean gradient of one set, as work for the recorder."""
+def clipped_vector(task: Task, vector: dict[str, Tensor]) -> Clipped:
+    """[g]_C of one set; nothing at all where its squared norm is not finite."""
+    return clipped(task, as_one_record(task, vector), 1, device_of(vector), None)
 
-    task: Task
-    gradient: SetGradient
-    inputs: Tree
-    targets: Tree
 
-    @property
-    def model(self) -> nn.Module:
-        return self.task.model
+def as_one_record(task: Task, vector: dict[str, Tensor]) -> dict[str, RecordGradients]:
+    """A set's vector as the gradients of one record, with zeros in the entries not active."""
+    found: dict[str, RecordGradients] = {}
+    for name, tensor in vector.items():
+        row, mask = wide(tensor.detach()).unsqueeze(0), task.active.get(name)
+        found[name] = _Row(row if mask is None else torch.where(mask, row, 0.0))
+    return found
 
-    @property
-    def key(self) -> Hashable:
-        task = self.task
-        masks = tuple((name, mask.data_ptr()) for name, mask in task.active.items())
-        asked = (id(task.loss), tuple(task.parameters), task.blocks)
-        return asked, task.rule, task.counted, task.factors is None, masks
 
-    def batch(self) -> list[Tensor]:
-        leaves = tensors_of((self.inputs, self.targets))
-        numbers = [float(c) for c in (*self.task.norms, *(self.task.factors or ()))]
-        constants = torch.tensor(numbers, dtype=torch.float64).pin_memory()
-        return [*leaves, constants.to(leaves[0].device, non_blocking=True)]
+class _Row(Stacked):
+    """One record's gradients: scaled by a multiplication, which a matrix product is slower than."""
 
-    def run(self, batch: Sequence[Tensor]) -> Outputs:
-        return self._run(self.task, batch)
-
-    def run_with(self, weights: dict[str, Tensor], batch: Sequence[Tensor]) -> Outputs:
-        parameters: Any = {name: weights[name] for name in self.task.parameters}
-        with swapped(self.model, weights):
-            return self._run(replace(self.task, parameters=parameters), batch)
-
-    def _run(self, task: Task, batch: Sequence[Tensor]) -> Outputs:
-        *leaves, constants = batch
-        each, of_norms = constants.unbind(), len(task.norms)
-        factors = None if task.factors is None else each[of_norms:]
-        following = iter(leaves)
-        inputs, targets = map_tensors(lambda t: next(following), (self.inputs, self.targets))
-        vector = SetBySet.gradient_of(task, self.gradient, inputs, targets)
-        found = clipped_vector(replace(task, norms=each[:of_norms], factors=factors), vector)
-        return found.sums | {f"#{h}": count for h, count in enumerate(found.counts)}
+    def total(self, scale: Scale) -> Tensor:
+        return scale.of(self.rows_BP)[0]
 
 
 class SetsAsRecords:
     """Per-sample clipping's engine on sets whose records do not meet inside the model.
 
     The mean gradient of a set of s records is that of one record with s views, so book-keeping
-    gives all sets in one forward and one backward pass. At s = 1 it *is* per-sample clipping. All
-    sets go this way, also one that is alone in its size: book-keeping clips by upper bounds of
+    gives all sets in one forward and one backward pass, and proves for each shape that runs that
+    sets stay apart: its plan has sets in the place of records. At s = 1 it is per-sample clipping.
+    All sets go this way, also one that is alone in its size: book-keeping clips by upper bounds of
     norms, so a set that changed its way because of another's record would move as well.
     """
 

@@ -13,8 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from tacit.engines.called_with import called_with
+from tacit.engines.torch_internals import plain_program, swapped
 from tacit.losses.record_losses import losses_of
+from tacit.pytrees import Tree, call_model, num_rows, take_rows
 from tacit.queries.bounded_gradient import Loss
 from tacit.queries.mini_sets.too_small import too_small_is_nothing
 
@@ -22,10 +23,13 @@ Parameters = dict[str, nn.Parameter]
 
 
 class SetGradient(Protocol):
-    """Weights and the records of one mini-set to a vector, as one tensor a parameter."""
+    """Weights and the records of one mini-set to a vector, as one tensor per parameter.
+
+    `inputs` and `targets` are tensors or pytrees of them, as in `Records`.
+    """
 
     def __call__(
-        self, model: nn.Module, loss: Loss, parameters: Parameters, x: Tensor, y: Tensor
+        self, model: nn.Module, loss: Loss, parameters: Parameters, inputs: Tree, targets: Tree
     ) -> dict[str, Tensor]: ...
 
 
@@ -37,11 +41,9 @@ class MeanGradient:
     """
 
     def __call__(
-        self, model: nn.Module, loss: Loss, parameters: Parameters, x: Tensor, y: Tensor
+        self, model: nn.Module, loss: Loss, parameters: Parameters, inputs: Tree, targets: Tree
     ) -> dict[str, Tensor]:
-        with torch.enable_grad():
-            value = losses_of(loss, model(x), y).mean()
-            grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+        grads = _of_the_mean(model, loss, list(parameters.values()), inputs, targets)
         return {
             name: torch.zeros_like(p, requires_grad=False) if g is None else g
             for (name, p), g in zip(parameters.items(), grads, strict=True)
@@ -71,16 +73,28 @@ class LocalRun:
             )
 
     def __call__(
-        self, model: nn.Module, loss: Loss, parameters: Parameters, x: Tensor, y: Tensor
+        self, model: nn.Module, loss: Loss, parameters: Parameters, inputs: Tree, targets: Tree
     ) -> dict[str, Tensor]:
         moving = {n: p.detach().clone().requires_grad_() for n, p in parameters.items()}
-        stepper = self.optimizer(moving.values())
-        for start in (*range(0, len(x), self.at_once),) * self.epochs:
-            rows = slice(start, start + self.at_once)
-            with too_small_is_nothing(), torch.enable_grad():
-                value = losses_of(loss, called_with(model, moving, (x[rows],)), y[rows]).mean()
-                grads = torch.autograd.grad(value, list(moving.values()), allow_unused=True)
-                for tensor, grad in zip(moving.values(), grads, strict=True):
+        tensors = list(moving.values())
+        stepper = self.optimizer(tensors)
+        for start in (*range(0, num_rows(inputs), self.at_once),) * self.epochs:
+            x, y = take_rows((inputs, targets), slice(start, start + self.at_once))
+            with too_small_is_nothing(), swapped(model, moving):
+                grads = _of_the_mean(model, loss, tensors, x, y)
+                for tensor, grad in zip(tensors, grads, strict=True):
                     tensor.grad = grad
                 stepper.step()
         return {n: p.detach() - moving[n].detach() for n, p in parameters.items()}
+
+
+def _of_the_mean(
+    model: nn.Module, loss: Loss, tensors: list[Tensor], inputs: Tree, targets: Tree
+) -> list[Tensor | None]:
+    """The gradient of the records' mean loss at these tensors; None at those that it has not."""
+    with plain_program(functions=False), torch.enable_grad():
+        value = losses_of(loss, call_model(model, inputs), targets).mean()
+        if not value.requires_grad:
+            return [None] * len(tensors)
+        found = torch.autograd.grad(value, tensors, allow_unused=True)
+    return [None if grad is None else grad.to_dense() for grad in found]

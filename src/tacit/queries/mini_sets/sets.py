@@ -29,6 +29,11 @@ def require_sets(batch: Batch, size: int) -> None:
     )
 
 
+def draws_one_set(batch: Batch) -> bool:
+    """Whether every step draws a single set, which is public."""
+    return isinstance(batch.scheme, MiniSets) and batch.scheme.chosen == 1
+
+
 def sets_of(batch: Batch) -> list[Batch]:
     """Each mini-set that takes part, without padding, in the order of the sets' numbers."""
     if batch.mask is not None:
@@ -38,8 +43,8 @@ def sets_of(batch: Batch) -> list[Batch]:
         return [batch.only(places[i : i + 1]) for i in range(len(batch))]
     if len(batch) == 0:
         return []
-    if isinstance(batch.scheme, MiniSets) and batch.scheme.chosen == 1:
-        return [batch]  # one set is drawn, so there is nothing to sort
+    if draws_one_set(batch):
+        return [batch]  # there is nothing to sort
     order = torch.argsort(batch.groups, stable=True)
     _, sizes = torch.unique_consecutive(batch.groups[order], return_counts=True)
     return [batch.only(rows) for rows in order.split(sizes.tolist())]
