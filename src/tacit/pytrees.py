@@ -109,7 +109,7 @@ def take_rows(tree: T, rows: Tensor | slice) -> T:
 
 def flat_rows(tree: Tree) -> Tensor:
     """(N, D): the numbers of each record side by side, in a type that holds all of them."""
-    rows = [t.reshape(len(t), -1) for t in tensors_of(tree)]
+    rows = [t.flatten(1) if t.dim() > 1 else t[:, None] for t in tensors_of(tree)]
     rows = [t.byte() if t.dtype is torch.bool else t for t in rows]
     return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 

@@ -117,28 +117,40 @@ def test_forget_gives_recordings_back():
     assert not engine.recorder._recordings
 
 
+def batch_of_rows(count: int, expected: float, limit: int | None = None) -> tacit.Batch:
+    records = tacit.Records(torch.zeros(1, 1), torch.zeros(1))
+    rows = torch.zeros(count, dtype=torch.long)
+    return tacit.Batch(records, rows, expected, tacit.Poisson(0.5), max_physical=limit)
+
+
 @given(
     count=st.integers(1, 5000),
     views=st.sampled_from([1, 2, 3, 8]),
     limit=st.none() | st.integers(1, 5000),
+    expected=st.floats(1.0, 5000.0),
 )
-def test_padding_is_little_and_of_whole_records(count, views, limit):
+def test_padding_is_of_whole_records_and_within_limits(count, views, limit, expected):
     count *= views
     if limit is not None:
-        count = min(count, limit * views)
-    piece = tacit.Batch(
-        tacit.Records(torch.zeros(1, 1), torch.zeros(1)),
-        torch.zeros(count, dtype=torch.long),
-        1.0,
-        tacit.Poisson(0.5),
-        max_physical=None if limit is None else limit * views,
-    )
-    rows = rows_for(piece, views)
+        limit *= views
+        count = min(count, limit)
+    rows = rows_for(batch_of_rows(count, expected, limit), views)
     assert rows % views == 0
-    least = 0 if limit is None else limit * views / 8 + views
-    assert count <= rows <= count + max(count / 16, least) + views
+    assert count <= rows <= max(2 * count, views, 0 if limit is None else limit / 8 + views)
     if limit is not None:
-        assert rows <= limit * views
+        assert rows <= limit
+
+
+@pytest.mark.parametrize("expected", [64, 256, 1024, 4096])
+def test_poisson_batches_have_few_shapes(expected):
+    torch.manual_seed(0)
+    counts = torch.poisson(torch.full((2000,), float(expected))).long().tolist()
+    rows = [rows_for(batch_of_rows(count, float(expected))) for count in counts]
+    assert len(set(rows)) <= 4
+    assert sum(rows) / len(rows) <= expected + expected**0.5
+    assert rows_for(batch_of_rows(expected, float(expected))) == expected
+    cut = [rows_for(batch_of_rows(n, float(expected), 32)) for n in range(1, 33)]
+    assert sorted(set(cut)) == [4, 8, 12, 16, 20, 24, 28, 32]
 
 
 @given(count=st.integers(1, 40), more=st.integers(0, 9))

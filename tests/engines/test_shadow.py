@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import random
+import warnings
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
 import torch.nn.functional as F
 from record_attack import attack, w, x
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tacit.engines.shadow import Event, Shadow, combine, layout, reduce_labels
+from tacit.engines.torch_internals import plain_program
 
 # --- the algebra and the layout -------------------------------------------------------------------
 
@@ -262,6 +267,11 @@ def test_harmless_twins_are_clean(body: Callable) -> None:
     assert not shadow.kept()
 
 
+def suppress_all(act: Callable[[], object]) -> None:
+    with suppress(Exception):
+        act()
+
+
 @pytest.mark.parametrize(
     ("look", "operator"),
     [
@@ -276,8 +286,27 @@ def test_harmless_twins_are_clean(body: Callable) -> None:
         (lambda z: z.repeat_interleave((z[:, 0] > 0).long() + 1, 0), "aten.repeat_interleave"),
         (lambda z: torch.zeros(9)[: int((z > 0).sum())], "aten._local_scalar_dense"),
         (lambda z: f"{z}", "Tensor.__format__"),
+        (lambda z: torch.tensor([z[:, j].detach().mean() for j in range(3)]), "Tensor.tensor"),
+        (lambda z: torch.tensor(data=[[1.0, z.detach()[0, 0]]]), "Tensor.tensor"),
+        (lambda z: torch.tensor(deque([z.detach()[0, :1]])), "Tensor.tensor"),
+        (lambda z: torch.as_tensor((z.detach()[0, 0],)), "Tensor.as_tensor"),
+        (lambda z: torch.asarray([z.detach()[0, 0]]), "Tensor.asarray"),
+        (lambda z: torch.ones(1).new_tensor([z.detach()[0, 0]]), "Tensor.new_tensor"),
+        (lambda z: torch.ones(1).new([z.detach()[0, 0]]), "Tensor.new"),
+        (lambda z: torch.Tensor([z.detach()[0, 0]]), "Tensor.__float__"),
+        (lambda z: torch.FloatTensor([z.detach()[0, 0]]), "Tensor.__float__"),
+        (lambda z: torch.LongTensor([z[0].argmax()]), "Tensor.__index__"),
+        (lambda z: torch.sparse_coo_tensor([[0]], [z.detach()[0, 0]]), "Tensor.sparse_coo_tensor"),
+        (lambda z: torch.arange(9)[[[0, z[0].argmax()]]], "Tensor.__getitem__"),
+        (lambda z: torch.arange(9).__setitem__([[z[0].argmax()]], 1), "Tensor.__setitem__"),
+        (lambda z: z.detach().clone().apply_(abs), "Tensor.apply_"),
+        (lambda z: torch.ones(z.shape).map_(z.detach(), max), "Tensor.map_"),
+        (lambda z: torch.ones(z.shape).map2_(z.detach(), z.detach(), max), "Tensor.map2_"),
+        (lambda z: suppress_all(lambda: z.detach() @ z.detach()), "the error of aten.mm"),
+        (lambda z: suppress_all(lambda: F.one_hot(z.long() - 9, 3)), "the error of one_hot"),
     ],
 )
+@pytest.mark.filterwarnings("ignore")
 def test_looks_are_noticed(look: Callable, operator: str) -> None:
     def body(net: Net, z: Tensor) -> Tensor:
         look(z)
@@ -290,6 +319,164 @@ def test_looks_are_noticed(look: Callable, operator: str) -> None:
         "look(z)" in e.where or "test_looks" in e.where or "lambda z" in e.where
         for e in shadow.looks
     )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda z: torch.tensor(z.detach()),
+        lambda z: torch.ones(1).new_tensor(z.detach()),
+        lambda z: torch.tensor([1.0, float(z.shape[1])]).expand(6, 2),
+        lambda z: z[:, torch.tensor([0, 1])],
+        lambda z: z[[[0, 1, 2]], [0, 1, 2]],
+        lambda z: torch.arange(9)[z.detach().argmax(1),],
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_from_what_is_no_private_scalar_are_no_looks(make: Callable) -> None:
+    assert not examine(lambda net, z: (make(z), z)[1])[0].looks
+
+
+class LooksBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, cotangent: Tensor) -> Tensor:
+        return cotangent * float(cotangent.detach().numpy().max())
+
+
+def grad_of(value: Tensor, at: Tensor, **options: bool) -> object:
+    return torch.autograd.grad(value.sum(), at, **options)
+
+
+def looks_in_checkpoint(z: Tensor) -> Tensor:
+    z.detach().numpy()
+    return z.sin()
+
+
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        lambda z: grad_of(LooksBack.apply(z * z).exp(), z),
+        lambda z: grad_of(LooksBack.apply(z * z).exp(), z, materialize_grads=True),
+        lambda z: torch.autograd.backward(LooksBack.apply(z * z).exp().sum(), inputs=[z]),
+        lambda z: LooksBack.apply(z * z).exp().sum().backward(),
+        lambda z: LooksBack.apply(z * z).backward(z.detach()),
+        lambda z: F.triplet_margin_with_distance_loss(
+            z, z, z, distance_function=lambda a, b: (a.detach().numpy(), (a - b).sum(1))[1]
+        ),
+    ],
+)
+def test_looks_are_noticed_in_code_that_pytorch_calls_back(differentiate: Callable) -> None:
+    def body(net: Net, z: Tensor) -> Tensor:
+        differentiate(z.detach().requires_grad_())
+        return z
+
+    shadow, _, _ = examine(body)
+    assert "Tensor.numpy" in [event.operator for event in shadow.looks]
+
+
+def test_looks_are_noticed_when_a_checkpointed_block_runs_again() -> None:
+    seen: list[int] = []
+
+    def body(net: Net, z: Tensor) -> Tensor:
+        a = z.detach().requires_grad_()
+        b = checkpoint(looks_in_checkpoint, a, use_reentrant=False)
+        seen.append(len(shadow.looks))
+        shadow._events["looks"].clear()
+        grad_of(b, a)
+        return z
+
+    inputs = torch.randn(6, 5)
+    shadow = Shadow(6)
+    shadow.mark(inputs)
+    with shadow:
+        Net(body)(inputs)
+    assert seen == [1]
+    assert [event.operator for event in shadow.looks] == ["Tensor.numpy"]
+
+
+def test_differentiation_inside_a_program_is_what_it_is_outside() -> None:
+    """Modes stay active in it, and give the same gradients, errors and `.grad`."""
+    a, unused = torch.randn(3, requires_grad=True), torch.randn(2, requires_grad=True)
+
+    def run() -> list:
+        a.grad = None
+        b = a * a
+        c = (b * b).sum()
+        found = [*torch.autograd.grad(c, [a, b], create_graph=True)]
+        found += torch.autograd.grad(c, {"a": a}, retain_graph=True).values()
+        found += torch.autograd.grad(
+            b, [a, unused], torch.ones(3), retain_graph=True, materialize_grads=True
+        )
+        found += torch.autograd.grad(b, a, torch.eye(3), retain_graph=True, is_grads_batched=True)
+        found += torch.autograd.grad(c, unused, retain_graph=True, allow_unused=True)
+        found += torch.func.vjp(torch.sin, a.detach())[1](torch.ones(3))
+        found.append(torch.func.jacrev(torch.sin)(a.detach()))
+        torch.autograd.backward([c], inputs=[b], retain_graph=True)
+        found += [b.grad, a.grad]
+        c.backward(torch.tensor(2.0), retain_graph=True)
+        found.append(a.grad.clone())
+        for wrong in (
+            lambda: torch.autograd.grad(c, unused),
+            lambda: torch.autograd.grad(torch.ones(()), a),
+            lambda: torch.autograd.grad(c, torch.ones(2)),
+            lambda: b.backward(),
+        ):
+            with pytest.raises(RuntimeError) as caught:
+                wrong()
+            found.append(str(caught.value))
+        return found
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = run()
+        with Shadow(2), plain_program():
+            found = run()
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(one, Tensor):
+            torch.testing.assert_close(one, other)
+        else:
+            assert one == other
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda z: torch.nested.as_nested_tensor(list(z), layout=torch.jagged).sum(1),
+        lambda z: torch.nested.nested_tensor(
+            [r[: 2 + k] for k, r in enumerate(z.detach())], layout=torch.jagged
+        ).to_padded_tensor(0.0, (6, 8)),
+        lambda z: torch.nested.to_padded_tensor(torch.nested.as_nested_tensor(list(z)), 0.0),
+        lambda z: torch.nested.nested_tensor_from_jagged(z, torch.tensor([0, 2, 6])).sin().values(),
+        lambda z: torch.masked.masked_tensor(z.detach(), z.detach() > 0).sum(0).to_tensor(0.0),
+        lambda z: torch.sparse.mm(z.detach().to_sparse(), torch.ones(8, 8)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_without_labels_of_their_own_are_denied(use: Callable) -> None:
+    shadow, _, _ = examine(lambda net, z: (use(z), z)[1])
+    assert shadow.unknown
+    public, _, _ = examine(lambda net, z: (use(torch.ones(6, 8)), z)[1])
+    assert all("masked" in event.where for event in public.unknown)
+
+
+def test_a_rule_that_cannot_label_is_an_unknown_operator(monkeypatch) -> None:
+    def fails(*_: object) -> None:
+        raise TypeError("no labels")
+
+    monkeypatch.setattr(Shadow, "_apply", fails)
+    shadow = Shadow(3)
+    a, b = torch.ones(3), torch.ones(3)
+    shadow.mark(a)
+    with shadow:
+        c = a.exp()
+        b.add_(a)
+    assert [event.operator for event in shadow.unknown] == ["aten.exp", "aten.add_"]
+    assert (shadow.labels(c) == -1).all()
+    assert (shadow.labels(b) == -1).all()
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,31 @@ def test_a_transform_that_mixes_records_is_refused(name, views, max_physical):
         query(nn.Linear(3, 2).double(), quadratic, batch_for(reals(3)(12), max_physical))
 
 
+class TwoColumns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 2).double()
+
+    def forward(self, left, right):
+        return self.body(left + right)
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_transform_that_mixes_a_column_of_a_tree_is_refused(name):
+    torch.manual_seed(1)
+
+    def transform(rows):
+        return {"left": rows["left"] * 1.5, "right": MIXING[name](rows["right"])}
+
+    inputs = {"left": reals(3)(12), "right": reals(3)(12)}
+    with pytest.raises(MixesRecords, match="other records"):
+        PerSampleClip(1.0, augmentation=Augmentation(2, transform))(
+            TwoColumns(),
+            quadratic,
+            batch_of(inputs, torch.zeros(12).double(), divisor=3.0, scheme=Poisson(0.5)),
+        )
+
+
 def test_a_transform_that_remembers_is_refused():
     held = [torch.zeros(3, dtype=torch.float64)]
 

@@ -217,6 +217,21 @@ def looks_by_numpy(hidden: Tensor) -> Tensor:
     return hidden - torch.from_numpy(middle)
 
 
+@refused("torch.tensor() of scalars", r"tensor", twin=lambda z: z - z.new_tensor([1.0] * WIDTH))
+def looks_by_tensor(hidden: Tensor) -> Tensor:
+    columns = [hidden[:, k].detach().mean() for k in range(WIDTH)]
+    return hidden - torch.tensor(columns, dtype=hidden.dtype)  # here
+
+
+@refused("an error that is caught", r"error of .*cholesky|linalg", twin=torch.tanh)
+def looks_by_error(hidden: Tensor) -> Tensor:
+    try:
+        torch.linalg.cholesky(-hidden.detach().T @ hidden.detach())  # here
+    except RuntimeError:
+        return torch.tanh(hidden)
+    return hidden
+
+
 # Something is kept -------------------------------------------------------------------------------
 
 

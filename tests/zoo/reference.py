@@ -24,10 +24,13 @@ class Start:
         self.buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
 
     def go_back(self) -> None:
+        self.restore_buffers()
+        torch.manual_seed(self.seed)
+
+    def restore_buffers(self) -> None:
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(self.buffers[name])
-        torch.manual_seed(self.seed)
 
 
 def record_losses(model: nn.Module, loss: Loss, inputs: Tree, targets: Tree) -> Tensor:
@@ -84,7 +87,8 @@ def record_gradients(
     """One forward pass, then one backward pass for each record's loss.
 
     All backward passes share the forward pass, so they share its dropout masks. With `piece`,
-    records go through the model so many at a time, one piece after the other.
+    records go through the model so many at a time, one piece after the other, and each piece
+    begins from the same buffers: how many pieces there are is private.
     """
     parameters = tuple(p for p in model.parameters() if p.requires_grad)
     rows: list[tuple[Tensor | None, ...]] = []
@@ -92,6 +96,7 @@ def record_gradients(
     start.go_back()
     for first in range(0, size, piece or size):
         part = slice(first, first + (piece or size))
+        start.restore_buffers()
         losses_B = record_losses(model, loss, take_rows(inputs, part), take_rows(targets, part))
         rows += [_gradient(loss_i, parameters) for loss_i in losses_B]
     norms = [[_norm(gradient) for gradient in row] for row in rows]

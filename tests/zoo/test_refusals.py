@@ -24,7 +24,8 @@ from mixing_models import (
 )
 from reference import Start, record_gradients
 from torch import Tensor, nn
-from transformers_text import mixtral_loop
+from torch.utils.checkpoint import checkpoint
+from transformers_text import gpt2, mixtral_loop
 from zoo_case import Case, next_token_loss, text_to_continue
 
 import tacit
@@ -173,6 +174,110 @@ def test_a_loop_over_experts_is_refused_and_runs_record_by_record():
     sums = dict(zip(map(id, block.parameters), block.sums, strict=True))
     for parameter, total in zip(expected.parameters, expected.clipped_sums(0.1), strict=True):
         torch.testing.assert_close(sums[id(parameter)].double(), total, rtol=1e-4, atol=1e-6)
+
+
+def require_exact(model: nn.Module, rows: Tensor, engine: object = None) -> None:
+    """The clipped sums are those of gradients that autograd finds record by record."""
+    labels = torch.arange(len(rows)) % CLASSES
+    query = tacit.PerSampleClip(max_norm=0.1, **({} if engine is None else {"engine": engine}))
+    batch = batch_of(rows, labels, divisor=1.0, scheme=Poisson(0.5))
+    found = [query(model, class_loss, batch) for _ in range(2)]
+    parameters = list(model.parameters())
+    expected = [torch.zeros_like(p) for p in parameters]
+    for row, label in zip(rows.split(1), labels.split(1), strict=True):
+        total = class_loss(model(row), label).sum()
+        grads = torch.autograd.grad(total, parameters, materialize_grads=True)
+        norm = torch.cat([grad.flatten() for grad in grads]).norm()
+        for clipped, grad in zip(expected, grads, strict=True):
+            clipped += grad * (0.1 / norm).clamp(max=1.0)
+    for bounded in found:
+        (block,) = bounded.blocks
+        sums = dict(zip(map(id, block.parameters), block.sums, strict=True))
+        for parameter, clipped in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(sums[id(parameter)].float(), clipped, rtol=1e-4, atol=1e-6)
+
+
+def conditional(predicate: Callable[[Tensor], Tensor]) -> nn.Module:
+    scale = nn.Linear(WIDTH, WIDTH)
+
+    def change(hidden: Tensor) -> Tensor:
+        chosen = predicate(hidden)
+        return torch.cond(chosen, lambda z: scale(z).sin(), lambda z: z.cos(), (hidden,))
+
+    model = Network(change)
+    model.scale = scale
+    return model
+
+
+def test_a_branch_of_torch_cond_on_a_private_value_is_refused_and_runs_record_by_record():
+    rows = torch.randn(RECORDS, FEATURES)
+    with pytest.raises(MixesRecords, match=r"torch\.cond.*engine=tacit\.PerRecord\(\)"):
+        ask(conditional(lambda z: z.mean() > 0))
+    require_exact(conditional(lambda z: z.mean() > 0), rows, tacit.PerRecord())
+
+
+def test_a_branch_of_torch_cond_on_a_public_value_passes():
+    public = torch.tensor(2.0)
+    require_exact(conditional(lambda z: public > 1), torch.randn(RECORDS, FEATURES))
+
+
+class Nested(nn.Module):
+    """Builds a jagged tensor in its forward pass, of the rows or of what a layer makes of them."""
+
+    def __init__(self, of_rows: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.of_rows = of_rows
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.of_rows:
+            nested = torch.nested.nested_tensor(list(rows), layout=torch.jagged)
+            return self.last(torch.tanh(self.first(nested.sum(1))))
+        nested = torch.nested.as_nested_tensor(list(self.first(rows)), layout=torch.jagged)
+        return self.last(torch.nested.to_padded_tensor(nested.sin(), 0.0).sum(1))
+
+
+@pytest.mark.parametrize("of_rows", [False, True])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_in_the_forward_pass_runs_record_by_record(of_rows):
+    rows = torch.randn(RECORDS, 4, FEATURES)
+    with pytest.warns(UserWarning, match="records of Nested run one by one"):
+        require_exact(Nested(of_rows), rows)
+    require_exact(Nested(of_rows), rows, tacit.PerRecord())
+
+
+class Checkpointed(Network):
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__(torch.tanh)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.first(rows)
+        return checkpoint(
+            lambda z: self.last(torch.tanh(z)), hidden, use_reentrant=self.use_reentrant
+        )
+
+
+@pytest.mark.parametrize("engine", [None, tacit.PerRecord()])
+def test_reentrant_checkpoints_are_refused_and_the_others_pass(engine):
+    rows = torch.randn(RECORDS, FEATURES)
+    with pytest.raises(UnsupportedModule, match=r"checkpoint\(\.\.\., use_reentrant=False\)"):
+        require_exact(Checkpointed(use_reentrant=True), rows, engine)
+    require_exact(Checkpointed(use_reentrant=False), rows, engine)
+
+
+def test_reentrant_checkpoints_of_transformers_are_refused_and_the_recommendation_passes():
+    case = Case("gpt2", gpt2, text_to_continue, next_token_loss)
+    model, (inputs, targets) = case.model(), case.batch(4)
+    batch = batch_of(inputs, targets, divisor=1.0, scheme=Poisson(0.5))
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    model.enable_input_require_grads()
+    with pytest.raises(UnsupportedModule) as caught:
+        tacit.PerSampleClip(max_norm=0.1)(model, case.loss, batch)
+    line = 'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": '
+    assert line + "False})" in str(caught.value)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    tacit.PerSampleClip(max_norm=0.1)(model, case.loss, batch)
 
 
 def test_one_hot_labels_of_a_given_width_pass():

@@ -34,17 +34,33 @@ class Certificate:
     looks: tuple[Event, ...] = ()  # Python read a value of a record
     written: tuple[tuple[str, Event | None], ...] = ()  # buffers that hold values of records
     unknown: tuple[Event, ...] = ()  # operators that shadow memory has no rule for
-    selections: tuple[Event, ...] = ()  # rows selected by value
+    selections: tuple[Event, ...] = ()  # rows selected by value: how many there are is private
+    reorders: tuple[Event, ...] = ()  # rows in an order that may be drawn anew
 
     @property
     def refutes(self) -> bool:
-        """Whether something speaks against it; an unknown operator alone does not."""
-        meets = self.meets and not self.unknown
+        """Whether something speaks against it; what must run alone does not."""
+        meets = self.meets and not self.alone
         return bool(meets or self.looks or self.written)
 
     @property
     def proves(self) -> bool:
-        return not self.refutes and not self.unknown
+        return not self.refutes and not self.alone
+
+    @property
+    def alone(self) -> str | None:
+        """Why nothing is proved of records in a batch, so that each must run alone.
+
+        Beside an operator without a rule labels are too coarse to say that records meet. Where
+        rows are selected by value, Python sees how many there are, which is no label's.
+        """
+        if self.unknown:
+            first = self.unknown[0]
+            return f"shadow memory has no rule for {first.operator} ({first.where})"
+        if self.selections:
+            first = self.selections[0]
+            return f"{first.operator} selects rows by value, or may raise ({first.where})"
+        return None
 
 
 def require_apart(certificate: Certificate, model: nn.Module) -> None:
@@ -52,7 +68,7 @@ def require_apart(certificate: Certificate, model: nn.Module) -> None:
     if certificate.looks:
         _refuse_look(certificate.looks[0], model)
     require_nothing_written(certificate, model)
-    if certificate.meets and not certificate.unknown:
+    if certificate.meets and not certificate.alone:
         _refuse_meeting(certificate.meets[0], model)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import types
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.nn.utils.spectral_norm import SpectralNorm
 
 from tacit.checks.known_modules import refuse_rewriting
 from tacit.checks.views import same_tensors
@@ -18,7 +19,19 @@ from tacit.errors import MixesRecords
 from tacit.foreign_hooks import foreign_hooks, process_wide_hooks
 
 _MOST_KEYS = 64
-_steps: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, int]] = weakref.WeakKeyDictionary()
+_FLAGS = frozenset({bool, str, type(None)})
+
+
+@dataclass
+class _Watch:
+    """The steps of one model under one key, and the buffers that it may write in them."""
+
+    steps: int = 0
+    public: set[str] = field(default_factory=set)
+
+
+_watches: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, _Watch]] = weakref.WeakKeyDictionary()
+_open: list[tuple[nn.Module, set[str]]] = []
 
 # A module, by id, and the name of a tensor that it holds.
 Place = tuple[int, str]
@@ -26,7 +39,11 @@ Place = tuple[int, str]
 
 @contextmanager
 def watched_step(
-    model: nn.Module, check: Callable[[], bool] | None = None, key: Hashable = None
+    model: nn.Module,
+    check: Callable[[], bool] | None = None,
+    key: Hashable = None,
+    *,
+    certified: bool = True,
 ) -> Iterator[None]:
     """Raise MixesRecords if a buffer or a parameter is written while this lasts.
 
@@ -34,36 +51,129 @@ def watched_step(
     running mean, a codebook, a count) is released without noise. The tensors' version counters are
     compared around every step, which waits for no device. Kernels that update running statistics
     and writes through `.data` do not move those counters. So entries are compared too: of buffers
-    on the CPU at every step; of everything else at steps 1, 2, 4, 8 …. What spectral normalisation
-    writes depends on its weight alone and is allowed.
+    on the CPU at every step; of everything else at steps 1, 2, 4, 8 ….
 
-    `check` runs before steps 1, 8, 64, 512 … of the model under the same `key`, modes and hooks:
+    Buffers that a certified pass was seen to write with public numbers (`allow_writes`) are exempt
+    under the same key: a cache of angles, a count of passes, the vectors of spectral normalisation.
+    Not if a step runs another program than the `certified` one.
+
+    `check` runs before steps 1, 8, 64, 512 … of the model under the same `key`, settings and hooks:
     what a model does only after many passes is found at the next of these. It returns whether its
     records could tell; where they could not, the next step asks again.
     """
-    modes: list[Hashable] = []
     modules = list(model.modules())
     for module in modules:
         refuse_rewriting(module, model)
-        modes.append((module.training, *foreign_hooks(module)))
-    key = (key, *modes, *process_wide_hooks())
-    counts = _steps.setdefault(model, {})
-    step = counts.get(key, 0) + 1
+    key = key, settings_of(modules)
+    watches = _watches.setdefault(model, {})
+    if key not in watches and len(watches) >= _MOST_KEYS:  # hooks that are new in each step
+        watches.clear()
+    watch = watches.setdefault(key, _Watch())
+    step = watch.steps + 1
     due = step & (step - 1) == 0
     told = True
-    if due and check is not None and step.bit_length() % 3 == 1:  # a power of 8
-        told = check()
-    before = _Snapshot.of(modules)
-    copies = {
-        place: tensor.detach().clone()
-        for place, tensor in before.tensors.items()
-        if due or (tensor.device.type == "cpu" and not isinstance(tensor, nn.Parameter))
-    }
-    yield
-    _refuse_writes(model, before, copies)
-    if len(counts) >= _MOST_KEYS:  # hooks that are registered anew in each step
-        counts.clear()
-    counts[key] = step if told else step - 1
+    public = watch.public if certified else set()
+    _open.append((model, public))
+    try:
+        if due and check is not None and step.bit_length() % 3 == 1:  # a power of 8
+            told = check()
+        before = _Snapshot.of(modules)
+        copies = {
+            place: tensor.detach().clone()
+            for place, tensor in before.tensors.items()
+            if due or (tensor.device.type == "cpu" and not isinstance(tensor, nn.Parameter))
+        }
+        yield
+    finally:
+        _open.pop()
+    _refuse_writes(model, before, copies, public)
+    watch.steps = step if told else step - 1
+
+
+def allow_writes(model: nn.Module, names: Collection[str]) -> None:
+    """Exempt these buffers in steps like the one that lasts now: what is written is public.
+
+    To be called with what a pass under shadow memory has proved, by whoever ran it.
+    """
+    for watched, public in _open:
+        if watched is model:
+            public.update(names)
+
+
+def allowed_writes(model: nn.Module) -> frozenset[str]:
+    """The buffers that the step that lasts now may write."""
+    return frozenset(n for watched, public in _open if watched is model for n in public)
+
+
+def settings_of(modules: Iterable[nn.Module]) -> Hashable:
+    """Hooks, and what a branch of Python would test: all attributes that are bool, str or None.
+
+    Not numbers: counters and annealed temperatures move in every step. Read in every step.
+    """
+    found: list[Any] = []
+    for module in modules:
+        found.append(id(module))
+        found += [item for item in vars(module).items() if type(item[1]) in _FLAGS]
+        found += foreign_hooks(module)
+    return (*found, *process_wide_hooks())
+
+
+def kind_of(value: Any) -> Hashable:
+    """What a function or an object does, as far as Python decides: code or type, and flags.
+
+    Flags are defaults, captured variables, arguments of a partial and attributes that are bool,
+    str, int or None. What is made anew for each step with the same flags has the same kind.
+    """
+    return _kind(value, ())
+
+
+def _kind(value: Any, inside: tuple[int, ...]) -> Hashable:
+    if id(value) in inside:  # a function that calls itself holds itself
+        return None
+    inside = (*inside, id(value))
+
+    def flags(values: Iterable[Any]) -> Hashable:
+        return tuple(_flag(v, inside) for v in values)
+
+    if isinstance(value, functools.partial):
+        words = sorted(value.keywords.items())
+        return _kind(value.func, inside), flags(value.args), flags(v for w in words for v in w)
+    if isinstance(value, types.MethodType):
+        return _kind(value.__func__, inside), _kind(value.__self__, inside)
+    if isinstance(value, types.FunctionType):
+        cells = (_contents(cell) for cell in value.__closure__ or ())
+        words = sorted((value.__kwdefaults__ or {}).items())
+        defaults = flags(value.__defaults__ or ()), flags(v for w in words for v in w)
+        return value.__code__, *defaults, flags(cells)
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__module__, value.__qualname__
+    if isinstance(value, nn.Module):
+        held = [item for module in value.modules() for item in vars(module).items()]
+    else:
+        held = list(getattr(value, "__dict__", {}).items())
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return kind, tuple((n, _flag(v, inside)) for n, v in held if _is_plain(v))
+
+
+def _flag(value: Any, inside: tuple[int, ...]) -> Hashable:
+    if type(value) in _FLAGS or type(value) is int:
+        return type(value), value
+    if type(value) is tuple:
+        return tuple(_flag(v, inside) for v in value)
+    return _kind(value, inside) if callable(value) and not isinstance(value, Tensor) else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an attribute says what its object does: not what the object works with."""
+    kinds = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
+    return type(value) in _FLAGS or type(value) is int or isinstance(value, kinds)
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
 
 
 @dataclass(frozen=True)
@@ -80,17 +190,18 @@ class _Snapshot:
         for module in modules:
             if not module._parameters and not module._buffers:
                 continue
-            exempt = of_weights_alone(module)
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
-                    if tensor is None or name in exempt or is_lazy(tensor):
+                    if tensor is None or is_lazy(tensor):
                         continue
                     versions[id(module), name] = tensor.data_ptr(), tensor._version
                     tensors[id(module), name] = tensor
         return cls(versions, tensors)
 
 
-def _refuse_writes(model: nn.Module, before: _Snapshot, copies: dict[Place, Tensor]) -> None:
+def _refuse_writes(
+    model: nn.Module, before: _Snapshot, copies: dict[Place, Tensor], public: Collection[str]
+) -> None:
     after = _Snapshot.of(model.modules())
     written: set[Place] = set()
     if before.versions != after.versions:
@@ -101,6 +212,9 @@ def _refuse_writes(model: nn.Module, before: _Snapshot, copies: dict[Place, Tens
         for place, copy in copies.items()
         if place in after.tensors and not same_tensors(copy, after.tensors[place])
     }
+    for path, module in model.named_modules() if written and public else ():
+        names = (name for name in module._buffers if f"{path}.{name}".lstrip(".") in public)
+        written -= {(id(module), name) for name in names}
     if written:
         raise MixesRecords(
             f"{_name_of(min(written), model)} was written during a pass over private records, and "
@@ -116,13 +230,3 @@ def _name_of(place: Place, model: nn.Module) -> str:
             kind = "buffer" if name in module._buffers else "parameter"
             return f"{kind} {f'{path}.{name}' if path else name!r}"
     return f"tensor {name!r}"
-
-
-def of_weights_alone(module: nn.Module) -> Collection[str]:
-    """Names of its buffers that are computed from weights and from no record."""
-    if isinstance(module, _SpectralNorm):
-        return module._buffers.keys()
-    if not module._forward_pre_hooks:
-        return ()
-    hooks = [h for h in module._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
-    return {f"{hook.name}_{side}" for hook in hooks for side in "uv"}

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from tacit.errors import MixesRecords
+from tacit.pytrees import Tree, flat_rows, take_rows
 
 _MOST_VIEWED = 64
 
 
 def require_views_apart(
-    transform: object, views_of: Callable[[Tensor], Tensor], x: Tensor, views: int
+    transform: object, views_of: Callable[[Tree], Tensor], x: Tree, views: int
 ) -> bool:
     """Raise MixesRecords if a record's views depend on the other records, now or earlier.
 
@@ -21,15 +22,17 @@ def require_views_apart(
     transform with a generator of its own is refused, unless its rows are declared to be apart.
     Returns whether the records could tell.
     """
-    x = x[:_MOST_VIEWED]
-    if len(x) == 0:
+    x = take_rows(x, slice(_MOST_VIEWED))
+    numbers = flat_rows(x)
+    if len(numbers) == 0:
         return False
 
     def made(rows: Tensor) -> Tensor:
-        return views_of(x[rows]).unflatten(0, (-1, views))
+        return views_of(take_rows(x, rows)).unflatten(0, (-1, views))
 
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).to(x.device)
-    every, half = torch.arange(len(x), device=x.device), (len(x) + 1) // 2
+    device = numbers.device
+    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(0)).to(device)
+    every, half = torch.arange(len(numbers), device=device), (len(numbers) + 1) // 2
     expected = made(every)
     made(every.flip(0))
     if not same_tensors(expected, made(every)):
@@ -39,14 +42,14 @@ def require_views_apart(
             "torch's generator, or declare Augmentation(..., rows_apart=True)"
         )
     for stay, go in ((order[:half], order[half:]), (order[half:], order[:half])):
-        for rows in _exchanged(stay, go, x):
+        for rows in _exchanged(stay, go, numbers):
             if not same_tensors(expected[stay], made(rows)[stay]):
                 raise MixesRecords(
                     f"the augmentation {transform!r} lets other records into a record's views, so "
                     "no record's share of the gradient is bounded; use one that works on each row "
                     "alone"
                 )
-    return not same_tensors(x, x[:1].expand_as(x))
+    return not same_tensors(numbers, numbers[:1].expand_as(numbers))
 
 
 def same_tensors(a: Tensor, b: Tensor) -> bool:

@@ -39,6 +39,8 @@ class Automatic:
     def clipped_sums(self, task: Task, piece: Batch) -> Clipped:
         if len(piece) == 0:
             return Clipped()
+        if self.eager.runs_alone(task):  # no shape to keep to
+            return self.eager.clipped_sums(task, piece)
         if piece.mask is None:  # a batch with a mask was given its shape by whoever made it
             piece = padded(piece, rows_for(piece, task.views))
         inputs, targets = piece.inputs, piece.targets
@@ -139,19 +141,24 @@ class ClippingStep:
 
 
 def rows_for(piece: Batch, views: int = 1) -> int:
-    """The least size on a grid that is not below the piece's, in rows of whole records.
+    """The least of a few sizes that is not below the piece's, in rows of whole records.
 
-    Sixteen sizes per octave, so at most a sixteenth of the rows is padding: a Poisson batch of B
-    has about 128/√B of them within four deviations. Pieces of at most `max_physical` rows have
-    eight sizes, whatever the last of them holds.
+    Every size is planned, and compiled, once. A batch of about the expected size B gets one of
+    three: B, B + 1.5·√B or B + 4·√B. A Poisson batch needs them in 50, 43 and 7% of all steps, so
+    rows beyond B are 6% of it at B = 256 and 3% at 1,024. Where a batch is cut, the last piece has
+    one of eight sizes; other batches have sixteen per octave.
     """
-    records = math.ceil(len(piece) / views)
-    grid = max(1, 2 ** (records.bit_length() - 1) // _SHAPES_AN_OCTAVE)
-    rows = views * grid * math.ceil(records / grid)
-    if piece.max_physical is None or piece.max_physical < len(piece):
-        return rows
-    part = views * math.ceil(piece.max_physical / (_PIECES * views))
-    return min(max(rows, part * math.ceil(len(piece) / part)), max(piece.max_physical, len(piece)))
+    records, expected, most = math.ceil(len(piece) / views), piece.divisor, piece.max_physical
+    if most is not None and len(piece) <= most < expected * views:
+        part = views * math.ceil(most / (_PIECES * views))
+        return min(part * math.ceil(len(piece) / part), most)
+    sizes = [math.ceil(expected + k * math.sqrt(expected)) for k in (0.0, 1.5, 4.0)]
+    size = next((size for size in sizes if records <= size <= 2 * records), 0)
+    if size == 0 or expected < _SHAPES_AN_OCTAVE:
+        grid = max(1, 2 ** (records.bit_length() - 1) // _SHAPES_AN_OCTAVE)
+        size = grid * math.ceil(records / grid)
+    rows = views * size
+    return rows if most is None else min(rows, max(most, len(piece)))
 
 
 def padded(piece: Batch, rows: int) -> Batch:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tacit.batch import Batch
 from tacit.checks.certificate import require_apart
+from tacit.checks.side_effects import kind_of
 from tacit.engines.chains import Disjoint, Moved, Moves, pull_back_rows, share_no_element
 from tacit.engines.draws import Start
 from tacit.engines.gradients import RecordGradients, Stacked
@@ -50,7 +51,7 @@ class BookKeeping:
     """
 
     def __init__(self) -> None:
-        self._plans: WeakKeyDictionary[nn.Module, dict[Hashable, dict[Hashable, Plan]]] = (
+        self._plans: WeakKeyDictionary[nn.Module, dict[_Key, dict[Hashable, Plan]]] = (
             WeakKeyDictionary()
         )
         self._told: set[str] = set()
@@ -86,6 +87,16 @@ class BookKeeping:
             return None
         return plans[0]
 
+    def runs_alone(self, task: Task) -> bool:
+        """Whether a plan of this program, at any batch shape, says that each record runs alone."""
+        *asked, _ = plan_key(task, (), ())
+        return any(
+            plan.alone
+            for (*key, _), plans in self._plans.get(task.model, {}).items()
+            if key == asked
+            for plan in plans.values()
+        )
+
     def _known(self, task: Task, inputs: Tree, targets: Tree) -> dict[Hashable, Plan]:
         """The plans of this model, loss and batch shape, by the signature of their graphs."""
         of_model = self._plans.setdefault(task.model, {})
@@ -94,9 +105,9 @@ class BookKeeping:
     def _gradients(
         self, task: Task, inputs: Tree, targets: Tree, num_records: int
     ) -> dict[str, RecordGradients]:
-        known = self._known(task, inputs, targets)
-        if any(plan.alone for plan in known.values()):
+        if self.runs_alone(task):
             return gradients_alone(task, inputs, targets)
+        known = self._known(task, inputs, targets)
         rewrites = [plan.rewrites for plan in known.values()]
         start = Start(inputs, task.model, frozenset().union(*rewrites) if known else None)
         if known and not any(plan.dynamic for plan in known.values()):
@@ -148,12 +159,13 @@ def planned_pass(task: Task, inputs: Tree, targets: Tree, num_records: int) -> P
     return make_plan(task.model, run, (inputs, targets), task.parameters, num_records)
 
 
-def plan_key(task: Task, inputs: Tree, targets: Tree) -> Hashable:
+_Key = tuple[Hashable, ...]
+
+
+def plan_key(task: Task, inputs: Tree, targets: Tree) -> _Key:
     """What a plan depends on, apart from the operators that run."""
     shapes = tuple((tuple(t.shape), t.dtype) for t in tensors_of((inputs, targets)))
-    # A function's code, or an object's type: a loss that is made anew for each step is the same.
-    loss = getattr(task.loss, "__code__", type(task.loss))
-    return loss, tuple(task.parameters), task.views, shapes
+    return kind_of(task.loss), tuple(task.parameters), task.views, shapes
 
 
 def record_gradients(

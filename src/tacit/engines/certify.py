@@ -8,13 +8,20 @@ Whether a model remembers is asked twice. A second pass under shadow memory, in 
 of the first belongs to a record of its own, proves that nothing of it reaches the losses: a model
 may keep a note, and may not read it. Numbers that Python keeps (a count, a float) have no labels,
 so a record is also asked again after others have passed, and must get the same answer.
+
+Nor has a record's place in the batch a label, or the number of records, or what a program reads
+behind the dispatcher's back (in a thread, in a compiled extension). So records are asked in another
+order and in other company, in float64 where the model runs in it, and with random draws that are
+the same for all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,19 +36,20 @@ from tacit.checks.certificate import (
     require_nothing_written,
 )
 from tacit.engines.book_keeping import NotFinite, planned_pass, record_gradients, run_program
-from tacit.engines.draws import Draws, NoDropout
+from tacit.engines.draws import Draws, NoDropout, SteadyDraws
 from tacit.engines.gradients import Scale
 from tacit.engines.plan import Planned, make_plan
-from tacit.engines.precision import wide
+from tacit.engines.precision import no_autocast, wide
 from tacit.engines.shadow import Shadow
 from tacit.engines.task import Task
-from tacit.engines.torch_internals import gradients, has_gradient_hooks, plain_program
+from tacit.engines.torch_internals import gradients, has_gradient_hooks, plain_program, swapped
 from tacit.errors import MixesRecords, UnsupportedModule
-from tacit.pytrees import Tree, device_of, map_tensors, num_rows, take_rows
+from tacit.pytrees import Tree, device_of, map_tensors, num_rows, take_rows, tensors_of
 from tacit.tensor_float import all_digits
 
 _RECORDS = 16  # so that a model that mixes only larger batches is found at every piece size
 _COMPARED = 3  # records whose gradients are compared with autograd's
+_MOST_ROWS = 4096  # of a batch whose losses are compared with those of a few
 
 
 def certify(task: Task, batch: Batch, seen: Callable[[Tree], Tree], *, alone: int = 0) -> bool:
@@ -55,15 +63,13 @@ def certify(task: Task, batch: Batch, seen: Callable[[Tree], Tree], *, alone: in
         refuse_mixing(task.model)  # by name, where it is known
     with all_digits():  # answers are compared, and TensorFloat-32 keeps ten bits of them
         try:
-            return _certify(task, sample(batch), seen, alone)
+            return _certify(task, batch, _RECORDS, seen, alone)
         except torch.OutOfMemoryError:
-            return _certify(task, sample(batch, 2), seen, alone)
+            return _certify(task, batch, 2, seen, alone)
 
 
-def _certify(
-    task: Task, records: tuple[Tree, Tree], seen: Callable[[Tree], Tree], alone: int
-) -> bool:
-    inputs, targets = records
+def _certify(task: Task, batch: Batch, most: int, seen: Callable[[Tree], Tree], alone: int) -> bool:
+    inputs, targets = sample(batch, most)
     count = num_rows(inputs)
     if count == 0:
         return False
@@ -98,7 +104,8 @@ def _certify(
         others = take_rows(inputs, half), take_rows(targets, half)
         _require_same_again(plain, (inputs, targets), others, state)
         if proved:
-            _require_any_size(plain, inputs, targets, state)
+            _require_any_company(plain, inputs, targets, state)
+            _require_any_size(plain, batch, seen, state)
         if count > 1:
             _require_no_memory_of_one(plain, inputs, targets, state)
     finally:
@@ -114,24 +121,35 @@ class _State:
         self.draws = Draws(inputs)
         self._buffers = [(buffer.detach(), buffer.detach().clone()) for buffer in model.buffers()]
         self._attributes = [(module, dict(vars(module))) for module in model.modules()]
+        self._tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
         own = (v for _, held in self._attributes for v in held.values())
         self._generators = [(g, g.get_state()) for g in own if isinstance(g, torch.Generator)]
 
-    def restore(self) -> None:
+    def restore(self, buffers: bool = True) -> None:
         """Draws and buffers, so that the next pass begins as the first did."""
         self.draws.restore()
         for generator, state in self._generators:
             generator.set_state(state)
         with torch.no_grad():
-            for buffer, before in self._buffers:
+            for buffer, before in self._buffers if buffers else ():
                 if not torch.equal(buffer, before):  # a write would spoil the caller's own graphs
                     buffer.copy_(before)
 
+    def attributes_changed(self) -> bool:
+        return any(
+            vars(module).keys() != held.keys()
+            or any(vars(module)[name] is not value for name, value in held.items())
+            for module, held in self._attributes
+        )
+
     def restore_attributes(self) -> None:
-        """Not between passes: what a model keeps there is what is looked for."""
+        """Not before every pass: what a model keeps there is what is looked for."""
         for module, held in self._attributes:
             vars(module).clear()
             vars(module).update(held)
+        for table, buffers in self._tables:
+            table.clear()
+            table.update(buffers)
 
 
 def _require_known_gradients(task: Task, alone: bool) -> None:
@@ -181,7 +199,7 @@ def _second_pass(
 
 
 def _require_unread(again: Certificate, kept: Sequence[Event], model: nn.Module) -> None:
-    if again.meets and not again.unknown:
+    if again.meets and not again.alone:
         require_no_memory(kept[0] if kept else again.meets[0], model)
 
 
@@ -197,7 +215,7 @@ def _require_no_memory_alone(task: Task, records: tuple[Tree, Tree], state: _Sta
     certificate = planned.plan.certificate
     require_nothing_written(certificate, task.model)
     shadow = planned.without_results()
-    if certificate.unknown or certificate.meets:
+    if certificate.alone or certificate.meets:
         return
     state.restore()
     _require_unread(_second_pass(task, records, 1, shadow), shadow.kept(), task.model)
@@ -217,14 +235,38 @@ def _require_no_memory_of_one(task: Task, inputs: Tree, targets: Tree, state: _S
 def _require_same_again(
     task: Task, records: tuple[Tree, Tree], others: tuple[Tree, Tree], state: _State
 ) -> None:
-    """The same records, after others have passed, have the same losses and gradients."""
-    answers = []
-    for inputs, targets in (records, others, records):
-        state.restore()
+    """The same records, after others have passed, have the same losses and gradients.
+
+    Where a model keeps something in an attribute, that is asked of the model as it was before all
+    checks too, both ways round: a scale that is set once, or the largest number so far, was of
+    these records.
+    """
+
+    def ask(inputs: Tree, targets: Tree, buffers: bool = True) -> list[Tensor]:
+        state.restore(buffers)
         losses = run_program(task.model, task.loss, inputs, targets)
-        answers.append(_with_gradients(task, losses, losses.sum()))
-    # The same operators on the same numbers: only the order of a GPU's additions may differ.
-    if not _same(answers[0], answers[2], _tolerance(task, answers[0][0]) / 50):
+        return _with_gradients(task, losses, losses.sum())
+
+    def same(before: list[Tensor], after: list[Tensor]) -> bool:
+        # The same operators on the same numbers: only the order of a GPU's additions may differ.
+        return _same(before, after, _tolerance(task, before[0]) / 50)
+
+    def same_from_the_first(one: tuple[Tree, Tree], other: tuple[Tree, Tree]) -> bool:
+        state.restore_attributes()
+        before = ask(*one)
+        for buffers in (True, False):  # a cache that is filled once goes with its attribute
+            state.restore_attributes()
+            ask(*other)
+            if same(before, ask(*one, buffers=buffers)):
+                return True
+        return False
+
+    before, _, after = ask(*records), ask(*others), ask(*records)
+    steady = same(before, after)
+    if state.attributes_changed():
+        steady = steady and same_from_the_first(records, others)
+        steady = steady and same_from_the_first(others, records)
+    if not steady:
         require_no_memory(None, task.model)
 
 
@@ -291,32 +333,122 @@ def _require_exact(planned: Planned, task: Task) -> None:
             )
 
 
-def _require_any_size(task: Task, inputs: Tree, targets: Tree, state: _State) -> None:
-    """A record's loss and gradient are the same beside others as beside one copy of itself.
+@dataclass(frozen=True)
+class _Answer:
+    """The losses of some rows, and the gradient of one of them."""
 
-    Labels say which records a number depends on, not whether it depends on how many there are. So
-    the first record is asked once in the whole sample and once in a pair. Dropout is the identity
-    here; a model that draws in another way (stochastic depth) has no answer to compare.
+    losses: Tensor
+    gradient: list[Tensor]
+
+
+def _require_any_company(task: Task, inputs: Tree, targets: Tree, state: _State) -> None:
+    """A record's loss and gradient are the same in every place, and beside any others.
+
+    The records are asked once in order and once turned by one place; the last one is also asked
+    beside a copy of itself. A model that draws what cannot be made steady has no answer to compare.
     """
+    try:
+        _compare_company(task, inputs, targets, state, 1e-5, _in_double)
+    except (MixesRecords, torch.OutOfMemoryError):
+        raise
+    except Exception:  # a model that insists on its own type
+        tolerance = _tolerance(task, tensors_of(inputs)[0]) / 5
+        _compare_company(task, inputs, targets, state, tolerance, _as_it_is)
 
-    def ask(rows: Tensor) -> list[Tensor] | None:
-        x, y = take_rows(inputs, rows), take_rows(targets, rows)
+
+def _compare_company(
+    task: Task, inputs: Tree, targets: Tree, state: _State, tolerance: float, how: _Precision
+) -> None:
+    def ask(rows: Tensor, place: int) -> _Answer | None:
         state.restore()
-        with NoDropout():
-            losses = run_program(task.model, task.loss, x, y)
+        x, y = take_rows((inputs, targets), rows)
+        with how(task, x, y) as (asked, x, y), NoDropout(), SteadyDraws():
+            losses = run_program(asked.model, asked.loss, x, y)
             if state.draws.moved() or not losses.requires_grad:
                 return None
-            return _with_gradients(task, losses[:1], losses[0])
+            _, *gradient = _with_gradients(asked, losses, losses[place])
+        return _Answer(losses.detach(), gradient)
 
     every = torch.arange(num_rows(inputs), device=device_of(inputs))
-    whole, pair = ask(every), ask(every[:1].repeat(2))
-    if whole is None or pair is None:
+    whole, turned = ask(every, len(every) - 1), ask(every.roll(1), 0)
+    pair = ask(every[-1:].repeat(2), 0)
+    if whole is None or turned is None or pair is None:
         return
-    if not _same(whole, pair, 10 * _tolerance(task, whole[0])):
+    kind = type(task.model).__name__
+    if not _same(
+        [whole.losses.roll(1), *whole.gradient], [turned.losses, *turned.gradient], tolerance
+    ):
         raise MixesRecords(
-            f"what {type(task.model).__name__} (or its loss) gives for a record depends on how "
-            "many records are beside it, a number that is private. Use a constant in the place of "
+            f"what {kind} (or its loss) gives for a record depends on the record's place in the "
+            "batch, which changes when another record comes or goes. Are positions added along "
+            "the dimension of the records? Use the dimension of time (batch_first), or name "
+            "engine=tacit.PerRecord(), which runs each record alone"
+        )
+    last = whole.losses[-1:].repeat(2)
+    if not _same([last, *whole.gradient], [pair.losses, *pair.gradient], tolerance):
+        raise MixesRecords(
+            f"what {kind} (or its loss) gives for a record depends on how many records are beside "
+            "it, a number that is private, or on what they hold. Use a constant in the place of "
             "the batch's length, or name engine=tacit.PerRecord(), which runs each record alone"
+        )
+
+
+@contextmanager
+def _in_double(task: Task, inputs: Tree, targets: Tree) -> Iterator[tuple[Task, Tree, Tree]]:
+    """The same question with float64 weights, buffers and records."""
+
+    def double(tensor: Tensor) -> Tensor:
+        return tensor.double() if tensor.is_floating_point() else tensor
+
+    model = task.model
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    copies = {
+        name: double(t.detach()).clone().requires_grad_(t.requires_grad)
+        for name, t in named.items()
+    }
+    parameters: Any = {name: copies[name] for name in task.parameters}
+    with swapped(model, copies), no_autocast(device_of(inputs)):
+        yield (
+            replace(task, parameters=parameters),
+            map_tensors(double, inputs),
+            map_tensors(double, targets),
+        )
+
+
+@contextmanager
+def _as_it_is(task: Task, inputs: Tree, targets: Tree) -> Iterator[tuple[Task, Tree, Tree]]:
+    yield task, inputs, targets
+
+
+_Precision = Callable[[Task, Tree, Tree], AbstractContextManager[tuple[Task, Tree, Tree]]]
+
+
+def _require_any_size(
+    task: Task, batch: Batch, seen: Callable[[Tree], Tree], state: _State
+) -> None:
+    """The first records have the same losses in a whole batch: a branch on its size is found."""
+    most = min(len(batch), batch.max_physical or _MOST_ROWS, _MOST_ROWS)
+    if most <= _RECORDS:
+        return
+    state.restore()
+    inputs, targets = sample(batch.first(most), most)
+    inputs = seen(inputs)
+    few = slice(_RECORDS)
+    answers = []
+    for x, y in ((inputs, targets), (take_rows(inputs, few), take_rows(targets, few))):
+        state.restore()
+        with NoDropout(), SteadyDraws():
+            losses = run_program(task.model, task.loss, x, y)
+        if state.draws.moved():
+            return
+        answers.append([losses[few].detach()])
+    whole, alone = answers
+    if not _same(whole, alone, 10 * _tolerance(task, whole[0])):
+        raise MixesRecords(
+            f"what {type(task.model).__name__} (or its loss) gives for a record among {most} is "
+            f"not what it gives among {_RECORDS}, so it depends on the number of records, which is "
+            "private. Use a constant in the place of the batch's length, or name "
+            "engine=tacit.PerRecord(), which runs each record alone"
         )
 
 

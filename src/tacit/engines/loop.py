@@ -15,6 +15,7 @@ from tacit.engines.gradients import RecordGradients, Stacked
 from tacit.engines.precision import wide
 from tacit.engines.sums import clipped, norms_of_blocks, squares_of
 from tacit.engines.task import Clipped, Task
+from tacit.engines.torch_internals import gradients
 from tacit.losses.record_losses import losses_of
 from tacit.pytrees import Tree, call_model, take_rows, tensors_of
 
@@ -31,7 +32,8 @@ def gradients_alone(task: Task, inputs: Tree, targets: Tree) -> dict[str, Record
         total = _loss_alone(task, inputs, targets, record)
         grads: tuple[Tensor | None, ...] = (None,) * len(parameters)
         if total.requires_grad:
-            grads = torch.autograd.grad(total, parameters, allow_unused=True)
+            ones = torch.ones_like(total)
+            grads = gradients([total], parameters, [ones], retain_graph=False)
         for stack, parameter, grad in zip(stacks, parameters, grads, strict=True):
             row = torch.zeros_like(parameter, requires_grad=False) if grad is None else grad
             stack.append(wide(row.to_dense() if row.is_sparse else row))
@@ -65,9 +67,9 @@ class PerRecord:
     def clipped_sums(self, task: Task, piece: Batch) -> Clipped:
         if len(piece) == 0:
             return Clipped()
-        gradients = gradients_alone(task, piece.inputs, piece.targets)
+        found = gradients_alone(task, piece.inputs, piece.targets)
         mask = None if piece.mask is None else piece.mask[:: task.views]
-        return clipped(task, gradients, len(piece) // task.views, piece.indices.device, mask)
+        return clipped(task, found, len(piece) // task.views, piece.indices.device, mask)
 
     def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
         squares = squares_of(gradients_alone(task, piece.inputs, piece.targets))

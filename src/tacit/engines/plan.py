@@ -15,8 +15,9 @@ the frontier it is the operator's backward pass on the rows of record i, and beh
 chain's backward pass on that. A parameter's gradient is the sum over all edges that lead to it.
 
 The certificate holds for the operators that ran, for this batch size, whatever values the records
-hold: labels are moved by shapes and indices, not by values. Row selections by value (`nonzero`) are
-the exception; such a program is planned anew in every step.
+hold: labels are moved by shapes and indices, not by values. Where values of records select rows
+(`nonzero`), each record runs alone; where an index that may be drawn anew orders them (`randperm`),
+the program is planned anew in every step.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ import torch
 from torch import Tensor, nn
 
 from tacit.checks.certificate import Certificate, Event
+from tacit.checks.side_effects import allow_writes
 from tacit.engines.chains import Moves, moves_to_parameter, parameters_below
-from tacit.engines.draws import Buffers
+from tacit.engines.draws import Buffers, Draws, same_entries
 from tacit.engines.rules import rule_for
 from tacit.engines.shadow import Layout, Shadow, layout
 from tacit.engines.shadow_labels import SEVERAL
@@ -42,7 +44,7 @@ from tacit.engines.torch_internals import (
     is_python_node,
     plain_program,
 )
-from tacit.pytrees import Tree, tensors_of
+from tacit.pytrees import Tree, call_model, num_rows, take_rows, tensors_of
 
 
 @dataclass(frozen=True)
@@ -80,15 +82,15 @@ class Plan:
     num_records: int = 0
     # Why each record must run alone, or None: an operator of the frontier is Python code, or …
     alone: str | None = None
-    # Buffers that the pass writes, from weights alone: the power iteration of spectral norms.
+    # Buffers that the pass writes, as the power iteration of spectral norms does.
     rewrites: frozenset[str] = frozenset()
     # Whether the program calls functions that `plain_program` replaces.
     fused_functions: bool = True
 
     @property
     def dynamic(self) -> bool:
-        """Whether layouts depend on the values of records, so that every step needs a new plan."""
-        return bool(self.certificate.selections)
+        """Whether layouts may be others in the next step, so that every step needs a new plan."""
+        return bool(self.certificate.reorders)
 
 
 @dataclass
@@ -115,7 +117,6 @@ class _Pass:
     at: int | None = None
     meets: list[Event] = field(default_factory=list)
     mixed_at: dict[int, Event] = field(default_factory=dict)  # the first meeting in each node
-    num_harmless: int = 0  # selections in the gradient of a leaf, whose labels nobody reads
 
 
 def make_plan(
@@ -130,7 +131,10 @@ def make_plan(
 
     `run` gives one loss per row; rows iK … iK + K − 1 belong to record i where there are K rows
     per record. What is left of an `earlier` pass counts as an additional record that is in no row.
+    Buffers that are found to be written with public numbers alone may be written in this step;
+    for that, `private` must be a pair of inputs and targets.
     """
+    draws = Draws(private)
     shadow = Shadow(num_records if earlier is None else num_records + 1)
     if earlier is not None:
         shadow.remember(earlier)
@@ -144,6 +148,7 @@ def make_plan(
     with shadow, plain_program() as functions:
         losses = run()
     rewrites = buffers.changed()
+    entries = _entries(model, rewrites)
     own = _labels(len(losses), num_records, losses.device)
     found = shadow.labels(losses.detach())
     apart = bool(((found == 0) | (found == own)).all())
@@ -152,13 +157,13 @@ def make_plan(
     backward = _Pass()
     if apart and graph.nodes:
         backward = _backward(shadow, graph, losses, own, parameters)
-    harmless = backward.num_harmless
     certificate = Certificate(
         meets=meets + tuple(backward.meets),
         looks=tuple(shadow.looks),
         written=_written(shadow, model),
         unknown=tuple(shadow.unknown),
-        selections=tuple(shadow.selections if shadow.num_selections > harmless else ()),
+        selections=tuple(shadow.selections),
+        reorders=tuple(shadow.reorders),
     )
     names = {id(p): name for name, p in parameters.items()}
     sites = _frontier(graph, backward.layouts, names) if certificate.proves else ()
@@ -172,6 +177,10 @@ def make_plan(
         rewrites,
         functions is None or functions.replaced,
     )
+    if rewrites and earlier is None:
+        again = _entries_again(model, rewrites, buffers, draws, private, shadow)
+        same = {n for n, b in again.items() if n in entries and same_entries(b, entries[n])}
+        allow_writes(model, same & _public(certificate, model, rewrites))
     return Planned(plan, losses, graph, shadow)
 
 
@@ -190,16 +199,14 @@ def _backward(
     """The backward pass under shadow memory: the layout of each node's cotangents."""
     found = _Pass()
     impure: set[int] = set()
-    seen, selected = len(shadow.meetings), shadow.num_selections
+    seen = len(shadow.meetings)
 
     def close() -> None:
-        nonlocal seen, selected
+        nonlocal seen
         meetings = shadow.meetings
         if found.at is not None and len(meetings) > seen:
             found.mixed_at.setdefault(found.at, meetings[seen])
-        if found.at is not None and _only_leaves(graph, found.at):
-            found.num_harmless += shadow.num_selections - selected
-        seen, selected = len(meetings), shadow.num_selections
+        seen = len(meetings)
 
     between: list[Event] = []  # what hooks of the user did to a record since the last node ran
 
@@ -259,12 +266,6 @@ def _backward(
     return found
 
 
-def _only_leaves(graph: Graph, index: int) -> bool:
-    """Whether a node's operands are parameters: a table that records look something up in."""
-    children = [child for child in graph.next[index] if child is not None]
-    return all(graph.variable(child) is not None for child, _ in children)
-
-
 # Between two nodes autograd itself adds up the cotangents of a tensor that was used twice.
 _ADDS = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
 
@@ -303,9 +304,8 @@ def _behind(graph: Graph, layouts: dict[int, list[Layout | None]], child: tuple[
 
 
 def _why_alone(certificate: Certificate, graph: Graph, sites: tuple[Site, ...]) -> str | None:
-    if certificate.unknown:
-        first = certificate.unknown[0]
-        return f"shadow memory has no rule for {first.operator} ({first.where})"
+    if certificate.alone:
+        return certificate.alone
     for site in sites:
         for edge in site.edges:
             node = graph.nodes[edge.node]
@@ -321,3 +321,53 @@ def _written(shadow: Shadow, model: nn.Module) -> tuple[tuple[str, Event | None]
     """The model's buffers and parameters that hold values of records after the pass."""
     named = [*model.named_buffers(), *model.named_parameters()]
     return tuple((n, shadow.origin(t)) for n, t in named if shadow.private(t))
+
+
+def _public(certificate: Certificate, model: nn.Module, written: frozenset[str]) -> frozenset[str]:
+    """Those of the written buffers that no record can have touched.
+
+    Labels do not show whether a value of a record, or how many rows it selected, decided what
+    Python did; nor what an operator does to memory that its schema does not declare.
+    """
+    if certificate.looks or certificate.selections:
+        return frozenset()
+    if not all(_has_schema(event.operator) for event in certificate.unknown):
+        return frozenset()
+    private = {name for name, _ in certificate.written}
+    every = dict(model.named_buffers(remove_duplicate=False))
+    seen = {name for name, b in every.items() if type(b) is Tensor and b.layout == torch.strided}
+    return (written & seen) - private
+
+
+def _has_schema(operator: str) -> bool:
+    space, _, name = operator.partition(".")
+    return bool(name) and hasattr(getattr(torch.ops, space), name)
+
+
+def _entries_again(
+    model: nn.Module,
+    names: frozenset[str],
+    buffers: Buffers,
+    draws: Draws,
+    private: Tree,
+    shadow: Shadow,
+) -> dict[str, Tensor]:
+    """What is written by a pass over another number of rows: that number is private as well."""
+    now, rows = Draws(private), num_rows(private)
+    other = torch.arange(2 if rows > 2 else 2 * rows) % rows
+    draws.restore()
+    try:
+        # Under shadow memory, so that what the model keeps of this pass has labels too.
+        with buffers.as_before(names), shadow, plain_program(), torch.enable_grad():
+            inputs, _ = take_rows(private, other)
+            call_model(model, inputs)
+            return _entries(model, names)
+    except Exception:  # a program that takes no other number of rows
+        return {}
+    finally:
+        now.restore()
+
+
+def _entries(model: nn.Module, names: frozenset[str]) -> dict[str, Tensor]:
+    every = model.named_buffers(remove_duplicate=False)
+    return {name: b.detach().clone() for name, b in every if name in names}

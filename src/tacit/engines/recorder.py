@@ -87,6 +87,7 @@ class Recorder:
         self._recordings: dict[Hashable, _Recording] = {}
         self._pool: Any = None
         self._last = 0.0
+        self._calls = 0
 
     def expect(self, steps: int) -> None:
         """Announce how many steps are still to come, so that compiling can be decided at once."""
@@ -115,6 +116,7 @@ class Recorder:
         if recording is None or (replayed and recording.state != model_state(step.model, device)):
             recording = self._recordings[key] = _Recording(step)
         recording.calls += 1
+        self._calls += 1
         if self._worth_compiling(recording, device):
             self._try(recording, step, batch, "compile")
         elif self.records(device) and recording.replay is None and recording.calls > self.after:
@@ -158,8 +160,8 @@ class Recorder:
             return False
         cost = compile_cost(device)
         each = recording.seconds / (recording.calls - 1)
-        if self.steps_left is not None:
-            return each * self.steps_left > 3 * cost
+        if self.steps_left is not None:  # a shape has the share of them that it had so far
+            return each * self.steps_left * recording.calls / self._calls > 3 * cost
         return recording.seconds > cost
 
     def _try(self, recording: _Recording, step: Step, batch: Sequence[Tensor], how: str) -> None:

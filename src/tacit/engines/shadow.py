@@ -14,15 +14,18 @@ PyTorch executes, in the forward and in the backward pass, so they see what no n
 Guarantee: an element that changes when record i changes has label i or -1, along the path that
 Python took. Where the path or a position depends on private data, the flow is implicit; it is named
 in `looks` and `selections`. What reads or writes memory without PyTorch's dispatcher is not seen,
-apart from `numpy`, `tolist`, DLPack and raw pointers handed out by a private tensor.
+apart from `numpy`, `tolist`, `__dlpack__`, raw pointers handed out by a private tensor, and private
+scalars in a list that becomes a tensor.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,11 +39,12 @@ from tacit.engines import (  # noqa: F401  (these register rules)
     shadow_rules_nn,
 )
 from tacit.engines.shadow_events import Event, SourceLines, operator_name
-from tacit.engines.shadow_labels import Layout, combine, layout, reduce_labels
-from tacit.engines.shadow_memory import ShadowMemory
+from tacit.engines.shadow_labels import SEVERAL, Layout, combine, layout, reduce_labels
+from tacit.engines.shadow_memory import ShadowMemory, is_wrapper, parts
 from tacit.engines.shadow_rules import (
     ALIASES,
     LOOKS,
+    MAY_RAISE,
     METADATA,
     OVERWRITES,
     RULES,
@@ -52,29 +56,50 @@ from tacit.engines.shadow_rules import (
     names,
 )
 from tacit.engines.shadow_schema import base_name, bind, flat, pointwise_names
+from tacit.engines.torch_internals import call_back_inside, calls_back
 
 __all__ = ["Event", "Layout", "Shadow", "combine", "label_rule", "layout", "reduce_labels"]
 
 #: Methods of a tensor that hand its values to something other than the dispatcher.
 _HANDS_OUT_VALUES = names(
     "tolist numpy __array__ __dlpack__ __reduce_ex__ to_dlpack __cuda_array_interface__ "
-    "__repr__ __format__"
+    "__repr__ __format__ __float__ __int__ __bool__ __index__ __complex__ apply_"
 )
 #: Methods that hand out its memory: a kernel may read and write there unseen.
 _HANDS_OUT_MEMORY = names("data_ptr storage untyped_storage _typed_storage")
 #: Functions that read their arguments from this position on without the dispatcher.
-_READS_ARGUMENT = {"tensor_split": 1, "ctc_loss": 2, "_pack_padded_sequence": 1}
+_READS_ARGUMENT = {
+    "tensor_split": 1,
+    "ctc_loss": 2,
+    "_pack_padded_sequence": 1,
+    "map_": 0,
+    "map2_": 0,
+}
+#: Functions that copy scalars out of lists without the dispatcher.
+_READS_LISTS = names(
+    "tensor as_tensor asarray new_tensor new sparse_coo_tensor sparse_csr_tensor sparse_csc_tensor "
+    "sparse_bsr_tensor sparse_bsc_tensor sparse_compressed_tensor __getitem__ __setitem__"
+)
+
+
+#: So many records are not found in order by a random permutation, in one of 40,320 passes at most.
+_NOT_BY_CHANCE = 8
 
 
 class Shadow(TorchDispatchMode):
     """Labels every element that is computed inside `with shadow:`.
 
+    Modes of PyTorch belong to a thread, so what another thread does is not seen. Nor is
+    `torch.utils.dlpack.to_dlpack`, which PyTorch shows to no mode (`tensor.__dlpack__` is seen), or
+    a look inside a function of the user's that itself checks for `__torch_function__`.
+
     Attributes:
         meetings: operators that made an element of several records from elements that were not.
         looks: places where Python, or the shape of a tensor, saw a private value.
-        selections: places where private data chose rows or positions of several records.
+        selections: places where private data chose rows or positions of several records, or how
+            many of them there are.
+        reorders: places where public data, which may be drawn anew, chose whose row is where.
         unknown: operators without a rule that had a private operand; their outputs are -1.
-        num_selections: how often anything was added to `selections`, or was there already.
         phase: "forward" or "backward", set by the caller and kept in each event.
         on_operator: called as `on_operator(func, has_record, has_several)` for each operator, with
             whether an operand has a label above 0 and whether one has -1.
@@ -89,15 +114,16 @@ class Shadow(TorchDispatchMode):
             raise ValueError(f"num_records must be at least 1, got {num_records}")
         self.num_records = num_records
         self.phase = "forward"
-        self.num_selections = 0
         self.on_operator: Callable[[Any, bool, bool], None] | None = None
         self._events: dict[str, dict[Event, None]] = {
             "meetings": {},
             "looks": {},
             "selections": {},
+            "reorders": {},
             "unknown": {},
         }
         self._memory: ShadowMemory[Event] = ShadowMemory()
+        self._counting: dict[int, Tensor] = {}  # what `arange` made, by its storage
         self._watch = _PythonWatch(self)
         self._sources = SourceLines()
 
@@ -112,6 +138,10 @@ class Shadow(TorchDispatchMode):
     @property
     def selections(self) -> list[Event]:
         return list(self._events["selections"])
+
+    @property
+    def reorders(self) -> list[Event]:
+        return list(self._events["reorders"])
 
     @property
     def unknown(self) -> list[Event]:
@@ -146,14 +176,20 @@ class Shadow(TorchDispatchMode):
         """The int32 labels of a tensor, of its shape. Writing to them marks the tensor.
 
         A view to another element size (`view(dtype)`, `view_as_real`) makes new label memory; ask
-        for the labels again after it.
+        for the labels again after it. A tensor whose elements have no labels (a sparse or nested
+        one, a wrapper of others) has one label.
         """
         with torch._C.DisableTorchFunction():
-            return self._memory.open(tensor)
+            if _has_elements(tensor):
+                return self._memory.open(tensor)
+            label = SEVERAL if self._may_be_private(tensor) or not is_wrapper(tensor) else 0
+            return torch.full((1,), label, dtype=torch.int32, device=tensor.device)
 
     def private(self, tensor: Tensor) -> bool:
         """Whether any element of a tensor belongs to a record."""
         with torch._C.DisableTorchFunction():
+            if is_wrapper(tensor):
+                return any(self.private(inner) for inner in parts(tensor) or ())
             try:
                 found = self._memory.find(tensor)
             except (NotImplementedError, RuntimeError):
@@ -197,31 +233,48 @@ class Shadow(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        output = func(*args, **kwargs)
+        try:
+            output = func(*args, **kwargs)
+        except Exception:
+            # The program may catch the error, and go another way.
+            self._note_error(operator_name(func), [*args, *kwargs.values()])
+            raise
         with torch._C.DisableTorchFunction():
+            if getattr(func, "overloadpacket", None) is torch.ops.aten.arange:
+                self._counting[output.untyped_storage()._cdata] = output
             if self.phase == "forward":
                 self._sources.remember()
-            self._label(func, args, kwargs, output)
+            try:
+                self._label(func, args, kwargs, output)
+            except Exception:  # a kind of tensor that no rule has met
+                self._deny(func, args, kwargs, output)
         return output
 
     def _label(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        operands = [leaf for leaf in flat((args, *kwargs.values())) if isinstance(leaf, Tensor)]
+        operands = _tensors((args, *kwargs.values()))
         opaque = False
         touched = False
         for tensor in operands:
             try:
-                touched = touched or self._memory.known(tensor)
+                if not is_wrapper(tensor):
+                    touched = touched or self._memory.known(tensor)
+                elif self._hides_private(tensor):
+                    touched = opaque = True
             except (NotImplementedError, RuntimeError):
                 opaque = True
+        schema = getattr(func, "_schema", None)
+        if schema is None:  # a higher-order operator: its branches may reach what is no operand
+            self._deny(func, args, kwargs, output)
+            return
         if not touched:
             if self.on_operator is not None:
                 self.on_operator(func, False, False)
             return
-        schema = getattr(func, "_schema", None)
         outputs = [leaf if isinstance(leaf, Tensor) else None for leaf in flat(output)]
-        opaque = opaque or any(t is not None and t.layout != torch.strided for t in outputs)
-        if schema is None or opaque:
-            self._deny(func, operands, output)
+        opaque = opaque or any(t is not None and not _has_elements(t) for t in outputs)
+        if opaque:
+            if any(self._may_be_private(tensor) for tensor in operands):
+                self._deny(func, args, kwargs, output)
             return
         name = base_name(schema.name)
         if self._is_alias(func, name, operands, outputs):
@@ -236,7 +289,15 @@ class Shadow(TorchDispatchMode):
             written = list(mutated)
         try:
             call = Call(
-                name, func, arguments, written, self._memory.find, self._set(func), read_names
+                name,
+                func,
+                arguments,
+                written,
+                self._memory.find,
+                self._set(func),
+                read_names,
+                backward=self.phase == "backward",
+                in_order=self._in_order,
             )
             reads = call.reads()
         except IndexError:
@@ -253,6 +314,8 @@ class Shadow(TorchDispatchMode):
         looks = name in LOOKS and not self._watch.inside_check
         if looks and any(self.private(tensor) for tensor in private_reads):
             self._note("looks", func)
+        if name in MAY_RAISE and any(self.private(tensor) for tensor in private_reads):
+            self._note("selections", func)
         if not any(tensor is not None for tensor in written):
             return
         self._apply(call, func, private_reads, mutated)
@@ -290,6 +353,8 @@ class Shadow(TorchDispatchMode):
                 results = [-1] * len(written)
         elif call.selects and any(self.private(tensor) for tensor in private_reads):
             self._note("selections", func)
+        if call.reorders:
+            self._note("reorders", func)
         origin = self.event(func)
         for tensor, label in zip(written, results, strict=True):
             if tensor is None or tensor.numel() == 0:
@@ -320,6 +385,14 @@ class Shadow(TorchDispatchMode):
             return elementwise
         return rule
 
+    def _in_order(self, index: Tensor) -> bool:
+        """Whether an index counts its rows: made by `arange`, or like it and not by chance."""
+        if index.untyped_storage()._cdata in self._counting:
+            return True
+        if index.dtype in (torch.bool, torch.uint8) or self.num_records < _NOT_BY_CHANCE:
+            return False
+        return torch.equal(index.flatten().long(), torch.arange(index.numel(), device=index.device))
+
     def _set(self, func: Any) -> Callable[[Tensor, Tensor | int], None]:
         return lambda tensor, labels: self._memory.write(tensor, labels, self.event(func))
 
@@ -347,17 +420,24 @@ class Shadow(TorchDispatchMode):
             if after is not None and _has_several(after) and not had_several:
                 self._note("meetings", func)
 
-    def _deny(self, func: Any, operands: list[Tensor], output: Any) -> None:
-        """Label everything that an operator returns as several records, and name it."""
-        if not any(self.private(tensor) for tensor in operands):
-            return
+    def _deny(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Label all that an operator returns or writes to as several records, and name it."""
         self._note("unknown", func)
-        for leaf in flat(output):
-            if isinstance(leaf, Tensor):
-                try:
-                    self._memory.write(leaf, -1, self.event(func))
-                except (NotImplementedError, RuntimeError):
-                    continue
+        written = _tensors(output)
+        if getattr(func, "_schema", None) is not None:
+            written += bind(func._schema, args, kwargs, False)[2]
+        for tensor in written:
+            with suppress(Exception):  # what cannot be labelled is named above all the same
+                for inner in (parts(tensor) or []) if is_wrapper(tensor) else [tensor]:
+                    self._memory.write(inner, SEVERAL, self.event(func))
+
+    def _hides_private(self, wrapper: Tensor) -> bool:
+        """Whether one of the tensors inside of a wrapper is private, or cannot be seen."""
+        inner = parts(wrapper)
+        return inner is None or any(self.private(tensor) for tensor in inner)
+
+    def _may_be_private(self, tensor: Tensor) -> bool:
+        return self._hides_private(tensor) if is_wrapper(tensor) else self.private(tensor)
 
     def _report(self, func: Any, reads: list[Tensor]) -> None:
         if self.on_operator is None:
@@ -374,8 +454,13 @@ class Shadow(TorchDispatchMode):
     # --- events -----------------------------------------------------------------------------------
 
     def _note(self, kind: str, func: Any) -> None:
-        self.num_selections += kind == "selections"
         self._events[kind][self.event(func)] = None
+
+    def _note_error(self, name: str, operands: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            if any(self._may_be_private(tensor) for tensor in _tensors(operands)):
+                where = self._sources.where()
+                self._events["looks"][Event(f"the error of {name}", where, self.phase)] = None
 
     def event(self, func: Any) -> Event:
         return Event(operator_name(func), self._sources.where(), self.phase)
@@ -411,8 +496,20 @@ class _PythonWatch(TorchFunctionMode):
             self.inside_check = True
             try:
                 return func(*args, **kwargs)
+            except Exception:
+                self._shadow._note_error(name, [*args, *kwargs.values()])
+                raise
             finally:
                 self.inside_check = False
+        elif name in _READS_LISTS:
+            data = [*args, *kwargs.values()]
+            if name in ("__getitem__", "__setitem__"):  # `x[i, [j, k]]`: i is given as a tensor
+                index = args[1]
+                data = list(index) if isinstance(index, tuple) else [index]
+            lists = [value for value in data if not isinstance(value, Tensor)]
+            self._note("looks", name, _scalars_in(lists))
+        elif calls_back(func):
+            return call_back_inside(self, func, args, kwargs)
         return func(*args, **kwargs)
 
     def _note(self, kind: str, name: str, values: Any) -> None:
@@ -426,6 +523,28 @@ _WRITES_ITSELF = names(
     "native_batch_norm _native_batch_norm_legit cudnn_batch_norm _batch_norm_with_update "
     "_batch_norm_no_update rrelu_with_noise"
 )
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in flat(values) if isinstance(leaf, Tensor)]
+
+
+def _scalars_in(value: Any) -> Iterator[Tensor]:
+    """Tensors of one element that are somewhere in a list, or in whatever can be read like one."""
+    if isinstance(value, Tensor):
+        if _has_elements(value) and value.numel() == 1:
+            yield value
+    elif not isinstance(value, (str, bytes, range, Mapping, np.ndarray)) and (
+        hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    ):
+        with suppress(LookupError, TypeError):  # PyTorch cannot read it either
+            for k in range(len(value)):
+                yield from _scalars_in(value[k])
+
+
+def _has_elements(tensor: Tensor) -> bool:
+    """Whether each element has a place in the tensor's own memory."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not is_wrapper(tensor)
 
 
 def _num_classes(tensor: Tensor, num_classes: int = -1) -> int:

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tacit.engines.shadow_labels import combine, overlaps, reduce_labels
 
@@ -152,5 +153,19 @@ class ShadowMemory(Generic[Origin]):
         return block.labels.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether a tensor holds its values in other tensors: jagged, masked or quantised ones."""
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def parts(tensor: Tensor) -> list[Tensor] | None:
+    """The tensors that a wrapper is made of; None if it does not tell."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return None
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+
+
 def _handle(tensor: Tensor) -> int:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise NotImplementedError(f"no label for each element of {tensor.layout} memory")
     return tensor.untyped_storage()._cdata

@@ -26,7 +26,12 @@ Rule: TypeAlias = "Callable[[Call], Labels]"
 
 
 class Call:
-    """One call of an operator: its arguments by name, its outputs, and the labels of each."""
+    """One call of an operator: its arguments by name, its outputs, and the labels of each.
+
+    A rule sets `selects` where private values decide what is read or written, or how much, and
+    `reorders` where public ones decide whose row is read or written, so that it may be another's
+    next time. `in_order(index)` tells whether an index counts 0, 1, 2 … whatever was drawn.
+    """
 
     def __init__(
         self,
@@ -37,6 +42,9 @@ class Call:
         find: Callable[[Tensor], Tensor | None],
         write: Callable[[Tensor, Tensor | int], None],
         read_names: Sequence[str],
+        *,
+        backward: bool = False,
+        in_order: Callable[[Tensor], bool] = lambda index: False,
     ) -> None:
         self.name = name
         self.func = func
@@ -44,6 +52,9 @@ class Call:
         self.outputs = outputs
         self.write = write
         self.selects = False
+        self.reorders = False
+        self.backward = backward
+        self.in_order = in_order
         self._find = find
         self.read_names = read_names
         shaped = [tensor for tensor in outputs if tensor is not None] or self.reads()
@@ -142,8 +153,9 @@ METADATA = names(
 )
 #: Operators that change what a tensor refers to, or alias their input: labels follow the storage.
 ALIASES = names("_unsafe_view _reshape_alias lift lift_fresh detach alias _resize_output_")
-#: Operators that hand a value to Python or to the shape of their output. A check inside an operator
-#: that raises (`_linalg_check_errors`) is none: the program goes on as before, or not at all.
+#: Operators that raise an error for some values, which a program may catch and go another way.
+MAY_RAISE = names("_linalg_check_errors")
+#: Operators that hand a value to Python or to the shape of their output.
 LOOKS = names(
     "_local_scalar_dense item is_nonzero equal allclose _is_all_true _is_any_true _assert_async "
     "_functional_assert_async _unique _unique2 unique_dim unique_consecutive "

@@ -9,7 +9,8 @@ comes from private data is more than that: record i decides *where* something is
 
 Where an index of one record could have reached an element of another record, the flow is implicit
 and its labels would be -1 for every model that sorts tokens to experts. There the labels follow the
-positions that were in fact used, and the operator is noted as a selection.
+positions that were in fact used, and the operator is noted as a selection. In a backward pass they
+are -1: such an operator adds up the gradient of a table, which belongs to no record.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _positions(shape: Sequence[int], device: torch.device) -> Tensor:
 def _follow(call: Call, used: Tensor, reachable: Tensor) -> Tensor:
     """Labels with everything that could have been reached, or those of what was used."""
     several = (reachable == SEVERAL) & (used != SEVERAL)
-    if bool(several.any()):
+    if not call.backward and bool(several.any()):
         call.selects = True
         return torch.where(several, used, reachable)
     return reachable
@@ -66,6 +67,18 @@ def _write(
     return _follow(call, used, combine(used, reach))
 
 
+def _note_order(call: Call, labels: Tensor, dims: Sequence[int], *indices: Tensor) -> None:
+    """Note where a public index along `dims` decides whose row is read or written.
+
+    It may be drawn anew in the next pass (a random permutation, some records left out).
+    """
+    if call.backward or call.reorders or labels.numel() == 0:
+        return
+    if not all(call.private(index) or call.in_order(index) for index in indices):
+        met = bool((reduce_labels(labels, dims) == SEVERAL).any())
+        call.reorders = met and not bool((labels == SEVERAL).any())
+
+
 def _no_overlap(call: Call, *indices: Tensor) -> None:
     # Values are read after the operator has run; an index that it overwrote is gone.
     if call.func._schema.is_mutable:
@@ -78,8 +91,8 @@ class _Index:
     """Index tensors of `x[i, j, ...]`, boolean masks replaced by the positions that they choose."""
 
     def __init__(self, call: Call, shape: Sequence[int], indices: Sequence[Tensor | None]) -> None:
-        given = [index for index in indices if index is not None]
-        _no_overlap(call, *given)
+        self.given = [index for index in indices if index is not None]
+        _no_overlap(call, *self.given)
         parts: list[Tensor | None] = []
         labels: list[Tensor] = []
         self.private_dims: list[int] = []
@@ -109,6 +122,7 @@ class _Index:
         adjacent = self.dims == list(range(self.dims[0], self.dims[-1] + 1)) if self.dims else True
         before = self.dims[0] if self.dims and adjacent else 0
         after = self.positions.dim() - before - joined.dim()
+        self.value_dims = range(before, before + joined.dim())
         self.labels = joined.reshape((1,) * before + tuple(joined.shape) + (1,) * after)
 
 
@@ -116,6 +130,7 @@ class _Index:
 def _index(call: Call) -> Labels:
     base = call.need("self")
     index = _Index(call, base.shape, call["indices"])
+    _note_order(call, base, index.dims, *index.given)
     used = combine(base.reshape(-1)[index.positions], index.labels)
     if not index.private_dims:
         return used
@@ -128,6 +143,8 @@ def _index_put(call: Call) -> Labels:
     base = call.need("self")
     index = _Index(call, base.shape, call["indices"])
     values = call.need("values").expand(index.positions.shape)
+    _note_order(call, base, index.dims, *index.given)
+    _note_order(call, values, index.value_dims, *index.given)
     if index.private_dims:
         # Which of the indexed dimensions is private does not help: join over all of them.
         reach, _ = scatter_labels(
@@ -153,6 +170,7 @@ def _gather(call: Call) -> Labels:
     labels = call.labels(index)
     if base.dim() == 0 or index.dim() == 0:
         return combine(reduce_labels(base), labels)
+    _note_order(call, base, [dim], index)
     used = combine(torch.gather(base, dim, index.to(call.device)), labels)
     if not call.private(index):
         return used
@@ -168,6 +186,7 @@ def _index_select(call: Call) -> Labels:
     labels = call.labels(index)
     if base.dim() == 0:
         return combine(base, labels).reshape(call.output.shape)
+    _note_order(call, base, range(base.dim()) if call.name == "take" else [call["dim"]], index)
     if call.name == "take":
         used = combine(base.reshape(-1)[index.to(call.device)], labels)
         reachable = reduce_labels(base)
@@ -192,6 +211,8 @@ def _scatter(call: Call) -> Labels:
         return reduce_labels(combine(reduce_labels(base), reduce_labels(values), labels))
     corner = tuple(slice(size) for size in index.shape)
     values = combine(values[corner], labels)
+    _note_order(call, base, [dim], index)
+    _note_order(call, values, [dim], index)
     dim %= base.dim()
     lines = tuple(slice(None) if k == dim else part for k, part in enumerate(corner))
     positions = torch.gather(_positions(base.shape, call.device)[lines], dim, index.to(call.device))
@@ -219,6 +240,8 @@ def _index_write(call: Call) -> Labels:
     values = public_labels((), call.device) if source is None else source
     if values.dim() == 0:
         values = values.expand(positions.shape)
+    _note_order(call, base, [dim], index)
+    _note_order(call, values, [dim], index)
     reach = reduce_labels(labels).expand(base.shape)
     keeps = call.name in ("index_add", "index_reduce")
     return _write(call, base, positions, values, index_labels, reach, keeps)
@@ -232,6 +255,8 @@ def _put(call: Call) -> Labels:
     reach = reduce_labels(labels).expand(base.shape)
     keeps = bool(call.get("accumulate", False))
     values = call.need("source").reshape(index.shape)
+    _note_order(call, base, range(base.dim()), index)
+    _note_order(call, values, range(values.dim()), index)
     return _write(call, base, index.to(call.device), values, labels, reach, keeps)
 
 
@@ -243,9 +268,10 @@ def _nonzero(call: Call) -> Labels:
 
 @label_rule("masked_select")
 def _masked_select(call: Call) -> Labels:
-    call.selects = True
+    call.selects = call.private(call["mask"])
     mask, values = torch.broadcast_tensors(call["mask"], call["self"])
     labels = combine(call.need("mask"), call.need("self")).expand(values.shape)
+    _note_order(call, labels, range(labels.dim()), mask)
     return labels[mask]
 
 
@@ -254,6 +280,7 @@ def _masked_scatter(call: Call) -> Labels:
     _no_overlap(call, call["mask"])
     call.selects = call.selects or call.private(call["mask"])
     base, source = call.need("self"), call.need("source").reshape(-1)
+    _note_order(call, source, [0], call["mask"])
     shape = torch.broadcast_shapes(base.shape, call["mask"].shape)
     mask = call["mask"].expand(shape)
     result = combine(base, call.need("mask")).expand(shape).clone()

@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributions import Distribution
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+from tacit.errors import UnsupportedModule
 
 Node = Any  # torch.autograd.graph.Node
 _UNSIGNED = 1 << 63
@@ -27,8 +29,9 @@ _UNSIGNED = 1 << 63
 class Graph:
     """The autograd graph below some losses: nodes from the losses down to the parameters.
 
-    `signature` describes the nodes, their connections and the shapes of their cotangents. Two
-    passes with equal signatures ran the same differentiable operators on the same shapes.
+    `signature` describes the nodes, their connections, the shapes of their cotangents and the
+    places of views. Two passes with equal signatures ran the same differentiable operators on the
+    same shapes.
     """
 
     def __init__(self, losses: Tensor) -> None:
@@ -49,6 +52,7 @@ class Graph:
                 _SAME.get(name := node.name(), name),
                 *self.next[i],
                 *(tuple(m.shape) for m in node._input_metadata),
+                *(saved(node, place) for place in _PLACES.get(name, ())),
             )
             for i, node in enumerate(self.nodes)
         )
@@ -73,6 +77,13 @@ class Graph:
         return GradientEdge(self.nodes[index], output) if variable is None else variable
 
 
+# Where a view lies: numbers of Python's, which may be drawn anew in each pass.
+_PLACES = {
+    "SelectBackward0": ("dim", "index"),
+    "SliceBackward0": ("dim", "start", "end", "step"),
+    "RollBackward0": ("dims", "shifts"),
+    "AsStridedBackward0": ("storage_offset", "stride"),
+}
 # One operator under several names, depending on whether a dispatch mode is active.
 _SAME = {"ReshapeAliasBackward0": "ViewBackward0", "UnsafeViewBackward0": "ViewBackward0"}
 
@@ -112,18 +123,92 @@ def gradients(
     dropout, or decomposed. Given tensors, `torch.autograd.grad` is itself a function that modes
     may replace, and switches them off while it runs; given edges it is not.
     """
-    return torch.autograd.grad(
-        [_edge_of(place) for place in outputs],
-        [_edge_of(place) for place in inputs],
-        list(cotangents),
-        retain_graph=retain_graph,
-        allow_unused=True,
-        is_grads_batched=batched,
-    )
+    try:
+        return torch.autograd.grad(
+            [_edge_of(place) for place in outputs],
+            [_edge_of(place) for place in inputs],
+            list(cotangents),
+            retain_graph=retain_graph,
+            allow_unused=True,
+            is_grads_batched=batched,
+        )
+    except RuntimeError as error:
+        if "use_reentrant=True" not in str(error):
+            raise
+        raise UnsupportedModule(
+            "a checkpointed block has use_reentrant=True, which gives no gradients but .grad; "
+            "write torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or for "
+            "Transformers model.gradient_checkpointing_enable("
+            'gradient_checkpointing_kwargs={"use_reentrant": False})'
+        ) from error
 
 
 def _edge_of(place: Place) -> GradientEdge:
     return get_gradient_edge(place) if isinstance(place, Tensor) else place
+
+
+def calls_back(func: Any) -> bool:
+    """Whether a function that modes handle runs Python code of the user: hooks, a distance."""
+    return func in _CALLS_BACK
+
+
+_CALLS_BACK = frozenset(
+    (
+        torch.autograd.grad,
+        torch.autograd.backward,
+        Tensor.backward,
+        F.triplet_margin_with_distance_loss,
+    )
+)
+
+
+def call_back_inside(mode: TorchFunctionMode, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call a function that a mode handles, with the mode active in the code that it calls back.
+
+    PyTorch switches a mode off while it handles a function, and would so in the user's hooks and
+    checkpointed blocks. Given edges, the functions of autograd are not handled by modes.
+    """
+    if func is F.triplet_margin_with_distance_loss:
+        distance = kwargs["distance_function"]
+        inside = None if distance is None else _inside(mode, distance)
+        return func(*args, **kwargs | {"distance_function": inside})
+    if func is Tensor.backward:
+        options = {k: v for k, v in kwargs.items() if k != "gradient"}
+        with mode:
+            return torch.autograd.backward(args[0], kwargs["gradient"], **options)
+    is_grad = func is torch.autograd.grad
+    outputs, inputs = args if is_grad else (args[0], kwargs["inputs"])
+    try:
+        ends = [_edge_of(place) for place in outputs]
+        starts = None if inputs is None else [_edge_of(place) for place in inputs]
+    except (RuntimeError, AttributeError):
+        # One of them needs no gradient, which PyTorch refuses in its own words; or `torch.func.vjp`
+        # has left its level, where tensors have no edges and hooks see none of their values.
+        return func(*args, **kwargs)
+    if any(isinstance(place, Tensor) and place.is_nested for place in outputs):
+        return func(*args, **kwargs)  # PyTorch has no edges for these
+    if not is_grad:
+        for place in inputs or ():
+            if isinstance(place, Tensor) and not place.is_leaf:
+                place.retain_grad()
+        with mode:
+            return func(ends, **kwargs | {"inputs": starts})
+    with mode:
+        found = func(ends, starts, **kwargs | {"materialize_grads": False})
+    if not kwargs["materialize_grads"]:
+        return found
+    return tuple(
+        torch.zeros_like(place, requires_grad=kwargs["create_graph"]) if grad is None else grad
+        for grad, place in zip(found, inputs, strict=True)
+    )
+
+
+def _inside(mode: TorchFunctionMode, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return function(*args, **kwargs)
+
+    return call
 
 
 def saved(node: Node, name: str) -> Any:
@@ -183,8 +268,9 @@ def plain_program(functions: bool = True) -> Iterator[PlainFunctions | None]:
     - Distributions look at their parameters to refuse those out of range, unless told not to.
     - Fused attention blocks and recurrent layers hide their parameters: they are decomposed.
     - Embeddings with `sparse=True` give dense gradients here: the same numbers.
+    - `torch.cond` compiles itself, which a dispatch mode prevents: it is a Python `if`.
 
-    The last two need a mode that sees every function. It is yielded, and tells whether it had
+    The last three need a mode that sees every function. It is yielded, and tells whether it had
     anything to replace; a program that calls no such function can do without (`functions`).
     """
     with ExitStack() as stack:
@@ -205,12 +291,15 @@ def plain_program(functions: bool = True) -> Iterator[PlainFunctions | None]:
 class PlainFunctions(TorchFunctionMode):
     """`lstm`, `gru` and `rnn` without the fused layers of cuDNN and oneDNN; no sparse gradients.
 
+    `torch.cond` runs the branch that its predicate chooses.
+
     `replaced` tells whether any such function was called.
     """
 
     _functions = frozenset(
         getattr(torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
     )
+    _cond = torch.ops.higher_order.cond
     _place_of_sparse: ClassVar[dict[Any, int]] = {
         F.embedding: 6,
         F.embedding_bag: 7,
@@ -225,16 +314,22 @@ class PlainFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func is self._cond:
+            self._tell()
+            return self._branch(*args, **(kwargs or {}))
+        if calls_back(func):
+            return call_back_inside(self, func, args, kwargs or {})
         place = self._place_of_sparse.get(func)
         if place is not None:
             if len(args) > place:
-                self.replaced = self.replaced or bool(args[place])
+                if args[place]:
+                    self._tell()
                 args = (*args[:place], False, *args[place + 1 :])
             elif kwargs and kwargs.get("sparse"):
-                self.replaced = True
+                self._tell()
                 kwargs = {**kwargs, "sparse": False}
         if func in self._functions:
-            self.replaced = True
+            self._tell()
             # `mkldnn.flags` warns where there is no GPU, and `cudnn.flags` raises where
             # TensorFloat-32 was set in PyTorch's newer way.
             enabled = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
@@ -246,6 +341,22 @@ class PlainFunctions(TorchFunctionMode):
                 torch._C._set_mkldnn_enabled(enabled[0])
                 torch._C._set_cudnn_enabled(enabled[1])
         return func(*args, **(kwargs or {}))
+
+    def _tell(self) -> None:
+        """Outer modes of this kind do not see what this one has replaced."""
+        for mode in (self, *_get_current_function_mode_stack()):
+            if isinstance(mode, PlainFunctions):
+                mode.replaced = True
+
+    def _branch(
+        self,
+        pred: Any,
+        true_fn: Callable[..., Any],
+        false_fn: Callable[..., Any],
+        operands: Sequence[Any] = (),
+    ) -> Any:
+        with self:
+            return true_fn(*operands) if pred else false_fn(*operands)
 
 
 @contextmanager

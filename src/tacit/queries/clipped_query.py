@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from tacit.batch import Batch
+from tacit.checks.side_effects import kind_of
 from tacit.data.records import Records
 from tacit.engines import PerRecord
 from tacit.engines.certify import certify
 from tacit.engines.clipping import ClipRule, accumulator, coarsest, flattened, sum_dtype
+from tacit.engines.draws import from_one_start
 from tacit.engines.task import Clipped, Engine, Task
 from tacit.lipschitz.precision import public_rows, slack_of_sum
 from tacit.losses.pre_activations import needs_pre_activations
@@ -149,7 +151,7 @@ class ClippedQuery(abc.ABC):
         wide = torch.float64 if first is None else sum_dtype(first.device)
         total: Tensor | None = None
         counts: Tensor | None = None
-        for piece in found:
+        for piece in from_one_start(found, task.model):
             part = flattened(piece.sums, task.parameters, wide)
             total = part if total is None else total.add_(part)
             if piece.counts:
@@ -234,12 +236,6 @@ def check_key(task: Task, *more: object) -> Hashable:
     """What a check depends on, apart from the model: who computes what of which loss."""
     kinds = tuple(map(kind_of, (task.loss, *more)))
     return kinds, tuple(task.parameters), needs_pre_activations(task.loss)
-
-
-def kind_of(value: object) -> Hashable:
-    """A function's code, or an object's type: what is made anew for each step has the same."""
-    code: Hashable = getattr(value, "__code__", None)
-    return f"{type(value).__module__}.{type(value).__qualname__}" if code is None else code
 
 
 def mean_norms(norms: list[list[Tensor]]) -> list[float]:

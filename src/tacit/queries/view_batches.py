@@ -62,13 +62,11 @@ class ViewBatches:
         inputs, _ = sample(batch, 256)
         draws = Draws(inputs)
 
-        def views_of(x: Tensor) -> Tensor:
+        def views_of(x: Tree) -> Tensor:
             draws.restore()
             return torch.cat([t.flatten(1) for t in tensors_of(augmentation.views_of(x))], dim=1)
 
         try:
-            if not isinstance(inputs, Tensor):
-                return True
             return require_views_apart(augmentation.transform, views_of, inputs, augmentation.views)
         finally:
             draws.restore()

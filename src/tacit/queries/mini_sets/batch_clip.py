@@ -10,6 +10,7 @@ from torch import nn
 
 from tacit.batch import Batch, batch_of
 from tacit.checks import watched_step
+from tacit.checks.side_effects import settings_of
 from tacit.data.augmentation import Augmentation
 from tacit.data.records import Records
 from tacit.engines.book_keeping import planned_pass
@@ -38,6 +39,7 @@ from tacit.queries.view_batches import ViewBatches
 from tacit.sampling.schemes import MiniSets, Poisson, Unit
 from tacit.statistics import without_running_statistics
 
+_MOST_KEYS = 64
 # Whether a pass under shadow memory proved a model's records apart, by what that depends on.
 _apart: WeakKeyDictionary[nn.Module, dict[Hashable, bool]] = WeakKeyDictionary()
 
@@ -105,7 +107,9 @@ class BatchClip(ClippedQuery):
             return self._check(task, self._engine_for(task, batch), batch)
 
         key = check_key(task, self.engine, self.gradient), draws_one_set(batch)
-        with without_running_statistics(model), watched_step(model, check, key):
+        mean = isinstance(self.gradient, MeanGradient)
+        watched = watched_step(model, check, key, certified=mean)
+        with without_running_statistics(model), watched:
             engine = self._engine_for(task, batch)
             pieces = self._physical(sets, min(batch.max_physical or ROWS_AT_ONCE, ROWS_AT_ONCE))
             found = (engine.clipped_sums(task, self.gradient, some) for some in pieces)
@@ -124,7 +128,14 @@ class BatchClip(ClippedQuery):
         )
         full = [one for one in whole.physical() if len(one) == size]
         task = self._task(model, loss, blocks)
-        with without_running_statistics(model), watched_step(model):
+
+        def check() -> bool:
+            return self._check(task, self._engine_for(task, whole), whole)
+
+        mean = isinstance(self.gradient, MeanGradient)
+        key = "public", check_key(task, self.engine, self.gradient)
+        watched = watched_step(model, check, key, certified=mean)
+        with without_running_statistics(model), watched:
             engine = self._engine_for(task, whole)
             pieces = self._physical(full, max(size, 256))
             return mean_norms([engine.block_norms(task, self.gradient, some) for some in pieces])
@@ -146,9 +157,11 @@ class BatchClip(ClippedQuery):
         if draws_one_set(batch) or not mean or len(batch.records) == 0:
             return self._one_by_one
         known = _apart.setdefault(task.model, {})
-        modes = tuple(module.training for module in task.model.modules())
-        key = check_key(task, self._views.augmentation), modes
+        settings = settings_of(task.model.modules())
+        key = check_key(task, self._views.augmentation), settings
         if key not in known:
+            if len(known) >= _MOST_KEYS:  # hooks that are new in each step
+                known.clear()
             known[key] = self._keeps_apart(task, batch)
         return self._at_once if known[key] else self._one_by_one
 

@@ -13,6 +13,7 @@ from tacit.batch import Batch, batch_of
 from tacit.engines import Automatic, Clipped, Engine, Recorder, Task
 from tacit.engines.automatic import ClippingStep
 from tacit.engines.clipping import sum_dtype
+from tacit.engines.draws import from_one_start
 from tacit.engines.gradients import RecordGradients, Scale, Stacked
 from tacit.engines.precision import wide
 from tacit.engines.sums import clipped, norms_of_blocks, squares_of
@@ -50,7 +51,9 @@ class SetBySet:
                 return work(task, one.inputs, one.targets)
             return ClippingStep(task, one.inputs, one.targets, work).through(self.recorder)
 
-        return found(sets[0]) if len(sets) == 1 else added_up(map(found, sets))
+        if len(sets) == 1:
+            return found(sets[0])
+        return added_up(from_one_start(map(found, sets), task.model))
 
     def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
         device = sets[0].indices.device

@@ -78,9 +78,11 @@ class LocalRun:
         moving = {n: p.detach().clone().requires_grad_() for n, p in parameters.items()}
         tensors = list(moving.values())
         stepper = self.optimizer(tensors)
+        # What a pass writes to a buffer from weights alone is private here: the weights have moved.
+        buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
         for start in (*range(0, num_rows(inputs), self.at_once),) * self.epochs:
             x, y = take_rows((inputs, targets), slice(start, start + self.at_once))
-            with too_small_is_nothing(), swapped(model, moving):
+            with too_small_is_nothing(), swapped(model, moving | buffers):
                 grads = _of_the_mean(model, loss, tensors, x, y)
                 for tensor, grad in zip(tensors, grads, strict=True):
                     tensor.grad = grad
