@@ -12,17 +12,26 @@ Times are medians over blocks, with quartiles; a step is gradient and clipping, 
 optimizer and sampling, for all of them. `first` is the time to the end of the first step, `ready`
 to the end of compiling. Memory is PyTorch's peak while a step runs, less what was there before.
 
+With `--epochs`, whole epochs of 20 expected batches are timed instead, optimizer included: plain
+training on shuffled batches of one size, compiled as above, and Tacit with Poisson batches, noise
+and a ledger on disk. Epochs alternate too, once every batch shape of Tacit's has compiled or ten
+epochs have passed. With `--profile`, the kernels of a step are listed by time.
+
     python benchmarks/any_model.py --models resnet18 vit bert --out any_model.jsonl
     python benchmarks/any_model.py --models resnet18 --warm      # fill the compiler's cache only
+    python benchmarks/any_model.py --models resnet18 --records 256 --epochs 5
+    python benchmarks/any_model.py --models vit --records 256 --profile 20
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import statistics
+import tempfile
 import time
 import traceback
 import warnings
@@ -42,7 +51,7 @@ from tacit.batch import batch_of
 from tacit.engines.book_keeping import run_program
 from tacit.engines.recorder import Recorder
 from tacit.engines.torch_internals import swapped
-from tacit.pytrees import call_model, map_tensors, tensors_of
+from tacit.pytrees import call_model, map_tensors, take_rows, tensors_of
 from tacit.report.source import source
 from tacit.sampling.schemes import Poisson
 
@@ -224,8 +233,8 @@ def measure(name: str, records: int, kinds: list[str], device, blocks: int) -> d
                 traceback.print_exc(limit=-4)
     times: dict[str, list[float]] = {kind: [] for kind in made}
     for kind, step in made.items():
+        time_block(step, 14 if kind in COMPILED else 2, device)  # past comparisons 4, 8 and 16
         first = time_block(step, 2, device)
-        times[kind] = []
         row["facts"][kind]["steps"] = max(1, min(50, int(0.1 / max(first, 1e-6))))
     for _ in range(blocks):
         for kind, step in made.items():
@@ -238,7 +247,111 @@ def measure(name: str, records: int, kinds: list[str], device, blocks: int) -> d
     return row
 
 
+def epochs_of(name: str, records: int, count: int, device) -> dict:
+    """Seconds per epoch of plain compiled training and of Tacit by default."""
+    setting = SETTINGS[name]
+    data = map_tensors(lambda t: t.to(device), setting.batch(EPOCH * records))
+    made = {
+        "plain compiled": plain_epoch(setting, data, records, device),
+        "tacit": tacit_epoch(setting, data, records, device),
+    }
+    first = {kind: time_block(epoch, 1, device) for kind, epoch in made.items()}
+    warm_up = 1
+    while warm_up < 10 and time_block(made["tacit"], 1, device) > 1.5 * min(first.values()):
+        warm_up += 1
+    made["plain compiled"]()
+    times: dict[str, list[float]] = {kind: [] for kind in made}
+    for _ in range(count):
+        for kind, epoch in made.items():
+            times[kind].append(time_block(epoch, 1, device))
+    medians = {kind: statistics.median(those) for kind, those in times.items()}
+    return {
+        "model": name,
+        "records": records,
+        "steps_per_epoch": EPOCH,
+        "first_epoch_s": first,
+        "warm_up_epochs": warm_up,
+        "epoch_s": {kind: [round(t, 4) for t in sorted(those)] for kind, those in times.items()},
+        "ratio": medians["tacit"] / medians["plain compiled"],
+    }
+
+
+EPOCH = 20
+
+
+def plain_epoch(setting: Setting, data, records: int, device):
+    torch.manual_seed(0)
+    model = setting.model().to(device).train()
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.SGD(trained.values(), lr=1e-3, momentum=0.9)
+    recorder = Recorder()
+    recorder.expect(10**6)
+
+    def epoch():
+        order = torch.randperm(EPOCH * records, device=device)
+        for rows in order.split(records):
+            inputs, targets = take_rows(data, rows)
+            work = PlainStep(model, setting.loss, inputs, targets)
+            found = recorder(work, work.batch())
+            for n, p in trained.items():
+                p.grad = found.get(n)
+            optimizer.step()
+
+    return epoch
+
+
+def tacit_epoch(setting: Setting, data, records: int, device):
+    torch.manual_seed(0)
+    model = setting.model().to(device).train()
+    optimizer = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], lr=1e-3, momentum=0.9
+    )
+    sampler = tacit.PoissonSampler(
+        tacit.Records(*data), 1 / EPOCH, EPOCH * 100, expected_batch_size=records
+    )
+    mechanism = tacit.Mechanism(tacit.PerSampleClip(MAX_NORM), sampler, noise_multiplier=1.0)
+    folder = tempfile.TemporaryDirectory()
+    ledger = tacit.Ledger(Path(folder.name) / "ledger.sqlite", tacit.Budget(1e3, 1e-6))
+    batches = iter(sampler)
+
+    def epoch(folder=folder):  # which is deleted with the last reference to it
+        for batch in itertools.islice(batches, EPOCH):
+            ledger.release(mechanism.privatise(model, setting.loss, batch), into=model)
+            optimizer.step()
+
+    return epoch
+
+
+def profile(name: str, records: int, kinds: list[str], device, top: int) -> None:
+    """Print the kernels of one step, by the time that they take."""
+    for kind in kinds:
+        step, _ = prepare(kind, SETTINGS[name], records, device)
+        time_block(step, 14, device)
+        activity = torch.profiler.ProfilerActivity
+        with torch.profiler.profile(
+            activities=[activity.CUDA if device.type == "cuda" else activity.CPU]
+        ) as found:
+            time_block(step, 3, device)
+        spent: dict[str, list[float]] = {}
+        for event in found.events():
+            cuda = event.device_type.name == "CUDA"
+            if cuda == (device.type == "cuda"):
+                time_us = event.device_time if cuda else event.self_cpu_time_total
+                spent.setdefault(event.name, []).append(time_us / 3e3)
+        total = sum(map(sum, spent.values()))
+        print(f"{name} {records} {kind}: {total:.2f} ms in kernels", flush=True)
+        for kernel, those in sorted(spent.items(), key=lambda item: -sum(item[1]))[:top]:
+            print(f"  {sum(those):8.3f} ms  x{len(those) // 3:<4d} {kernel[:110]}", flush=True)
+
+
 def show(row: dict) -> str:
+    if "epoch_s" in row:
+        each = {kind: statistics.median(those) for kind, those in row["epoch_s"].items()}
+        parts = [f"{kind} {value:.3f} s an epoch" for kind, value in each.items()]
+        return " | ".join(
+            [f"{row['model']:18s} {row['records']:5d}", *parts, f"x{row['ratio']:.2f}"]
+        )
+
     ms = {kind: those[1] for kind, those in row["ms"].items()}
     base, eager = ms.get("plain compiled"), ms.get("plain eager")
     parts = [f"{row['model']:18s} {row['records']:5d}"]
@@ -264,6 +377,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--blocks", type=int, default=9)
     parser.add_argument("--warm", action="store_true", help="compile and stop")
+    parser.add_argument("--epochs", type=int, default=0, help="time so many whole epochs")
+    parser.add_argument("--profile", type=int, default=0, help="list so many kernels of a step")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -271,7 +386,13 @@ def main() -> None:
     for name in args.models:
         for records in args.records or SETTINGS[name].records:
             kinds = list(COMPILED) if args.warm else args.kinds
-            row = measure(name, records, kinds, device, 2 if args.warm else args.blocks)
+            if args.profile:
+                profile(name, records, kinds, device, args.profile)
+                continue
+            if args.epochs:
+                row = epochs_of(name, records, args.epochs, device)
+            else:
+                row = measure(name, records, kinds, device, 2 if args.warm else args.blocks)
             print(show(row), flush=True)
             if args.out and not args.warm:
                 row |= {"torch": torch.__version__, "source": source()}
