@@ -187,7 +187,7 @@ def record_gradients(
 
 def _uses(plan: Plan, graph: Graph, total: Tensor) -> dict[tuple[int, int], list[Use]]:
     """The frontier's operands with their cotangents, by site."""
-    nodes = sorted({edge.node for site in plan.sites for edge in site.edges})
+    nodes = plan.frontier
     places = [(node, out) for node in nodes for out in range(graph.num_outputs(node))]
     if not places:
         return {}

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -139,7 +140,7 @@ def sum_of_squares(x_B: Tensor) -> Tensor:
     if x_B.device.type == "cpu" and x_B.numel() <= _FEW:
         norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
         slack = (size + 6) * 2.0**-53 + finfo.eps  # and the result is rounded to x's type
-        return (norms.square() * (1 + slack) + size * finfo.tiny).to(x_B.dtype)
+        return torch.addcmul(_vanished(finfo.tiny), norms, norms, value=1 + slack).to(x_B.dtype)
     whole = size - size % _SHORT
     parts = []
     if whole:
@@ -152,6 +153,11 @@ def sum_of_squares(x_B: Tensor) -> Tensor:
     total = torch.cat(parts, dim=1).double().square().sum(dim=1)
     slack = (_SHORT + 6) * finfo.eps / 2 + (size // _SHORT + 2) * 2.0**-53
     return (total * (1 + slack) + size * finfo.tiny).to(x_B.dtype) * (1 + finfo.eps)
+
+
+@cache
+def _vanished(tiny: float) -> Tensor:
+    return torch.tensor(_FEW * tiny, dtype=torch.float64)
 
 
 def sum_over_pairs(terms_BTT: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -86,6 +87,11 @@ class Plan:
     rewrites: frozenset[str] = frozenset()
     # Whether the program calls functions that `plain_program` replaces.
     fused_functions: bool = True
+
+    @cached_property
+    def frontier(self) -> tuple[int, ...]:
+        """The nodes whose operands are parameters, or made from parameters alone."""
+        return tuple(sorted({edge.node for site in self.sites for edge in site.edges}))
 
     @property
     def dynamic(self) -> bool:

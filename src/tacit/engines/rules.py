@@ -145,7 +145,7 @@ def rows_by_record(
     if layout.kind == "blocks":
         outer, inner = layout.outer, layout.inner
         if outer == 1 and dim == 0:
-            return tensor.unflatten(0, (num_records, inner))
+            return tensor.reshape(num_records, inner, *tensor.shape[1:])
         split = tensor.unflatten(dim, (outer, num_records, inner))
         return split.movedim((dim + 1, dim, dim + 2), (0, 1, 2)).flatten(1, 2)
     assert layout.ids is not None
