@@ -55,6 +55,18 @@ def tokens(length: int, vocabulary: int, *, causal: bool) -> Callable[[int], tup
     return batch
 
 
+def tokens_and_positions(length: int, vocabulary: int) -> Callable[[int], tuple[Any, Tensor]]:
+    """Positions and types for every record: Opacus takes no embedding that records share."""
+    make = tokens(length, vocabulary, causal=False)
+
+    def batch(count: int) -> tuple[Any, Tensor]:
+        inputs, targets = make(count)
+        positions = torch.arange(length).repeat(count, 1)
+        return inputs | {"position_ids": positions, "token_type_ids": 0 * positions}, targets
+
+    return batch
+
+
 def _groups(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(8, channels)
 
@@ -205,5 +217,5 @@ SETTINGS = {
     "lstm": Setting(LstmClassifier, tokens(64, 10000, causal=False), classes, (256,)),
     "mlp": Setting(mlp, rows, classes, (64, 256)),
     "small_cnn": Setting(small_cnn, rows, classes, (64,)),
-    "bert_tiny": Setting(bert_tiny, tokens(64, 30000, causal=False), classes, (16,)),
+    "bert_tiny": Setting(bert_tiny, tokens_and_positions(64, 30000), classes, (16,)),
 }
