@@ -75,36 +75,6 @@ def all_digits() -> Iterator[None]:
         general.fp32_precision = before
 
 
-@contextmanager
-def matmul_like_convolution() -> Iterator[None]:
-    """CUDA matrix products in TensorFloat-32 exactly where convolutions run in it."""
-    matmul, wanted = _on_cuda("matmul"), _on_cuda("convolution").fp32_precision
-    if matmul.fp32_precision == wanted:
-        yield
-        return
-    own = _own_value_of_matmul()
-    matmul.fp32_precision = wanted
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = own
-
-
-def _own_value_of_matmul() -> str:
-    """Read while nothing is set above it."""
-    general: Any = torch.backends
-    cuda: Any = torch.backends.cudnn
-    above = general.fp32_precision
-    general.fp32_precision = "none"
-    of_cuda = cuda.fp32_precision
-    cuda.fp32_precision = "none"
-    try:
-        return str(_on_cuda("matmul").fp32_precision)
-    finally:
-        cuda.fp32_precision = of_cuda
-        general.fp32_precision = above
-
-
 def _on_cuda(operation: Operation) -> Any:
     backends: Any = torch.backends
     return backends.cuda.matmul if operation == "matmul" else backends.cudnn.conv

@@ -14,8 +14,8 @@ from tacit.engines import norms
 from tacit.engines.convolution import kernel_gradients
 from tacit.engines.gradients import Scale
 from tacit.engines.kernels import convolution, ghost, normalisation, scaling
-from tacit.engines.normalisation import group_norm_rows
 from tacit.engines.products import Dense, Lookup, joined_products, outer_products
+from tacit.engines.rules import group_norm_rows
 
 KERNELS = (convolution, ghost, normalisation, scaling)
 
@@ -86,7 +86,7 @@ def test_convolutions(channels, filters, side, operator, transposed):
 
 def test_group_normalisation():
     def make(x, mean, rstd, b):
-        return group_norm_rows(x, mean, rstd, b, 2, rows_per_record=2)
+        return group_norm_rows(x, mean, rstd, b, 2)
 
     assert called(make, (4, 6, 5, 5), (4, 2), (4, 2), (4, 6, 5, 5)) == ["group_norm_rows"]
 

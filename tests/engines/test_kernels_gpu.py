@@ -8,15 +8,15 @@ from gradient_checks import check_traceable, share
 from test_convolution import CASES, Case, balanced
 from test_products import cancelling
 
-from tacit.engines import normalisation, norms
+from tacit.engines import norms
 from tacit.engines.convolution import kernel_gradients
 from tacit.engines.convolution_norms import Way
 from tacit.engines.gradients import Scale, Stacked
-from tacit.engines.kernels import convolution, ghost, scaling
-from tacit.engines.kernels import normalisation as normalisation_kernel
+from tacit.engines.kernels import convolution, ghost, normalisation, scaling
 from tacit.engines.kernels.convolution import Tiles
 from tacit.engines.norms import Gram
 from tacit.engines.products import Dense, Lookup, joined_products, outer_products
+from tacit.engines.rules import group_norm_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -131,12 +131,11 @@ def test_group_norm_by_the_plain_rule(groups, shape, mean):
         _, mu, rstd = torch.ops.aten.native_group_norm(
             x, None, None, 6, shape[0], size, groups, 1e-3
         )
-        return normalisation.group_norm_rows(x, mu, rstd, b, groups, rows_per_record=2)
+        return group_norm_rows(x, mu, rstd, b, groups)
 
-    assert normalisation_kernel.fits(x.cuda(), groups)
-    for mine, exact in zip(rows(*on_gpu(x, b)), rows(x.double(), b.double()), strict=True):
-        error = (mine.cpu().double() - exact).norm()
-        assert float(error) <= 1e-5 * (1 + mean) * float(exact.norm())
+    assert normalisation.fits(x.cuda(), groups)
+    found, exact = rows(*on_gpu(x, b)).cpu().double(), rows(x.double(), b.double())
+    assert float((found - exact).norm()) <= 1e-5 * (1 + mean) * float(exact.norm())
 
 
 # Convolutions.

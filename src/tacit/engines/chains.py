@@ -12,7 +12,6 @@ back record by record, and norms are taken of the numbers that come out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -213,7 +212,3 @@ def pull_back_rows(
     except RuntimeError:
         each = [gradients(edge, targets, [row]) for row in rows_B]
     return [None if of[0] is None else wide(torch.stack(of)) for of in zip(*each, strict=True)]
-
-
-def numel(shape: Sequence[int]) -> int:
-    return math.prod(shape)

@@ -58,7 +58,7 @@ class Buffers:
     """
 
     def __init__(self, model: nn.Module, names: frozenset[str] | None = None) -> None:
-        self._model, self._names = model, names
+        self._names = names
         modules = model.named_modules() if names is None or names else ()
         self._held = {
             path: _Held(module)

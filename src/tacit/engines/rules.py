@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.engines import normalisation
 from tacit.engines.convolution import kernel_gradients
 from tacit.engines.gradients import RecordGradients, Stacked
+from tacit.engines.kernels import normalisation as group_norm_kernel
 from tacit.engines.precision import wide
 from tacit.engines.products import Dense, Lookup, table_gradients
 from tacit.engines.shadow import Layout
@@ -395,15 +395,30 @@ def _group_norm(use: Use) -> Found:
         return None
     if use.operand == 2:
         return _per_channel(use, wide(use.cotangent))
-    weight_BC, _ = normalisation.group_norm_rows(
+    weight_NC = group_norm_rows(
         use.saved("input"),
         use.saved("result1"),
         use.saved("result2"),
         use.cotangent,
         use.saved("group"),
-        use.layout.inner,
     )
-    return weight_BC
+    return use.rows(weight_NC).sum(1)
+
+
+def group_norm_rows(
+    inputs: Tensor, mean: Tensor, rstd: Tensor, cotangent: Tensor, num_groups: int
+) -> Tensor:
+    """Σ x̂·b of each row and channel, with x̂ = (x − mean)·rstd in each group."""
+    x, b, mean, rstd = wide(inputs), wide(cotangent), wide(mean), wide(rstd)
+    mean, rstd = mean.reshape(len(x), num_groups), rstd.reshape(len(x), num_groups)
+    if group_norm_kernel.fits(x, num_groups):
+        return group_norm_kernel.group_norm_rows(x, mean, rstd, b, num_groups)[0]
+    grouped = (len(x), num_groups, x.shape[1] // num_groups, *x.shape[2:])
+    column = (len(x), num_groups, *(1 for _ in grouped[2:]))
+    centred = x.reshape(grouped) - mean.view(column)
+    # rstd is the same for all positions of a channel, and is multiplied in at the end.
+    product = (centred.reshape(x.shape) * b).reshape(*x.shape[:2], -1).sum(dim=2)
+    return product * rstd.repeat_interleave(grouped[2], dim=1)
 
 
 @gradient_rule("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0")
