@@ -6,9 +6,11 @@ added moves the clipped sum by at most its constant.
 
 from __future__ import annotations
 
+import random
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,8 @@ from torch import nn
 
 import tacit
 from tacit.batch import batch_of
+from tacit.engines.book_keeping import planned_pass
+from tacit.engines.task import Task
 from tacit.errors import MixesRecords
 from tacit.sampling.schemes import Poisson
 
@@ -36,6 +40,16 @@ def moved_by_one_record(model, rows, loss=class_loss) -> float:
         (block,) = query(model, loss, batch_for(rows[some], labels[some])).blocks
         sums.append(torch.cat([total.flatten() for total in block.sums]))
     return float((sums[0] - sums[1]).norm())
+
+
+def beside(draw):
+    """Even and odd rows are told apart, beside a random draw."""
+
+    def change(hidden):
+        sign = torch.where(torch.arange(len(hidden)) % 2 == 0, 1.0, -1.0)[:, None]
+        return hidden * sign + 0 * draw(hidden)
+
+    return change
 
 
 def noisy(hidden):
@@ -64,6 +78,12 @@ REFUSED = {
     "the number of rows beside draws": lambda h: noisy(h) * (1 + 1e-3 * len(h)),
     "many rows": lambda h: h * (-1 if len(h) > 32 else 1),
     "many rows beside draws": lambda h: noisy(h) * (-1 if len(h) > 32 else 1),
+    "a place beside a Poisson draw": beside(lambda h: torch.poisson(torch.full_like(h, 2.0))),
+    "a place beside log-normal draws": beside(lambda h: torch.empty_like(h).log_normal_()),
+    "a place beside a multinomial draw": beside(lambda h: h.softmax(1).multinomial(2).sum()),
+    "a place beside a gamma draw": beside(
+        lambda h: torch.distributions.Gamma(torch.ones(WIDTH), torch.ones(WIDTH)).sample()
+    ),
     "what a thread has read": in_a_thread,
     "what a thread has read beside draws": lambda h: in_a_thread(noisy(h)),
 }
@@ -223,3 +243,53 @@ def test_what_is_kept_from_the_first_records_is_refused_record_by_record(name):
         with pytest.raises(MixesRecords, match="stateful"):
             query(SetOnce(KEPT[name]), class_loss, batch_for(some))
     query(SetOnce(lambda held, now: now), class_loss, batch_for(rows))
+
+
+def noise_of_numpy(hidden):
+    return hidden + 0.1 * torch.from_numpy(np.random.randn(*hidden.shape)).to(hidden)
+
+
+def signs_of_python(hidden):
+    signs = torch.tensor([random.choice((-1.0, 1.0)) for _ in range(len(hidden))])
+    return hidden * signs[:, None]
+
+
+class OwnGenerator(Network):
+    def __init__(self) -> None:
+        super().__init__(lambda h: h + torch.from_numpy(self.draws.normal(size=h.shape)).to(h))
+        self.draws = np.random.default_rng(0)
+
+
+LEGAL = {
+    "draws of NumPy": lambda: Network(noise_of_numpy),
+    "draws of Python": lambda: Network(signs_of_python),
+    "a generator of its own": OwnGenerator,
+    "a scripted block": lambda: nn.Sequential(
+        torch.jit.script(nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU())), nn.Linear(WIDTH, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_legal_models_pass(name):
+    query = tacit.PerSampleClip(max_norm=1.0)
+    model = LEGAL[name]()
+    for _ in range(2):
+        query(model, class_loss, batch_for(torch.randn(6, FEATURES)))
+
+
+@pytest.mark.parametrize("count", [2, 4, 9])
+def test_an_index_that_counts_the_records_is_planned_once(count):
+    """The attention masks of Transformers: rows by `arange`, places by numbers made from one."""
+
+    def places(hidden):
+        rows, columns = torch.arange(len(hidden)), torch.arange(WIDTH) + 0
+        return hidden[rows[:, None], columns] + hidden[rows, torch.full((len(hidden),), 2)][:, None]
+
+    model = Network(places)
+    parameters = dict(model.named_parameters())
+    task = Task(model, class_loss, parameters, (tuple(parameters),), (1.0,))
+    rows = torch.randn(count, FEATURES)
+    plan = planned_pass(task, rows, torch.zeros(count, dtype=torch.long), count).plan
+    assert plan.certificate.proves
+    assert not plan.dynamic

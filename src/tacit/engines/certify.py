@@ -36,7 +36,7 @@ from tacit.checks.certificate import (
     require_nothing_written,
 )
 from tacit.engines.book_keeping import NotFinite, planned_pass, record_gradients, run_program
-from tacit.engines.draws import Draws, NoDropout, SteadyDraws
+from tacit.engines.draws import GENERATORS, Draws, NoDropout, OwnDraws, SteadyDraws
 from tacit.engines.gradients import Scale
 from tacit.engines.plan import Planned, make_plan
 from tacit.engines.precision import no_autocast, wide
@@ -120,20 +120,27 @@ class _State:
     def __init__(self, model: nn.Module, inputs: Tree) -> None:
         self.draws = Draws(inputs)
         self._buffers = [(buffer.detach(), buffer.detach().clone()) for buffer in model.buffers()]
-        self._attributes = [(module, dict(vars(module))) for module in model.modules()]
-        self._tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
-        own = (v for _, held in self._attributes for v in held.values())
-        self._generators = [(g, g.get_state()) for g in own if isinstance(g, torch.Generator)]
+        # A scripted module keeps everything outside of Python.
+        modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+        self._attributes = [(module, dict(vars(module))) for module in modules]
+        self._tables = [(module._buffers, dict(module._buffers)) for module in modules]
+        own = [v for _, held in self._attributes for v in held.values()]
+        self._own_draws = [OwnDraws(v) for v in own if isinstance(v, GENERATORS)]
 
     def restore(self, buffers: bool = True) -> None:
         """Draws and buffers, so that the next pass begins as the first did."""
         self.draws.restore()
-        for generator, state in self._generators:
-            generator.set_state(state)
+        for own in self._own_draws:
+            own.restore()
         with torch.no_grad():
             for buffer, before in self._buffers if buffers else ():
                 if not torch.equal(buffer, before):  # a write would spoil the caller's own graphs
                     buffer.copy_(before)
+
+    def drew(self) -> bool:
+        """Whether any generator has drawn: what nothing makes steady cannot be compared."""
+        own = any(draws.moved() for draws in self._own_draws)
+        return own or self.draws.moved() or self.draws.moved_in_python()
 
     def attributes_changed(self) -> bool:
         return any(
@@ -364,7 +371,7 @@ def _compare_company(
         x, y = take_rows((inputs, targets), rows)
         with how(task, x, y) as (asked, x, y), NoDropout(), SteadyDraws():
             losses = run_program(asked.model, asked.loss, x, y)
-            if state.draws.moved() or not losses.requires_grad:
+            if state.drew() or not losses.requires_grad:
                 return None
             _, *gradient = _with_gradients(asked, losses, losses[place])
         return _Answer(losses.detach(), gradient)
@@ -439,7 +446,7 @@ def _require_any_size(
         state.restore()
         with NoDropout(), SteadyDraws():
             losses = run_program(task.model, task.loss, x, y)
-        if state.draws.moved():
+        if state.drew():
             return
         answers.append([losses[few].detach()])
     whole, alone = answers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,12 +42,50 @@ class Draws:
             return True
         return not torch.equal(self._torch, torch.get_rng_state())
 
+    def moved_in_python(self) -> bool:
+        """Whether Python's or NumPy's generator has drawn since: nothing makes them steady."""
+        now, before = (s["state"] for s in (np.random.get_state(legacy=False), self._numpy))
+        same = now["pos"] == before["pos"] and np.array_equal(now["key"], before["key"])
+        return not same or random.getstate() != self._python
+
     def restore(self) -> None:
         torch.set_rng_state(self._torch)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda, self._device)
         random.setstate(self._python)
         np.random.set_state(self._numpy)
+
+
+GENERATORS = torch.Generator, np.random.Generator, random.Random
+
+
+class OwnDraws:
+    """The state of a generator that a model holds, as `Draws` has those of the process."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator, self._before = generator, self._state(generator)
+
+    def moved(self) -> bool:
+        now = self._state(self._generator)
+        if isinstance(now, Tensor):
+            return not torch.equal(now, self._before)
+        return repr(now) != repr(self._before)
+
+    def restore(self) -> None:
+        if isinstance(self._generator, torch.Generator):
+            self._generator.set_state(self._before)
+        elif isinstance(self._generator, random.Random):
+            self._generator.setstate(self._before)
+        else:
+            self._generator.bit_generator.state = self._before
+
+    @staticmethod
+    def _state(generator: Any) -> Any:
+        if isinstance(generator, torch.Generator):
+            return generator.get_state()
+        if isinstance(generator, random.Random):
+            return generator.getstate()
+        return copy.deepcopy(generator.bit_generator.state)
 
 
 class Buffers:
@@ -63,6 +103,7 @@ class Buffers:
         self._held = {
             path: _Held(module)
             for path, module in modules
+            if not isinstance(module, torch.jit.ScriptModule)  # which keeps them out of reach
             if names is None or any(name.rpartition(".")[0] == path for name in names)
         }
 
@@ -276,5 +317,18 @@ _STEADY: dict[str, Callable[..., Any]] = {
     "exponential_": lambda x, rate=1.0: x.fill_(1 / rate),
     "bernoulli": lambda x, p=None: _coin(x if p is None else p).to(x).expand_as(x).clone(),
     "bernoulli_": lambda x, p=0.5: x.copy_(_coin(p)),
+    "poisson": torch.clone,
+    "binomial": lambda count, p: count * p,
+    "_standard_gamma": torch.clone,
+    "_sample_dirichlet": lambda x: x / x.sum(-1, keepdim=True),
+    "multinomial": lambda p, count, replacement=False: (
+        p.argmax(-1, keepdim=True).expand(*p.shape[:-1], count).clone()
+        if replacement
+        else p.topk(count, dim=-1).indices
+    ),
+    "log_normal_": lambda x, mean=1.0, std=2.0: x.fill_(math.exp(mean)),
+    "cauchy_": lambda x, median=0.0, sigma=1.0: x.fill_(median + sigma / 2),
+    "geometric_": lambda x, p: x.fill_(round(1 / p)),
+    "random_": lambda x, low=0, high=None: x.fill_(0 if high is None else low),
     "native_dropout": lambda x, *_: (x.clone(), torch.ones_like(x, dtype=torch.bool)),
 }

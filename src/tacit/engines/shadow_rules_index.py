@@ -70,11 +70,12 @@ def _write(
 def _note_order(call: Call, labels: Tensor, dims: Sequence[int], *indices: Tensor) -> None:
     """Note where a public index along `dims` decides whose row is read or written.
 
-    It may be drawn anew in the next pass (a random permutation, some records left out).
+    It may be drawn anew in the next pass (a random permutation, some records left out). One of
+    several that counts the rows is enough to fix their order.
     """
     if call.backward or call.reorders or labels.numel() == 0:
         return
-    if not all(call.private(index) or call.in_order(index) for index in indices):
+    if not any(call.private(index) or call.in_order(index) for index in indices):
         met = bool((reduce_labels(labels, dims) == SEVERAL).any())
         call.reorders = met and not bool((labels == SEVERAL).any())
 
@@ -96,6 +97,7 @@ class _Index:
         parts: list[Tensor | None] = []
         labels: list[Tensor] = []
         self.private_dims: list[int] = []
+        self.each: list[tuple[range, Tensor]] = []
         for index in indices:
             if index is None:
                 parts.append(None)
@@ -112,6 +114,7 @@ class _Index:
                 parts.append(index.to(call.device).long())
                 labels.append(shadow)
                 width = 1
+            self.each.append((range(dim, dim + width), index))
             if call.private(index):
                 self.private_dims += range(dim, dim + width)
         self.dims = [dim for dim, part in enumerate(parts) if part is not None]
@@ -125,12 +128,16 @@ class _Index:
         self.value_dims = range(before, before + joined.dim())
         self.labels = joined.reshape((1,) * before + tuple(joined.shape) + (1,) * after)
 
+    def note_order(self, call: Call, base: Tensor) -> None:
+        for dims, index in self.each:
+            _note_order(call, base, dims, index)
+
 
 @label_rule("index", "_unsafe_index")
 def _index(call: Call) -> Labels:
     base = call.need("self")
     index = _Index(call, base.shape, call["indices"])
-    _note_order(call, base, index.dims, *index.given)
+    index.note_order(call, base)
     used = combine(base.reshape(-1)[index.positions], index.labels)
     if not index.private_dims:
         return used
@@ -143,7 +150,7 @@ def _index_put(call: Call) -> Labels:
     base = call.need("self")
     index = _Index(call, base.shape, call["indices"])
     values = call.need("values").expand(index.positions.shape)
-    _note_order(call, base, index.dims, *index.given)
+    index.note_order(call, base)
     _note_order(call, values, index.value_dims, *index.given)
     if index.private_dims:
         # Which of the indexed dimensions is private does not help: join over all of them.
