@@ -322,8 +322,9 @@ def test_a_write_that_no_certified_pass_has_seen_is_refused():
             return hidden
 
     model, query = Late(), tacit.PerSampleClip(1.0)
+    model.length = 0.0  # a float, whose changes cause no check
     step(model, query)
-    model.length = 1
+    model.length = 1.0
     with pytest.raises(MixesRecords, match="'n' was written"):
         step(model, query)
 

@@ -19,6 +19,7 @@ from tacit.errors import MixesRecords
 from tacit.foreign_hooks import foreign_hooks, process_wide_hooks
 
 _MOST_KEYS = 64
+_MOST_CHANGES = 8
 _FLAGS = frozenset({bool, str, type(None)})
 
 
@@ -32,6 +33,10 @@ class _Watch:
 
 _watches: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, _Watch]] = weakref.WeakKeyDictionary()
 _open: list[tuple[nn.Module, set[str]]] = []
+# The numbers that modules hold as attributes: the last value, and how often it has changed.
+_numbers: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, int]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 # A module, by id, and the name of a tensor that it holds.
 Place = tuple[int, str]
@@ -106,16 +111,33 @@ def allowed_writes(model: nn.Module) -> frozenset[str]:
 
 
 def settings_of(modules: Iterable[nn.Module]) -> Hashable:
-    """Hooks, and what a branch of Python would test: all attributes that are bool, str or None.
+    """Hooks, and what a branch of Python would test: attributes that are bool, str, int or None.
 
-    Not numbers: counters and annealed temperatures move in every step. Read in every step.
+    An int that has changed eight times is a counter and says nothing any more. Nor does a float:
+    temperatures are annealed in every step. Read in every step.
     """
     found: list[Any] = []
     for module in modules:
         found.append(id(module))
-        found += [item for item in vars(module).items() if type(item[1]) in _FLAGS]
+        values = vars(module).items()
+        found += [item for item in values if type(item[1]) in _FLAGS]
+        numbers = [item for item in values if type(item[1]) is int]
+        found += _settled(module, numbers) if numbers else ()
         found += foreign_hooks(module)
     return (*found, *process_wide_hooks())
+
+
+def _settled(module: nn.Module, numbers: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Those of a module's numbers that have changed no more than eight times."""
+    held = _numbers.setdefault(module, {})
+    found = []
+    for name, value in numbers:
+        before, changes = held.get(name, (value, 0))
+        changes += before != value
+        held[name] = value, changes
+        if changes <= _MOST_CHANGES:
+            found.append((name, value))
+    return found
 
 
 def kind_of(value: Any) -> Hashable:
