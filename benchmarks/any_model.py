@@ -12,20 +12,25 @@ Times are medians over blocks, with quartiles; a step is gradient and clipping, 
 optimizer and sampling, for all of them. `first` is the time to the end of the first step, `ready`
 to the end of compiling. Memory is PyTorch's peak while a step runs, less what was there before.
 
+With `--together DIR N`, N processes prepare their models side by side and then measure one after
+another, each alone on the device: compiling takes longer than measuring. `--profile` lists the
+kernels of each compiled step by time.
+
 With `--epochs`, whole epochs of 20 expected batches are timed instead, optimizer included: plain
 training on shuffled batches of one size, compiled as above, and Tacit with Poisson batches, noise
 and a ledger on disk. Epochs alternate too, once every batch shape of Tacit's has compiled or ten
-epochs have passed. With `--profile`, the kernels of a step are listed by time.
+epochs have passed.
 
     python benchmarks/any_model.py --models resnet18 vit bert --out any_model.jsonl
-    python benchmarks/any_model.py --models resnet18 --warm      # fill the compiler's cache only
     python benchmarks/any_model.py --models resnet18 --records 256 --epochs 5
     python benchmarks/any_model.py --models vit --records 256 --profile 20
+    for m in vit bert; do python benchmarks/any_model.py --models $m --together /tmp/x 2 & done
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gc
 import itertools
 import json
@@ -36,6 +41,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -220,7 +226,23 @@ def time_block(step, steps: int, device) -> float:
     return (time.perf_counter() - started) / steps
 
 
-def measure(name: str, records: int, kinds: list[str], device, blocks: int) -> dict:
+@contextmanager
+def alone(together: list[str] | None):
+    """Wait until all processes are prepared, and take the device in turns."""
+    if together is None:
+        yield
+        return
+    folder, count = Path(together[0]), int(together[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{os.getpid()}.ready").touch()
+    while len(list(folder.glob("*.ready"))) < count:
+        time.sleep(0.2)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def measure(name: str, records: int, kinds: list[str], device, blocks: int, args) -> dict:
     setting = SETTINGS[name]
     made: dict[str, Any] = {}
     row: dict[str, Any] = {"model": name, "records": records, "failed": {}, "facts": {}}
@@ -232,13 +254,17 @@ def measure(name: str, records: int, kinds: list[str], device, blocks: int) -> d
             if kind.startswith("tacit"):
                 traceback.print_exc(limit=-4)
     times: dict[str, list[float]] = {kind: [] for kind in made}
-    for kind, step in made.items():
-        time_block(step, 14 if kind in COMPILED else 2, device)  # past comparisons 4, 8 and 16
-        first = time_block(step, 2, device)
-        row["facts"][kind]["steps"] = max(1, min(50, int(0.1 / max(first, 1e-6))))
-    for _ in range(blocks):
+    with alone(args.together):
         for kind, step in made.items():
-            times[kind].append(time_block(step, row["facts"][kind]["steps"], device))
+            # Past the comparisons of replays 4, 8 … 64 and the checks of steps 8 and 64.
+            time_block(step, 66 if kind in COMPILED else 2, device)
+            first = time_block(step, 2, device)
+            row["facts"][kind]["steps"] = max(1, min(50, int(0.1 / max(first, 1e-6))))
+        for _ in range(blocks):
+            for kind, step in made.items():
+                times[kind].append(time_block(step, row["facts"][kind]["steps"], device))
+        for kind in (k for k in COMPILED if k in made and args.profile):
+            profile(f"{name} {records} {kind}", made[kind], device, args.profile)
     row["ms"] = {
         kind: [round(1e3 * q, 4) for q in statistics.quantiles(those, n=4)]
         for kind, those in times.items()
@@ -322,26 +348,23 @@ def tacit_epoch(setting: Setting, data, records: int, device):
     return epoch
 
 
-def profile(name: str, records: int, kinds: list[str], device, top: int) -> None:
+def profile(title: str, step, device, top: int) -> None:
     """Print the kernels of one step, by the time that they take."""
-    for kind in kinds:
-        step, _ = prepare(kind, SETTINGS[name], records, device)
-        time_block(step, 14, device)
-        activity = torch.profiler.ProfilerActivity
-        with torch.profiler.profile(
-            activities=[activity.CUDA if device.type == "cuda" else activity.CPU]
-        ) as found:
-            time_block(step, 3, device)
-        spent: dict[str, list[float]] = {}
-        for event in found.events():
-            cuda = event.device_type.name == "CUDA"
-            if cuda == (device.type == "cuda"):
-                time_us = event.device_time if cuda else event.self_cpu_time_total
-                spent.setdefault(event.name, []).append(time_us / 3e3)
-        total = sum(map(sum, spent.values()))
-        print(f"{name} {records} {kind}: {total:.2f} ms in kernels", flush=True)
-        for kernel, those in sorted(spent.items(), key=lambda item: -sum(item[1]))[:top]:
-            print(f"  {sum(those):8.3f} ms  x{len(those) // 3:<4d} {kernel[:110]}", flush=True)
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(
+        activities=[activity.CUDA if device.type == "cuda" else activity.CPU]
+    ) as found:
+        time_block(step, 3, device)
+    spent: dict[str, list[float]] = {}
+    for event in found.events():
+        cuda = event.device_type.name == "CUDA"
+        if cuda == (device.type == "cuda"):
+            time_us = event.device_time if cuda else event.self_cpu_time_total
+            spent.setdefault(event.name, []).append(time_us / 3e3)
+    total = sum(map(sum, spent.values()))
+    print(f"{title}: {total:.2f} ms in kernels", flush=True)
+    for kernel, those in sorted(spent.items(), key=lambda item: -sum(item[1]))[:top]:
+        print(f"  {sum(those):8.3f} ms  x{len(those) // 3:<4d} {kernel[:110]}", flush=True)
 
 
 def show(row: dict) -> str:
@@ -376,7 +399,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--blocks", type=int, default=9)
-    parser.add_argument("--warm", action="store_true", help="compile and stop")
+    parser.add_argument("--together", nargs=2, metavar=("DIR", "N"), help="prepare N side by side")
     parser.add_argument("--epochs", type=int, default=0, help="time so many whole epochs")
     parser.add_argument("--profile", type=int, default=0, help="list so many kernels of a step")
     parser.add_argument("--out", type=Path)
@@ -385,16 +408,12 @@ def main() -> None:
     device = torch.device(args.device)
     for name in args.models:
         for records in args.records or SETTINGS[name].records:
-            kinds = list(COMPILED) if args.warm else args.kinds
-            if args.profile:
-                profile(name, records, kinds, device, args.profile)
-                continue
             if args.epochs:
                 row = epochs_of(name, records, args.epochs, device)
             else:
-                row = measure(name, records, kinds, device, 2 if args.warm else args.blocks)
+                row = measure(name, records, args.kinds, device, args.blocks, args)
             print(show(row), flush=True)
-            if args.out and not args.warm:
+            if args.out:
                 row |= {"torch": torch.__version__, "source": source()}
                 if device.type == "cuda":
                     row["device"] = torch.cuda.get_device_name()

@@ -45,7 +45,7 @@ def test_products():
         return step(outer_products(a, b), scale_B)
 
     found = called(make, (4,), (4, 3, 90), (4, 3, 80))
-    assert found == ["inner_products", "inner_products", "gram_norms"] + 2 * ["scale_records"]
+    assert found == ["ghost_norms"] + 2 * ["scale_records"]
 
 
 def test_products_that_are_joined():
@@ -54,7 +54,8 @@ def test_products_that_are_joined():
         return step(joined_products([Dense(a, b), Lookup(99, tokens, g)]), scale_B)
 
     found = called(make, (4,), (4, 3, 90), (4, 3, 99), (4, 5, 90))
-    assert found.count("inner_products") == 4
+    assert found.count("ghost_norms") == 1
+    assert found.count("inner_products") == 2
     assert found.count("scale_records") == 3
 
 
@@ -64,12 +65,7 @@ def test_products_that_are_joined():
     [
         (3, 4, 9, "convolution_rows"),
         (40, 60, 12, "convolution_squares"),
-        pytest.param(
-            *(256, 256, 4, "gram_norms"),
-            marks=pytest.mark.skipif(
-                not torch.backends.cuda.is_built(), reason="indexing needs a CUDA build"
-            ),
-        ),
+        (256, 256, 4, "convolution_ghost_norms"),
     ],
 )
 def test_convolutions(channels, filters, side, operator, transposed):
@@ -97,8 +93,7 @@ def test_kernels_are_chosen_by_device_type_and_shape():
         def gpu(*shape, dtype=torch.float32):
             return torch.empty(*shape, device="cuda", dtype=dtype)
 
-        assert ghost.fits(gpu(1, 64, 64))
-        assert not ghost.fits(gpu(1, 65, 65))
+        assert ghost.fits(gpu(1, 65, 65))
         assert not ghost.fits(gpu(1, 8, 8, dtype=torch.float64))
         assert not ghost.fits(torch.empty(1, 8, 8))
         assert convolution.fits(gpu(1, 3, 8, 8), 1)
@@ -116,9 +111,9 @@ def test_kernels_are_chosen_by_device_type_and_shape():
 def test_a_kernel_that_is_launched_directly_would_be_caught(monkeypatch):
     """The planted bug: the trace holds no call."""
     monkeypatch.setattr(
-        ghost, "gram_norms", lambda a, b, *_: (a.new_zeros(len(a)), a.new_zeros(len(a)))
+        ghost, "ghost_norms", lambda a, b: (a.new_zeros(len(a)), a.new_zeros(len(a)))
     )
     with FakeTensorMode():
         x = torch.empty(2, 3, 90, device="cuda")
         graph = make_fx(lambda x: norms.ghost_norms(x, x), tracing_mode="fake")(x)
-    assert not any("gram_norms" in str(node.target) for node in graph.graph.nodes)
+    assert not any("ghost_norms" in str(node.target) for node in graph.graph.nodes)

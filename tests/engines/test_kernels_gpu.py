@@ -14,7 +14,6 @@ from tacit.engines.convolution_norms import Way
 from tacit.engines.gradients import Scale, Stacked
 from tacit.engines.kernels import convolution, ghost, normalisation, scaling
 from tacit.engines.kernels.convolution import Tiles
-from tacit.engines.norms import Gram
 from tacit.engines.products import Dense, Lookup, joined_products, outer_products
 from tacit.engines.rules import group_norm_rows
 
@@ -33,17 +32,64 @@ def on_gpu(*tensors):
 # Ghost norms.
 
 
-@pytest.mark.parametrize("positions", [1, 2, 16, 49, 64])
-@pytest.mark.parametrize("shape", [(3,), (2, 3)])
-@pytest.mark.parametrize("size", [1e-22, 1e-3, 1.0, 1e9])
-def test_norms_from_grams_by_the_plain_formula(positions, shape, size):
+def check_ghost_norms(found, a_BTD, b_BTP) -> None:
+    """Never below the norm, above it by no more than the reach allows, and the reach is right."""
+    squares, reach = (x.double().cpu() for x in found)
+    a, b = a_BTD.double().cpu(), b_BTP.double().cpu()
+    exact = torch.einsum("btd,btp->bdp", a, b).flatten(1).square().sum(1)
+    true_reach = (a.norm(dim=2) * b.norm(dim=2)).sum(1)
+    assert bool((squares >= exact).all())
+    assert bool((squares <= exact + 2e-3 * true_reach**2 + 1e-30).all())
+    assert bool((reach >= true_reach * (1 - 1e-6)).all())
+    assert bool((reach <= true_reach * 1.001 + 1e-12).all())
+
+
+@pytest.mark.parametrize("positions", [1, 2, 16, 33, 65, 130, 300])
+@pytest.mark.parametrize("size", [1e-15, 1e-3, 1.0, 1e9])
+def test_ghost_norms(positions, size):
     torch.manual_seed(0)
-    a = Gram.of(size * torch.randn(*shape, positions, 40, device="cuda"))
-    b = Gram.of(torch.randn(*shape, positions, 30, device="cuda"))
-    assert ghost.fits(a.inner_BTT)
-    found = ghost.gram_norms(a.inner_BTT, b.inner_BTT, a.width, b.width, 500)
-    for mine, plain in zip(found, norms._norms(a, b, 500), strict=True):
-        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=0.0)
+    a = size * torch.randn(3, positions, 70, device="cuda")
+    b = torch.randn(3, positions, 5000 if positions == 33 else 90, device="cuda")
+    assert ghost.fits(a)
+    check_ghost_norms(ghost.ghost_norms(a, b), a, b)
+    other = a.transpose(1, 2).contiguous().transpose(1, 2)
+    check_ghost_norms(ghost.ghost_norms(other, b), a, b)
+
+
+@pytest.mark.parametrize("positions", [7, 64, 130])
+@pytest.mark.parametrize("width", [64, 1000])
+def test_sums_of_one_sign_are_not_cut_below_the_norm(positions, width):
+    """Units that cut instead of rounding lose most where all terms have one sign."""
+    torch.manual_seed(0)
+    for digits in (0.0, 2.0**-12, 2.0**-22):
+        a = 1 + digits * torch.rand(2, positions, width, device="cuda")
+        b = 1 + digits * torch.rand(2, positions, 80, device="cuda")
+        check_ghost_norms(ghost.ghost_norms(a, b), a, b)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 1, 1), (1, 2, 2)])
+def test_ghost_norms_of_windows(groups, stride, padding, dilation):
+    torch.manual_seed(0)
+    x, w = torch.randn(3, 8, 9, 10), torch.randn(12, 8 // groups, 3, 3)
+    geometry = (stride,) * 2, (padding,) * 2, (dilation,) * 2, groups
+    b = torch.randn_like(torch.nn.functional.conv2d(x, w, None, *geometry))
+    plain = kernel_gradients(x.double(), b.double(), w, *geometry[:3], False, (0, 0), groups)
+    exact = plain.rows().flatten(1).square().sum(1)
+    squares, _ = ghost.convolution_ghost_norms(*on_gpu(x, b), (3, 3), *geometry)
+    assert bool((squares.cpu() >= exact).all())
+    assert bool((squares.cpu() <= 1.01 * exact).all())
+
+
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 1, 1), (2, 2, 2)])
+def test_rows_of_one_channel_per_group(stride, padding, dilation):
+    torch.manual_seed(0)
+    x, w = torch.randn(3, 6, 9, 10), torch.randn(12, 1, 3, 3)
+    geometry = (stride,) * 2, (padding,) * 2, (dilation,) * 2, 6
+    b = torch.randn_like(torch.nn.functional.conv2d(x, w, None, *geometry))
+    exact = kernel_gradients(x.double(), b.double(), w, *geometry[:3], False, (0, 0), 6).rows()
+    found = kernel_gradients(*on_gpu(x, b, w), *geometry[:3], False, (0, 0), 6).rows()
+    torch.testing.assert_close(found.cpu().double(), exact, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

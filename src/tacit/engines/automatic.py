@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from tacit.batch import Batch
 from tacit.engines.book_keeping import BookKeeping, NotFinite, record_gradients, run_program
+from tacit.engines.clipping import flattened
 from tacit.engines.draws import Start
 from tacit.engines.recorder import Outputs, Recorder
 from tacit.engines.sums import clipped
@@ -92,9 +93,12 @@ class ClippingStep:
 
     def through(self, recorder: Recorder, mask: Tensor | None = None) -> Clipped:
         found = recorder(self, self.batch(mask))
-        sums = {name: found[name] for name in self.task.parameters if name in found}
+        parameters, flat = self.task.parameters, found["sums"]
+        parts = flat.split([p.numel() for p in parameters.values()])
+        pairs = zip(parameters.items(), parts, strict=True)
+        sums = {name: part.view_as(p) for (name, p), part in pairs}
         names = [f"#{h}" for h in range(len(self.task.blocks))]
-        return Clipped(sums, tuple(found[name] for name in names if name in found))
+        return Clipped(sums, tuple(found[name] for name in names if name in found), flat)
 
     @property
     def model(self) -> nn.Module:
@@ -137,7 +141,8 @@ class ClippingStep:
         following = iter(leaves)
         inputs, targets = map_tensors(lambda t: next(following), (self.inputs, self.targets))
         found = self.work(task, inputs, targets, mask)
-        return found.sums | {f"#{h}": count for h, count in enumerate(found.counts)}
+        counts = {f"#{h}": count for h, count in enumerate(found.counts)}
+        return {"sums": flattened(found.sums, task.parameters)} | counts
 
 
 def rows_for(piece: Batch, views: int = 1) -> int:

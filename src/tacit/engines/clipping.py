@@ -113,19 +113,21 @@ def sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def flattened(
-    sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor], dtype: torch.dtype
-) -> Tensor:
+def flattened(sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Tensor:
     """All sums as one vector, in the parameters' order; zeros for a parameter that has none.
 
-    One long vector instead of many small ones: a GPU is given few things to do, not hundreds.
+    One long vector instead of many small ones: a GPU is given few things to do, not hundreds. Its
+    type is the widest of the sums', and at least float32.
     """
+    dtypes = [wide_dtype(t.dtype) for t in (*sums.values(), *parameters.values())]
+    widest = max(dtypes, key=lambda d: torch.finfo(d).bits)
     parts = [
-        sums[name].reshape(-1) if name in sums else torch.zeros_like(p).reshape(-1)
+        sums[name].detach().reshape(-1).to(widest)
+        if name in sums
+        else torch.zeros(p.numel(), dtype=widest, device=p.device)
         for name, p in parameters.items()
     ]
-    widest = max((part.dtype for part in parts), key=lambda d: torch.finfo(d).bits)
-    return torch.cat([part.detach().to(widest) for part in parts]).to(dtype)
+    return torch.cat(parts)
 
 
 def centred_count(norms_B: Tensor, max_norm: float | Tensor, counted_B: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from tacit.engines.gradients import (
     small_stack,
 )
 from tacit.engines.kernels import convolution as fused_kernel
+from tacit.engines.kernels import ghost
 from tacit.engines.norms import Gram, norms_from_grams, safe_squares, sum_of_squares
 from tacit.engines.precision import cuts_convolutions, cuts_products, wide_together
 
@@ -107,6 +108,8 @@ class Kernel:
         row = self.window * self.others * self.groups
         kept_anyway = sum(math.prod(side.shape[1:]) for side in (self.windowed, self.plain))
         fused = fused_kernel.fits(self.windowed, self.groups)
+        if self.groups > 1 and self.channels == 1 and self.plain.is_cuda and len(self.axes) <= 2:
+            return Stacked(self._rows_by_channel())
         # The GPU kernel gains nothing from larger rows; elsewhere they save a contraction.
         few = row <= (1 if fused else 2) * kept_anyway
         if few or small_stack(len(self.plain), row, self.plain.device):
@@ -125,7 +128,9 @@ class Kernel:
         """Norms taken in one way, and totals by the convolution's own backward pass."""
         # Ghost norms have all digits; norms of rows are rounded as the rows were.
         coarse = int(cuts_convolutions(self.plain))
-        if way is Way.ROWS and fused:
+        if way is Way.WINDOWS and fused:
+            norms, reach = ghost.convolution_ghost_norms(*self._fused_arguments()[:-1], self.groups)
+        elif way is Way.ROWS and fused:
             norms, reach = self._fused_norms()
             coarse *= 2
         elif way is Way.ROWS:
@@ -141,6 +146,26 @@ class Kernel:
         parts = self._parts(self.positions * self.window)
         rows = [self._products(self.windows(part), self._others(part)) for part in parts]
         return (rows[0] if len(rows) == 1 else torch.cat(rows)).reshape(self.batch, *self.shape)
+
+    def _rows_by_channel(self) -> Tensor:
+        """Rows of a kernel that reads one channel per group, as one convolution.
+
+        ∂W[c, k] = Σ_t a[c, s·t + d·k − p]·b[c, t] is itself a convolution: of a by b, with stride
+        and dilation exchanged, and with a group for each channel of each record.
+        """
+        windowed, plain = self.windowed.flatten(0, 1)[None], self.plain.flatten(0, 1)[:, None]
+        convolve = F.conv2d if len(self.axes) == 2 else F.conv1d
+        rows = convolve(
+            windowed,
+            plain,
+            stride=self.dilation,
+            padding=self.padding,
+            dilation=self.stride,
+            groups=self.batch * self.groups,
+        )
+        for i, size in enumerate(self.kernel_size):
+            rows = rows.narrow(2 + i, 0, size)
+        return rows.reshape(self.batch, *self.shape)
 
     def _products(self, windows_BGTW: Tensor, plain_BGTM: Tensor) -> Tensor:
         return plain_BGTM.transpose(2, 3) @ windows_BGTW

@@ -26,8 +26,9 @@ channels on the other side:
   windows  2·gram·T²·(W + M) + addition·T² + copy·T·W
   rows     2·T·W·M + copy·(T·W + W·M)
 
-Where a kernel reads windows in place, rows cost 2·T·W·M, and windows are never unfolded. A record
-whose Gram matrix would not fit a modest workspace goes by rows.
+Where a GPU kernel reads windows in place, rows cost 2·T·W·M and windows 2·T'·(W + M), where T' is
+half of T² in whole tiles: nothing is unfolded or written. Elsewhere a record whose Gram matrix would
+not fit a modest workspace goes by rows.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
-from tacit.engines.kernels import for_compiler
+from tacit.engines.kernels import ghost
 from tacit.engines.norms import Gram, dot_depth, inner_products
 
 
@@ -87,6 +88,8 @@ _CPU = Prices(gram=1, addition=80, copy=450)
 # An H200: rows in TensorFloat-32 at 71 TFLOP/s, Gram matrices in float32; the rest is memory.
 _GPU = Prices(gram=2, addition=213, copy=142)
 
+_IN_TILES = 1.5  # price of one FLOP of a Gram matrix in the GPU kernel that makes it in tiles
+
 _LARGEST = 1 << 26  # numbers in all Gram matrices of one record
 
 
@@ -99,20 +102,20 @@ def cheapest(
     device: torch.device,
     fused: bool,
 ) -> Way:
-    """`channels` and `others` of one group; `fused`: a kernel reads windows in place."""
+    """`channels` and `others` of one group; `fused`: kernels read windows in place."""
     prices = _CPU if device.type == "cpu" else _GPU
     positions = math.prod(axis.count for axis in axes)
     pixels = math.prod(axis.span for axis in axes)
     window = channels * math.prod(axis.kernel for axis in axes)
     pairs, unfolded = positions**2, positions * window
-    costs = {Way.ROWS: 2.0 * unfolded * others}
-    if not fused:
-        costs[Way.ROWS] += prices.copy * (unfolded + window * others)
-    # Sums along diagonals are many small kernels, which a compiler does not join: windows are one.
-    if groups * pixels**2 <= _LARGEST and not (device.type == "cuda" and for_compiler()):
+    if fused:
+        products = 2 * _IN_TILES * ghost.entries(positions) * (window + others)
+        return Way.ROWS if 2.0 * unfolded * others <= products else Way.WINDOWS
+    costs = {Way.ROWS: 2.0 * unfolded * others + prices.copy * (unfolded + window * others)}
+    if groups * pixels**2 <= _LARGEST:
         products = 2 * prices.gram * (pixels**2 * channels + pairs * others)
         costs[Way.PIXELS] = products + prices.addition * (num_additions(axes) + pairs)
-    if groups * pairs <= _LARGEST and (for_compiler() or not fused):
+    if groups * pairs <= _LARGEST:
         products = 2 * prices.gram * pairs * (window + others)
         costs[Way.WINDOWS] = products + prices.addition * pairs + prices.copy * unfolded
     return min(costs, key=lambda way: costs[way])

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tacit.engines.kernels import scaling
+from tacit.engines.kernels import for_compiler, scaling
 from tacit.engines.norms import sum_of_squares
 
 
@@ -46,7 +46,7 @@ class Scale:
         if scaling.fits(x_B):
             return scaling.scale_records(x_B, self.values_B, False)
         bits = _BITS.get(x_B.dtype)
-        if x_B.device.type == "cpu" and bits is not None:
+        if x_B.device.type == "cpu" and bits is not None and not for_compiler():
             # All bits or none. Four times as fast as `torch.where`, which CPUs do not vectorise.
             mask_B = (self.values_B == 0).to(bits) - 1
             return (x_B.view(bits) & _column(mask_B, x_B)).view(x_B.dtype)

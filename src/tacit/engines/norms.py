@@ -90,22 +90,14 @@ def ghost_norms(a_BTD: Tensor, b_BTP: Tensor) -> tuple[Tensor, Tensor]:
 
     Dimensions between the first and the last two are groups, whose squares add up.
     """
+    if ghost.fits(a_BTD) and a_BTD.dim() == 3:
+        return ghost.ghost_norms(a_BTD, b_BTP)
     return norms_from_grams(Gram.of(a_BTD), Gram.of(b_BTP))
 
 
 def norms_from_grams(a: Gram, b: Gram) -> tuple[Tensor, Tensor]:
     """The same, from inner products that are already there."""
     depth = a.depth + b.depth + sum_depth(a.inner_BTT.shape[-1])
-    if ghost.fits(a.inner_BTT):
-        safe, reach = ghost.gram_norms(a.inner_BTT, b.inner_BTT, a.width, b.width, depth)
-    else:
-        safe, reach = _norms(a, b, depth)
-    if safe.dim() > 1:
-        return safe.flatten(1).sum(dim=1), reach.flatten(1).sum(dim=1)
-    return safe, reach
-
-
-def _norms(a: Gram, b: Gram, depth: int) -> tuple[Tensor, Tensor]:
     length_a, length_b = lengths(a.inner_BTT, a.width), lengths(b.inner_BTT, b.width)
     reach = (length_a * length_b).sum(dim=-1)
     tiny = torch.finfo(reach.dtype).tiny
@@ -116,7 +108,10 @@ def _norms(a: Gram, b: Gram, depth: int) -> tuple[Tensor, Tensor]:
         + positions**2
     )
     squares = sum_over_pairs(a.inner_BTT * b.inner_BTT) + vanished
-    return safe_squares(squares, reach, depth, positions), reach
+    safe = safe_squares(squares, reach, depth, positions)
+    if safe.dim() > 1:
+        return safe.flatten(1).sum(dim=1), reach.flatten(1).sum(dim=1)
+    return safe, reach
 
 
 def safe_squares(squares: Tensor, reach: Tensor, depth: int, positions: int) -> Tensor:
@@ -129,18 +124,19 @@ def safe_squares(squares: Tensor, reach: Tensor, depth: int, positions: int) -> 
 def sum_of_squares(x_B: Tensor) -> Tensor:
     """‖x_i‖² of each record from above: the sum's own roundings and vanished squares are added.
 
-    Blocks of 64 numbers are added in their own type and the blocks in float64, so no square is
+    A CPU adds blocks of 64 numbers in their own type and the blocks in float64, so no square is
     rounded more than 64 + 6 times in any order of the sums: 2e-6 of a float32 norm. `vector_norm`
-    reads each number once, ten times as fast on a CPU as squares that are written first. Few
-    numbers are added in float64 at once: fewer operators, of which a CPU has most to do then.
+    reads each number once, ten times as fast on a CPU as squares that are written first. A GPU, a
+    compiler's code and few numbers are added in float64 at once: that is one operator.
     """
     flat = x_B.unsqueeze(1) if x_B.dim() == 1 else x_B.flatten(1)
     size = flat.shape[1]
     finfo = torch.finfo(x_B.dtype)
-    if x_B.device.type == "cpu" and x_B.numel() <= _FEW:
+    if x_B.is_cuda or for_compiler() or x_B.numel() <= _FEW:
         norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
         slack = (size + 6) * 2.0**-53 + finfo.eps  # and the result is rounded to x's type
-        return torch.addcmul(_vanished(finfo.tiny), norms, norms, value=1 + slack).to(x_B.dtype)
+        vanished = _vanished(finfo.tiny * max(size, _FEW), x_B.device)
+        return torch.addcmul(vanished, norms, norms, value=1 + slack).to(x_B.dtype)
     whole = size - size % _SHORT
     parts = []
     if whole:
@@ -155,9 +151,15 @@ def sum_of_squares(x_B: Tensor) -> Tensor:
     return (total * (1 + slack) + size * finfo.tiny).to(x_B.dtype) * (1 + finfo.eps)
 
 
+def _vanished(size: float, device: torch.device) -> Tensor:
+    if for_compiler() or device.type != "cpu":
+        return torch.full((), size, dtype=torch.float64, device=device)
+    return _vanished_on_cpu(size)
+
+
 @cache
-def _vanished(tiny: float) -> Tensor:
-    return torch.tensor(_FEW * tiny, dtype=torch.float64)
+def _vanished_on_cpu(size: float) -> Tensor:
+    return torch.tensor(size, dtype=torch.float64)
 
 
 def sum_over_pairs(terms_BTT: Tensor) -> Tensor:
@@ -173,13 +175,9 @@ def _sum_in_blocks(x: Tensor) -> Tensor:
 
 
 def sum_depth(*positions: int) -> int:
-    """How many roundings a term of `sum_over_pairs` meets, in any order of each sum.
-
-    At least 128, which also covers the sums of the GPU kernel.
-    """
+    """How many roundings a term of `sum_over_pairs` meets, in any order of each sum."""
     first, second = positions if len(positions) == 2 else positions * 2
-    each = (_summands(count) + math.ceil(count / _summands(count)) for count in (first, second))
-    return max(128, sum(each))
+    return sum(_summands(count) + math.ceil(count / _summands(count)) for count in (first, second))
 
 
 def dot_depth(width: int) -> int:

@@ -43,6 +43,7 @@ from tacit.engines.torch_internals import (
     before_node,
     gradients,
     is_python_node,
+    outside_modes,
     plain_program,
 )
 from tacit.pytrees import Tree, call_model, num_rows, take_rows, tensors_of
@@ -225,19 +226,20 @@ def _backward(
         def before(cotangents: Sequence[Tensor | None]) -> None:
             close()
             found.at = index
-            lays = [
-                None
-                if b is None or b.layout != torch.strided
-                else layout(shadow.labels(b), shadow.num_records)
-                for b in cotangents
-            ]
-            found.layouts[index] = lays
-            if any(lay is not None and lay.kind == "mixed" for lay in lays):
-                impure.add(index)
-                found.meets.extend(between[:1])
-                for b in cotangents:  # a row that one record alone looked up is no record either
-                    if b is not None:
-                        shadow.labels(b).fill_(SEVERAL)
+            with outside_modes():
+                lays = [
+                    None
+                    if b is None or b.layout != torch.strided
+                    else layout(shadow.labels(b), shadow.num_records)
+                    for b in cotangents
+                ]
+                found.layouts[index] = lays
+                if any(lay is not None and lay.kind == "mixed" for lay in lays):
+                    impure.add(index)
+                    found.meets.extend(between[:1])
+                    for b in cotangents:  # a row that one record alone looked up is no record
+                        if b is not None:
+                            shadow.labels(b).fill_(SEVERAL)
 
         return before
 

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from tacit.engines.draws import Start
 from tacit.engines.kernels import left_to_the_compiler
 from tacit.engines.precision import full_precision
+from tacit.engines.torch_internals import compile_graph
 from tacit.tensor_float import float32_settings
 
 Outputs = dict[str, Tensor]
@@ -223,33 +224,43 @@ def compile_step(
     names = list(named)
     order: list[str] = []
 
-    def work(weights: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
-        found = step.run_with(dict(zip(names, weights, strict=True)), tensors)
+    def work(*tensors: Tensor) -> list[Tensor]:
+        weights = dict(zip(names, tensors, strict=False))
+        found = step.run_with(weights, tensors[len(names) :])
         order[:] = list(found)
         return [found[name] for name in order]
-
-    example = [t.clone() for t in batch]
-    with left_to_the_compiler():
-        graph = make_fx(work)(list(named.values()), example)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
 
     def current() -> list[Tensor]:
         now = dict(model.named_parameters()) | dict(model.named_buffers())
         return [now[name].detach() for name in names]
 
+    example = [t.clone() for t in batch]
+    with left_to_the_compiler():
+        graph = make_fx(work)(*named.values(), *example)
+    _without_detours(graph)
+
     def traced(tensors: Sequence[Tensor]) -> Outputs:
         with torch.no_grad():
-            return dict(zip(order, graph(current(), list(tensors)), strict=True))
+            return dict(zip(order, graph(*current(), *tensors), strict=True))
 
-    compiled_graph = torch.compile(graph, dynamic=False)
+    with torch.no_grad(), full_precision(example[0].device):
+        compiled_graph = compile_graph(graph, [*current(), *example])
 
     def compiled(tensors: Sequence[Tensor]) -> Outputs:
         with torch.no_grad(), full_precision(example[0].device):
-            return dict(zip(order, compiled_graph(current(), list(tensors)), strict=True))
+            return dict(zip(order, compiled_graph(*current(), *tensors), strict=True))
 
     compiled(example)
     return traced, compiled
+
+
+def _without_detours(graph: Any) -> None:
+    """Drop operators that nothing uses, and those that give their operand itself."""
+    for node in list(graph.graph.nodes):
+        if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            node.replace_all_uses_with(node.args[0])
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
 
 
 def capture(

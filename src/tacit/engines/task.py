@@ -50,10 +50,12 @@ class Clipped:
     """Σ_i clip(g_i) of each parameter, and each block's centred count where it was asked for.
 
     A parameter that no record moves may be left out, and so may the counts of an empty batch.
+    `flat` is all sums as one vector in the parameters' order, where they lie in memory like that.
     """
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     counts: tuple[Tensor, ...] = ()
+    flat: Tensor | None = None
 
 
 class Engine(Protocol):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tacit.errors import UnsupportedModule
 
@@ -252,6 +253,13 @@ def after_node(node: Node, call: Callable[[], None]) -> Any:
     return node.register_hook(lambda *_: call())
 
 
+@contextmanager
+def outside_modes() -> Iterator[None]:
+    """No function or dispatch mode sees what runs here: work on labels, not on records."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
 def has_gradient_hooks(parameter: Tensor) -> bool:
     """Whether `register_hook` was called on a leaf."""
     return bool(parameter._backward_hooks)
@@ -383,3 +391,19 @@ def swapped(model: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
     finally:
         for table, name, held in places:
             table[name] = held
+
+
+def compile_graph(graph: Any, example: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    """A graph of operators, compiled by Inductor for tensors like these.
+
+    `torch.compile` would have Dynamo read the graph once more, which takes longer than tracing it.
+    A tracing context is what the compiler's cache on disk asks for.
+    """
+    from torch._guards import TracingContext, tracing  # slow to import, and rarely needed
+    from torch._inductor import compile as compile_by_inductor
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+        compiled: Any = compile_by_inductor(graph, list(example))
+    return compiled

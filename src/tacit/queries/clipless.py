@@ -110,7 +110,7 @@ class Clipless(Following):
             for piece in self._views.of(batch.at_most(ROWS_AT_ONCE, self._views.views)):
                 _require_shape(batch, piece.records.shape)
                 sums = self.engine.run(asked, piece)
-                total += flattened(sums.gradients, parameters, total.dtype)
+                total += flattened(sums.gradients, parameters)
                 if sums.count is not None:
                     counts += sums.count
         larger = 1 + known.precision.slack_of_sum(public_rows(batch.divisor))

@@ -152,7 +152,8 @@ class ClippedQuery(abc.ABC):
         total: Tensor | None = None
         counts: Tensor | None = None
         for piece in from_one_start(found, task.model):
-            part = flattened(piece.sums, task.parameters, wide)
+            flat = flattened(piece.sums, task.parameters) if piece.flat is None else piece.flat
+            part = flat.to(wide, copy=piece.flat is not None)  # a recording writes there again
             total = part if total is None else total.add_(part)
             if piece.counts:
                 those = torch.stack(piece.counts).to(wide)
