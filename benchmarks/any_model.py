@@ -235,7 +235,8 @@ def alone(together: list[str] | None):
     folder, count = Path(together[0]), int(together[1])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{os.getpid()}.ready").touch()
-    while len(list(folder.glob("*.ready"))) < count:
+    deadline = time.time() + float(os.environ.get("WAIT", "inf"))
+    while len(list(folder.glob("*.ready"))) < count and time.time() < deadline:
         time.sleep(0.2)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

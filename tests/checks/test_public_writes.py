@@ -314,19 +314,26 @@ def test_everything_else_is_refused_every_time(kind, make):
             step(model.train(training), query)
 
 
-def test_a_write_that_no_certified_pass_has_seen_is_refused():
+def test_a_write_that_begins_later_is_certified_before_it_is_allowed():
     class Late(Net):
+        private = False
+
         def write(self, hidden):
             if self.length > 0:
-                self.n += 1
+                self.n += hidden.detach().sum().long() if self.private else 1
             return hidden
 
-    model, query = Late(), tacit.PerSampleClip(1.0)
-    model.length = 0.0  # a float, whose changes cause no check
-    step(model, query)
-    model.length = 1.0
-    with pytest.raises(MixesRecords, match="'n' was written"):
+    for private in (False, True):
+        model, query = Late(), tacit.PerSampleClip(1.0)
+        model.length, model.private = 0.0, private  # a float, whose changes cause no check
         step(model, query)
+        model.length = 1.0
+        if private:
+            with pytest.raises(MixesRecords, match="'n'"):
+                step(model, query)
+        else:
+            step(model, query)
+            assert int(model.n) >= 1
 
 
 def test_a_refused_model_does_not_keep_what_a_check_has_written():

@@ -63,6 +63,16 @@ def scaled_cotangents(self, rows: Tensor) -> Tensor:
     return self.last(hidden)
 
 
+@program(
+    "filled", floats(WIDTH), first=lambda: nn.Linear(WIDTH, 8), last=lambda: nn.Linear(8, CLASSES)
+)
+def filled(self, rows: Tensor) -> Tensor:
+    """A number is written where a mask of the records says so."""
+    hidden = self.first(rows)
+    hidden[hidden.detach() > 0.3] = 0.0
+    return self.last(hidden.tanh())
+
+
 @program("scaled_weight", floats(WIDTH), weight=lambda: (WIDTH, CLASSES))
 def scaled_weight(self, rows: Tensor) -> Tensor:
     weight = 2 * self.weight

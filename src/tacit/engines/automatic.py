@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tacit.batch import Batch
-from tacit.engines.book_keeping import BookKeeping, NotFinite, record_gradients, run_program
+from tacit.engines.book_keeping import BookKeeping, NotFinite, planned_program, record_gradients
 from tacit.engines.clipping import flattened
 from tacit.engines.draws import Start
 from tacit.engines.recorder import Outputs, Recorder
 from tacit.engines.sums import clipped
 from tacit.engines.task import Clipped, Task
-from tacit.engines.torch_internals import Graph, swapped
+from tacit.engines.torch_internals import swapped
 from tacit.pytrees import Tree, map_tensors, tensors_of
 
 _SHAPES_AN_OCTAVE = 16
@@ -50,9 +50,8 @@ class Automatic:
             return self.eager.clipped_sums_of(task, inputs, targets, piece.mask)
 
         def work(task: Task, inputs: Tree, targets: Tree, mask: Tensor) -> Clipped:
-            losses = run_program(task.model, task.loss, inputs, targets, plan.fused_functions)
-            graph = Graph(losses)
-            if graph.signature() != plan.signature:
+            losses, graph, signature = planned_program(task, inputs, targets, plan.fused_functions)
+            if signature != plan.signature:
                 raise OtherOperators("the model ran other operators than those that were planned")
             gradients = record_gradients(plan, graph, losses, task)
             return clipped(task, gradients, plan.num_records, mask.device, mask)

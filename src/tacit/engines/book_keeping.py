@@ -31,7 +31,14 @@ from tacit.engines.products import Dense, Lookup, joined_products, outer_product
 from tacit.engines.rules import Use, found_by_rule, mask_of, rule_for
 from tacit.engines.sums import clipped, norms_of_blocks, squares_of
 from tacit.engines.task import Clipped, Task
-from tacit.engines.torch_internals import Graph, before_node, gradients, plain_program, run_node
+from tacit.engines.torch_internals import (
+    Graph,
+    Operators,
+    before_node,
+    gradients,
+    plain_program,
+    run_node,
+)
 from tacit.losses.record_losses import losses_of
 from tacit.pytrees import Tree, call_model, device_of, tensors_of
 
@@ -112,9 +119,8 @@ class BookKeeping:
         start = Start(inputs, task.model, frozenset().union(*rewrites) if known else None)
         if known and not any(plan.dynamic for plan in known.values()):
             fused = any(plan.fused_functions for plan in known.values())
-            losses = run_program(task.model, task.loss, inputs, targets, fused)
-            graph = Graph(losses)
-            plan = known.get(graph.signature())
+            losses, graph, signature = planned_program(task, inputs, targets, fused)
+            plan = known.get(signature)
             if plan is not None:
                 try:
                     return record_gradients(plan, graph, losses, task)
@@ -150,6 +156,16 @@ def run_program(
     """
     with plain_program(fused_functions), torch.enable_grad():
         return losses_of(loss, call_model(model, inputs), targets)
+
+
+def planned_program(
+    task: Task, inputs: Tree, targets: Tree, fused_functions: bool
+) -> tuple[Tensor, Graph, Hashable]:
+    """The losses, their graph, and the signature by which the plan of such a pass is known."""
+    with Operators() as operators:
+        losses = run_program(task.model, task.loss, inputs, targets, fused_functions)
+    graph = Graph(losses)
+    return losses, graph, (operators.signature, graph.signature())
 
 
 def planned_pass(task: Task, inputs: Tree, targets: Tree, num_records: int) -> Planned:

@@ -292,13 +292,19 @@ def _same(one: list[Tensor], other: list[Tensor], tolerance: float) -> bool:
         return False
     size = error = 0.0
     for a, b in zip(one, other, strict=True):
-        told = a.isfinite() & b.isfinite()
-        a, b = a[told].double(), b[told].double()
-        size += float(a.square().sum())
-        error += float((a - b).square().sum())
+        difference = a - b  # not finite where either is not
+        if not bool(difference.isfinite().all()):
+            told = difference.isfinite()
+            a, difference = a[told], difference[told]
+        size += _square(a)
+        error += _square(difference)
     if math.isinf(size):
         return True
     return error**0.5 <= tolerance * size**0.5 + 1e-6
+
+
+def _square(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
 
 
 def _require_exact(planned: Planned, task: Task) -> None:
@@ -319,14 +325,13 @@ def _require_exact(planned: Planned, task: Task) -> None:
         exact, error, bound = 0.0, 0.0, 0.0
         for name, grad in zip(task.parameters, grads, strict=True):
             shape = task.parameters[name].shape
-            true = torch.zeros(shape) if grad is None else grad.to_dense().detach()
-            true = true.to(losses.device).double()
-            got = torch.zeros_like(true)
+            got = torch.zeros(shape, device=losses.device)
+            true = got if grad is None else wide(grad.to_dense().detach())
             if name in found:
-                got = found[name].total(Scale(pick)).reshape(shape).double()
+                got = found[name].total(Scale(pick)).reshape(shape)
                 bound += float(wide(found[name].squares())[record])
-            exact += float(true.square().sum())
-            error += float((got - true).square().sum())
+            exact += _square(true)
+            error += _square(got - true)
         if not exact < 1e36:  # not finite, or so long that it is left out
             continue
         tolerance = _tolerance(task, losses)

@@ -27,8 +27,8 @@ channels on the other side:
   rows     2·T·W·M + copy·(T·W + W·M)
 
 Where a GPU kernel reads windows in place, rows cost 2·T·W·M and windows 2·T'·(W + M), where T' is
-half of T² in whole tiles: nothing is unfolded or written. Elsewhere a record whose Gram matrix would
-not fit a modest workspace goes by rows.
+half of T² in whole tiles: nothing is unfolded or written. Elsewhere a record whose Gram matrix
+would not fit a modest workspace goes by rows.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ the frontier it is the operator's backward pass on the rows of record i, and beh
 chain's backward pass on that. A parameter's gradient is the sum over all edges that lead to it.
 
 The certificate holds for the operators that ran, for this batch size, whatever values the records
-hold: labels are moved by shapes and indices, not by values. Where values of records select rows
-(`nonzero`), each record runs alone; where an index that may be drawn anew orders them (`randperm`),
-the program is planned anew in every step.
+hold: labels are moved by shapes and indices, not by values. Every later step is run under
+`Operators`, and a step that runs others is planned, and certified, anew. Where values of records
+select rows (`nonzero`), each record runs alone; where an index that may be drawn anew orders them
+(`randperm`), the program is planned anew in every step.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from tacit.engines.shadow import Layout, Shadow, layout
 from tacit.engines.shadow_labels import SEVERAL
 from tacit.engines.torch_internals import (
     Graph,
+    Operators,
     after_node,
     before_node,
     gradients,
@@ -152,7 +154,7 @@ def make_plan(
         shadow.mark(tensor, labels)
     shadow.phase = "forward"
     buffers = Buffers(model)
-    with shadow, plain_program() as functions:
+    with shadow, Operators() as operators, plain_program() as functions:
         losses = run()
     rewrites = buffers.changed()
     entries = _entries(model, rewrites)
@@ -177,7 +179,7 @@ def make_plan(
     alone = _why_alone(certificate, graph, sites)
     plan = Plan(
         certificate,
-        graph.signature(),
+        (operators.signature, graph.signature()),
         sites,
         num_records,
         alone,

@@ -70,7 +70,6 @@ _HANDS_OUT_MEMORY = names("data_ptr storage untyped_storage _typed_storage")
 #: Functions that read their arguments from this position on without the dispatcher.
 _READS_ARGUMENT = {
     "tensor_split": 1,
-    "ctc_loss": 2,
     "_pack_padded_sequence": 1,
     "map_": 0,
     "map2_": 0,
@@ -491,8 +490,10 @@ class _PythonWatch(TorchFunctionMode):
             self._note("unknown", name, args[:1])
         elif name in _READS_ARGUMENT:
             self._note("looks", name, [*args[_READS_ARGUMENT[name] :], *kwargs.values()])
-        elif func is F.one_hot and _num_classes(*args, **kwargs) >= 0:
-            # It reads its labels to refuse those out of range; nothing of them reaches Python.
+        elif func is F.gaussian_nll_loss or (
+            func is F.one_hot and _num_classes(*args, **kwargs) >= 0
+        ):
+            # They read values to refuse those out of range; nothing of them reaches Python.
             self.inside_check = True
             try:
                 return func(*args, **kwargs)

@@ -148,6 +148,10 @@ def _index(call: Call) -> Labels:
 @label_rule("index_put", "_index_put_impl", "_unsafe_index_put")
 def _index_put(call: Call) -> Labels:
     base = call.need("self")
+    if _fills(call):
+        mask = call.labels(call["indices"][0])
+        spread = mask.reshape(*mask.shape, *(1 for _ in base.shape[mask.dim() :]))
+        return combine(base, spread, call.need("values").reshape(()))
     index = _Index(call, base.shape, call["indices"])
     values = call.need("values").expand(index.positions.shape)
     index.note_order(call, base)
@@ -163,6 +167,13 @@ def _index_put(call: Call) -> Labels:
         reach = public_labels(base.shape, call.device)
     keeps = bool(call.get("accumulate", False))
     return _write(call, base, index.positions, values, index.labels, reach, keeps)
+
+
+def _fills(call: Call) -> bool:
+    """Whether `x[mask] = number` is written, which needs no count of what the mask chooses."""
+    indices = [index for index in call["indices"] if index is not None]
+    one_mask = len(call["indices"]) == 1 == len(indices) and indices[0].dtype == torch.bool
+    return one_mask and call["values"].numel() == 1 and not call.get("accumulate", False)
 
 
 @label_rule("_unsafe_masked_index", "_unsafe_masked_index_put_accumulate")

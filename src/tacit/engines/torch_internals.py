@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tacit.errors import UnsupportedModule
 
@@ -210,6 +210,55 @@ def _inside(mode: TorchFunctionMode, function: Callable[..., Any]) -> Callable[.
             return function(*args, **kwargs)
 
     return call
+
+
+class Operators(TorchDispatchMode):
+    """Notes which operators run, in order, with their integers: all that Python has decided.
+
+    The autograd graph does not show what is done to records before a parameter meets them, or to
+    detached tensors. A certificate is for the operators that ran, so a step must run the same ones.
+    Floats are left out: a rate or a temperature may change in every step, and moves no record. So
+    are casts and copies, which autocast keeps from one pass to the next.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: list[Any] = []
+
+    @property
+    def signature(self) -> int:
+        return hash(tuple(self._found))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func not in _MOVES_NOTHING:
+            self._found.append(func)
+            self._found += [_decided(value) for value in args if type(value) in _DECISIONS]
+            if kwargs:
+                values = kwargs.values()
+                self._found += [_decided(value) for value in values if type(value) in _DECISIONS]
+                return func(*args, **kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+_DECISIONS = frozenset({bool, int, str, list, tuple})
+_MOVES_NOTHING = frozenset(
+    {
+        torch.ops.aten._to_copy.default,
+        torch.ops.aten.alias.default,
+        torch.ops.aten.detach.default,
+        torch.ops.aten.lift_fresh.default,
+    }
+)
+
+
+def _decided(value: Any) -> Any:
+    if type(value) in (list, tuple):
+        return tuple(_decided(inner) for inner in value if type(inner) in _DECISIONS)
+    return value
 
 
 def saved(node: Node, name: str) -> Any:
@@ -404,6 +453,7 @@ def compile_graph(graph: Any, example: Sequence[Tensor]) -> Callable[..., Sequen
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+    with tracing(TracingContext(mode)):
         compiled: Any = compile_by_inductor(graph, list(example))
     return compiled

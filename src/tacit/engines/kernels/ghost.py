@@ -8,11 +8,12 @@ left out and those above it count twice. Windows of a convolution are read in pl
 number x is split into a part x' of 10 bits and a rest of which 10 bits are kept; three of the four
 products of parts are added. What is dropped is at most 3·2⁻²⁰·|x·y| = 48·u·|x·y|. Products are
 exact; additions may cut instead of round, at the size of the largest term [Fasi 2021, for such
-units in general], so each is taken for four roundings. A tile adds c products in one chain and the chains
-in another: a product meets 4·(c + ⌈D/c⌉) + 48 roundings (`gram_depth`). Products of the two Gram
-matrices and their sum are float64: they add nothing to that, and no product vanishes. A factor
-below the least normal number τ may count as zero: a_t·a_u loses up to √D·τ·(‖a_t‖ + ‖a_u‖), besides
-the D·τ of products that vanish.
+units in general], so each is taken for four roundings. Sums of 32 products are added up with
+compensation [Kahan 1965], which rounds each twice however many there are. So a product meets
+4·32 + 48 + 4 roundings (`_DEPTH`), whatever the width. Products of the two Gram matrices and their
+sum are float64: they add nothing to that, and no product vanishes. A factor below the least normal
+number τ may count as zero: a_t·a_u loses up to √D·τ·(‖a_t‖ + ‖a_u‖), besides the D·τ of products
+that vanish.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from torch import Tensor
 from tacit.tensor_float import all_digits
 
 AVAILABLE = importlib.util.find_spec("triton") is not None
+
+_PRODUCTS = 32  # that matrix units add up at once
+_DEPTH = 4 * _PRODUCTS + 48 + 4  # roundings that a product meets in an inner product
 
 if AVAILABLE:
     import triton
@@ -94,26 +98,26 @@ if AVAILABLE:
         WINDOWS: tl.constexpr,
         BLOCK_T: tl.constexpr,
         BLOCK_D: tl.constexpr,
-        CHAIN: tl.constexpr,
     ):
-        """x_t·x_u for one tile of positions, in chains of CHAIN products."""
+        """x_t·x_u for one tile of positions: sums of BLOCK_D products, added with compensation."""
         total = tl.zeros((BLOCK_T, BLOCK_T), dtype=tl.float32)
-        for start in range(0, width, CHAIN):
-            chain = tl.zeros((BLOCK_T, BLOCK_T), dtype=tl.float32)
-            for k in range(0, CHAIN, BLOCK_D):
-                d = start + k + tl.arange(0, BLOCK_D)
-                left = _read(
-                    x, t, d, positions, width, stride_t, stride_d, channels, height, length,
-                    out_length, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
-                    KERNEL_W, WINDOWS,
-                )  # fmt: skip
-                right = _read(
-                    x, u, d, positions, width, stride_t, stride_d, channels, height, length,
-                    out_length, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
-                    KERNEL_W, WINDOWS,
-                )  # fmt: skip
-                chain = tl.dot(tl.trans(left), right, chain, input_precision="tf32x3")
-            total += chain
+        lost = tl.zeros((BLOCK_T, BLOCK_T), dtype=tl.float32)
+        for start in range(0, width, BLOCK_D):
+            d = start + tl.arange(0, BLOCK_D)
+            left = _read(
+                x, t, d, positions, width, stride_t, stride_d, channels, height, length,
+                out_length, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
+                KERNEL_W, WINDOWS,
+            )  # fmt: skip
+            right = _read(
+                x, u, d, positions, width, stride_t, stride_d, channels, height, length,
+                out_length, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
+                KERNEL_W, WINDOWS,
+            )  # fmt: skip
+            part = tl.dot(tl.trans(left), right, input_precision="tf32x3") - lost
+            larger = total + part
+            lost = (larger - total) - part
+            total = larger
         return total
 
     @triton.jit
@@ -151,7 +155,6 @@ if AVAILABLE:
         WINDOWS: tl.constexpr,
         BLOCK_T: tl.constexpr,
         BLOCK_D: tl.constexpr,
-        CHAIN: tl.constexpr,
     ):
         """One tile of one record and group: Σ (a_t·a_u)(b_t·b_u), S, Σ ‖a_t‖ and Σ ‖b_t‖."""
         which = (tl.program_id(0) // num_tiles).to(tl.int64)
@@ -168,12 +171,12 @@ if AVAILABLE:
         gram_a = _tile(
             a, t, u, positions, width_a, stride_ta, stride_da, channels, height, length,
             out_length, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
-            KERNEL_W, WINDOWS, BLOCK_T, BLOCK_D, CHAIN,
+            KERNEL_W, WINDOWS, BLOCK_T, BLOCK_D,
         )  # fmt: skip
         gram_b = _tile(
             b, t, u, positions, width_b, stride_tb, stride_db, channels, height, length,
             out_length, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
-            KERNEL_W, False, BLOCK_T, BLOCK_D, CHAIN,
+            KERNEL_W, False, BLOCK_T, BLOCK_D,
         )  # fmt: skip
         products = gram_a.to(tl.float64) * gram_b.to(tl.float64)
         weight = tl.where(top == left, 1.0, 2.0).to(tl.float64)
@@ -233,11 +236,6 @@ if AVAILABLE:
         one = tl.arange(0, 1)
         tl.store(norms + record + one, (squares * larger).to(tl.float32))
         tl.store(reaches + record + one, (reaches_all * larger).to(tl.float32))
-
-
-def gram_depth(width: int, chain: int) -> int:
-    """How many roundings a product meets on its way into an inner product of `width` products."""
-    return 4 * (min(width, chain) + math.ceil(width / chain)) + 48
 
 
 def fits(x: Tensor) -> bool:
@@ -361,7 +359,7 @@ def _launch(
     norms, reach = a.new_zeros(batch), a.new_zeros(batch)
     if not batch or not positions:
         return norms, reach
-    block, chain = _block(positions), 64 if max(width_a, width_b) <= 1 << 12 else 256
+    block, num_warps, num_stages = _TILES[_block(positions)]
     across = math.ceil(positions / block)
     num_tiles = across * (across + 1) // 2
     parts = torch.empty((batch * groups, 4, num_tiles), dtype=torch.float64, device=a.device)
@@ -371,10 +369,9 @@ def _launch(
         "KERNEL_W": max(1, kernel_w),
         "WINDOWS": kernel_w > 0,
         "BLOCK_T": block,
-        "BLOCK_D": 32,
-        "CHAIN": chain,
-        "num_warps": 4,
-        "num_stages": 3,
+        "BLOCK_D": _PRODUCTS,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
     }
     _tiles[(batch * groups * num_tiles,)](
         *(a, b, parts, groups, positions, width_a, width_b),
@@ -386,7 +383,7 @@ def _launch(
     _finish[(batch,)](
         *(parts, norms, reach, groups, num_tiles, positions),
         *(float(width_a), float(width_b), finfo.tiny),
-        *(gram_depth(width_a, chain) + gram_depth(width_b, chain), finfo.eps / 2),
+        *(2 * _DEPTH, finfo.eps / 2),
         BLOCK=min(256, triton.next_power_of_2(num_tiles)),
         num_warps=1,
     )
@@ -402,6 +399,7 @@ def _block(positions: int) -> int:
 
 
 _PRICES = {32: 1.6, 64: 1.0}
+_TILES = {16: (16, 2, 3), 32: (32, 4, 3), 64: (64, 4, 3)}  # positions, warps, stages
 
 
 def _in_tiles(positions: int, block: int) -> int:
