@@ -12,9 +12,9 @@ Times are medians over blocks, with quartiles; a step is gradient and clipping, 
 optimizer and sampling, for all of them. `first` is the time to the end of the first step, `ready`
 to the end of compiling. Memory is PyTorch's peak while a step runs, less what was there before.
 
-With `--together DIR N`, N processes prepare their models side by side and then measure one after
-another, each alone on the device: compiling takes longer than measuring. `--profile` lists the
-kernels of each compiled step by time.
+With `--together DIR N [TIME]`, N processes prepare their models side by side, until TIME (seconds
+since 1970) at most, and then measure one after another: compiling takes longer than measuring.
+`--profile` lists the kernels of each compiled step by time.
 
 With `--epochs`, whole epochs of 20 expected batches are timed instead, optimizer included: plain
 training on shuffled batches of one size, compiled as above, and Tacit with Poisson batches, noise
@@ -34,6 +34,7 @@ import fcntl
 import gc
 import itertools
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -235,7 +236,7 @@ def alone(together: list[str] | None):
     folder, count = Path(together[0]), int(together[1])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{os.getpid()}.ready").touch()
-    deadline = time.time() + float(os.environ.get("WAIT", "inf"))
+    deadline = float(together[2]) if len(together) > 2 else math.inf
     while len(list(folder.glob("*.ready"))) < count and time.time() < deadline:
         time.sleep(0.2)
     with (folder / "lock").open("w") as file:
@@ -257,10 +258,13 @@ def measure(name: str, records: int, kinds: list[str], device, blocks: int, args
     times: dict[str, list[float]] = {kind: [] for kind in made}
     with alone(args.together):
         for kind, step in made.items():
-            # Past the comparisons of replays 4, 8 … 64 and the checks of steps 8 and 64.
-            time_block(step, 66 if kind in COMPILED else 2, device)
+            # Past replays that are compared with an eager step, and steps that are checked: the
+            # timed ones are 37 to 61, or more than 66, where the next such step is the 512th.
+            time_block(step, 30 if kind in COMPILED else 2, device)
             first = time_block(step, 2, device)
-            row["facts"][kind]["steps"] = max(1, min(50, int(0.1 / max(first, 1e-6))))
+            row["facts"][kind]["steps"] = max(5, min(50, int(0.1 / max(first, 1e-6))))
+            if kind in COMPILED and blocks * row["facts"][kind]["steps"] > 25:
+                time_block(step, 30, device)
         for _ in range(blocks):
             for kind, step in made.items():
                 times[kind].append(time_block(step, row["facts"][kind]["steps"], device))
@@ -274,7 +278,7 @@ def measure(name: str, records: int, kinds: list[str], device, blocks: int, args
     return row
 
 
-def epochs_of(name: str, records: int, count: int, device) -> dict:
+def epochs_of(name: str, records: int, count: int, device, together=None) -> dict:
     """Seconds per epoch of plain compiled training and of Tacit by default."""
     setting = SETTINGS[name]
     data = map_tensors(lambda t: t.to(device), setting.batch(EPOCH * records))
@@ -288,9 +292,10 @@ def epochs_of(name: str, records: int, count: int, device) -> dict:
         warm_up += 1
     made["plain compiled"]()
     times: dict[str, list[float]] = {kind: [] for kind in made}
-    for _ in range(count):
-        for kind, epoch in made.items():
-            times[kind].append(time_block(epoch, 1, device))
+    with alone(together):
+        for _ in range(count):
+            for kind, epoch in made.items():
+                times[kind].append(time_block(epoch, 1, device))
     medians = {kind: statistics.median(those) for kind, those in times.items()}
     return {
         "model": name,
@@ -400,7 +405,9 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--blocks", type=int, default=9)
-    parser.add_argument("--together", nargs=2, metavar=("DIR", "N"), help="prepare N side by side")
+    parser.add_argument(
+        "--together", nargs="+", metavar="DIR N [TIME]", help="prepare N side by side, until TIME"
+    )
     parser.add_argument("--epochs", type=int, default=0, help="time so many whole epochs")
     parser.add_argument("--profile", type=int, default=0, help="list so many kernels of a step")
     parser.add_argument("--out", type=Path)
@@ -410,7 +417,7 @@ def main() -> None:
     for name in args.models:
         for records in args.records or SETTINGS[name].records:
             if args.epochs:
-                row = epochs_of(name, records, args.epochs, device)
+                row = epochs_of(name, records, args.epochs, device, args.together)
             else:
                 row = measure(name, records, args.kinds, device, args.blocks, args)
             print(show(row), flush=True)

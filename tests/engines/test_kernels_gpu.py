@@ -25,6 +25,19 @@ pytestmark = [
 EACH_SETTING = pytest.mark.parametrize("tensor_float", [False, True])
 
 
+@pytest.fixture
+def use_tensor_float():
+    """Sets whether products and convolutions run in TensorFloat-32, for one test."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+
+    def set_both(value: bool) -> None:
+        matmul.allow_tf32 = cudnn.allow_tf32 = value
+
+    yield set_both
+    matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
 def on_gpu(*tensors):
     return [t.cuda() for t in tensors]
 
@@ -102,8 +115,8 @@ def test_what_is_not_finite_is_noticed(value):
 
 @EACH_SETTING
 @pytest.mark.parametrize("positions", [2, 7, 64, 100])
-def test_products_that_cancel_keep_the_bound(positions, tensor_float, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tensor_float)
+def test_products_that_cancel_keep_the_bound(positions, tensor_float, use_tensor_float):
+    use_tensor_float(tensor_float)
     torch.manual_seed(0)
     for size in (1e-3, 1.0, 1e3, 1e8):
         for rest in (0.0, 1e-6, 1e-3, 1.0):
@@ -112,8 +125,8 @@ def test_products_that_cancel_keep_the_bound(positions, tensor_float, monkeypatc
 
 
 @EACH_SETTING
-def test_a_head_that_cancels_its_embedding_keeps_the_bound(tensor_float, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tensor_float)
+def test_a_head_that_cancels_its_embedding_keeps_the_bound(tensor_float, use_tensor_float):
+    use_tensor_float(tensor_float)
     torch.manual_seed(0)
     tokens = torch.randint(0, 200, (1, 4), device="cuda")
     one_hot = torch.nn.functional.one_hot(tokens, 200).float()
@@ -123,8 +136,8 @@ def test_a_head_that_cancels_its_embedding_keeps_the_bound(tensor_float, monkeyp
         assert share(found, 1e-3) <= 1
 
 
-def test_inner_products_have_all_digits(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+def test_inner_products_have_all_digits(use_tensor_float):
+    use_tensor_float(True)
     torch.manual_seed(0)
     x, y = torch.randn(2, 5, 300, device="cuda"), torch.randn(2, 4, 300, device="cuda")
     exact = x.double() @ y.double().transpose(1, 2)
@@ -202,10 +215,9 @@ def test_every_way_gives_the_norm_of_a_convolution(name):
 @EACH_SETTING
 @pytest.mark.parametrize("way", Way, ids=lambda way: way.name)
 @pytest.mark.parametrize("name", CASES)
-def test_a_convolution_keeps_the_bound(name, way, tensor_float, monkeypatch):
+def test_a_convolution_keeps_the_bound(name, way, tensor_float, use_tensor_float):
     """Where terms cancel, and where all are rounded alike."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tensor_float)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tensor_float)
+    use_tensor_float(tensor_float)
     torch.manual_seed(0)
     case = CASES[name]
     noise, b, _ = case.sides()

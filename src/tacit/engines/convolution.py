@@ -114,6 +114,8 @@ class Kernel:
         few = row <= (1 if fused else 2) * kept_anyway
         if few or small_stack(len(self.plain), row, self.plain.device):
             return self._fused_rows() if fused else Stacked(self.rows())
+        if self.positions == 1:  # ‖b aᵀ‖ = ‖a‖·‖b‖, in each group
+            return self._one_position()
         way = cheapest(
             self.axes,
             self.channels,
@@ -184,6 +186,18 @@ class Kernel:
 
         workspace = self.window * (self.positions + 2 * self.others)
         return by_pieces(self._parts(workspace), norms_of)
+
+    def _one_position(self) -> Contracted:
+        every = slice(0, self.batch)
+        sides = self.windows(every).squeeze(2), self._others(every).squeeze(2)
+        a, b = (
+            sum_of_squares(x_BGW.flatten(0, 1)).unflatten(0, x_BGW.shape[:2]) for x_BGW in sides
+        )
+        coarse = int(cuts_convolutions(self.plain))
+        reach = (a * b).sqrt().sum(dim=1)
+        if self.plain.device.type != "cpu":
+            reach = torch.maximum(reach, self.whole_reach())
+        return Contracted((a * b).sum(dim=1), reach, self._contract, self.rows, coarse)
 
     def _ghost_norms(self, way: Way) -> tuple[Tensor, Tensor]:
         """Σ over groups of Σ_{t,u} (a_t·a_u)(b_t·b_u), from above; see `norms`."""

@@ -88,7 +88,7 @@ _CPU = Prices(gram=1, addition=80, copy=450)
 # An H200: rows in TensorFloat-32 at 71 TFLOP/s, Gram matrices in float32; the rest is memory.
 _GPU = Prices(gram=2, addition=213, copy=142)
 
-_IN_TILES = 1.5  # price of one FLOP of a Gram matrix in the GPU kernel that makes it in tiles
+_IN_TILES = 8  # price of one FLOP of a Gram matrix in the GPU kernel that makes it in tiles
 
 _LARGEST = 1 << 26  # numbers in all Gram matrices of one record
 
@@ -109,8 +109,8 @@ def cheapest(
     window = channels * math.prod(axis.kernel for axis in axes)
     pairs, unfolded = positions**2, positions * window
     if fused:
-        products = 2 * _IN_TILES * ghost.entries(positions) * (window + others)
-        return Way.ROWS if 2.0 * unfolded * others <= products else Way.WINDOWS
+        in_tiles = 2 * _IN_TILES * ghost.entries(positions) * (window + others)
+        return Way.ROWS if 2 * unfolded * others <= in_tiles else Way.WINDOWS
     costs = {Way.ROWS: 2.0 * unfolded * others + prices.copy * (unfolded + window * others)}
     if groups * pixels**2 <= _LARGEST:
         products = 2 * prices.gram * (pixels**2 * channels + pairs * others)

@@ -9,6 +9,7 @@ record. `tests/engines/test_torch_internals.py` names the versions that this was
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
@@ -448,12 +449,16 @@ def compile_graph(graph: Any, example: Sequence[Tensor]) -> Callable[..., Sequen
     `torch.compile` would have Dynamo read the graph once more, which takes longer than tracing it.
     A tracing context is what the compiler's cache on disk asks for.
     """
-    from torch._guards import TracingContext, tracing  # slow to import, and rarely needed
-    from torch._inductor import compile as compile_by_inductor
-    from torch._subclasses import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what PyTorch has to say about itself
+        from torch._guards import TracingContext, tracing  # slow to import, and rarely needed
+        from torch._inductor import compile as compile_by_inductor
+        from torch._subclasses import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
-    with tracing(TracingContext(mode)):
-        compiled: Any = compile_by_inductor(graph, list(example))
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        with tracing(TracingContext(mode)):
+            # Tensors that are not fake yet would get symbols for their sizes.
+            fixed: list[Any] = [mode.from_tensor(t, static_shapes=True) for t in example]
+            compiled: Any = compile_by_inductor(graph, fixed)
     return compiled

@@ -359,7 +359,7 @@ def _launch(
     norms, reach = a.new_zeros(batch), a.new_zeros(batch)
     if not batch or not positions:
         return norms, reach
-    block, num_warps, num_stages = _TILES[_block(positions)]
+    block = _block(positions)
     across = math.ceil(positions / block)
     num_tiles = across * (across + 1) // 2
     parts = torch.empty((batch * groups, 4, num_tiles), dtype=torch.float64, device=a.device)
@@ -370,8 +370,8 @@ def _launch(
         "WINDOWS": kernel_w > 0,
         "BLOCK_T": block,
         "BLOCK_D": _PRODUCTS,
-        "num_warps": num_warps,
-        "num_stages": num_stages,
+        "num_warps": 2,
+        "num_stages": 3,
     }
     _tiles[(batch * groups * num_tiles,)](
         *(a, b, parts, groups, positions, width_a, width_b),
@@ -391,25 +391,14 @@ def _launch(
 
 
 def _block(positions: int) -> int:
-    """Small tiles fit the triangle more closely, large ones read each number less often."""
-    if positions <= 32:
-        return 32 if positions > 16 else 16
-
-    return min((32, 64), key=lambda block: _in_tiles(positions, block) * _PRICES[block])
-
-
-_PRICES = {32: 1.6, 64: 1.0}
-_TILES = {16: (16, 2, 3), 32: (32, 4, 3), 64: (64, 4, 3)}  # positions, warps, stages
-
-
-def _in_tiles(positions: int, block: int) -> int:
-    across = math.ceil(positions / block)
-    return across * (across + 1) // 2 * block**2
+    """Positions along one side of a tile. Larger ones were slower on an H200."""
+    return 16 if positions <= 16 else 32
 
 
 def entries(positions: int) -> int:
     """How many entries of each Gram matrix are made for a record."""
-    return _in_tiles(positions, _block(positions))
+    across = math.ceil(positions / _block(positions))
+    return across * (across + 1) // 2 * _block(positions) ** 2
 
 
 @torch.library.custom_op(
