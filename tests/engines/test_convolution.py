@@ -228,7 +228,7 @@ def test_small_maps_go_by_pixels_and_large_ones_by_rows():
         axes = [Axis(count=side, kernel=3, stride=1, dilation=1)] * 2
         return cheapest(axes, channels, channels, groups, device=device, fused=fused)
 
-    assert way(256, 8, gpu, True) is Way.WINDOWS
+    assert way(4096, 2, gpu, True) is Way.WINDOWS
     assert way(64, 32, gpu, True) is Way.ROWS
     for device, fused in ((cpu, False), (gpu, False)):
         assert way(256, 8, device, fused) is Way.PIXELS
