@@ -236,11 +236,11 @@ def test_a_convolution_keeps_the_bound(name, way, tensor_float, use_tensor_float
                     assert share(found, max_norm) <= 1
 
 
-@pytest.mark.parametrize("benchmark", [False, True])
+@pytest.mark.parametrize("tries_engines", [False, True])
 @pytest.mark.parametrize("way", Way, ids=lambda way: way.name)
-def test_sides_that_never_meet_add_nothing(way, benchmark, monkeypatch):
+def test_sides_that_never_meet_add_nothing(way, tries_engines, monkeypatch):
     """A Fourier transform leaves roundings of ‖a‖·‖b‖ where the gradient is zero."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", tries_engines)
     torch.manual_seed(0)
     for side in (8, 16):
         case = Case(128, 256, 3, (side, side), padding=1)

@@ -197,7 +197,7 @@ def test_a_step_that_cannot_be_traced_runs_as_it_is_and_says_so_once(monkeypatch
 
     monkeypatch.setattr(recorder, "compile_step", fails)
     model, query = network(), PerSampleClip(0.1)
-    with pytest.warns(UserWarning, match="cannot be recorded and runs as it is: no luck") as seen:
+    with pytest.warns(UserWarning, match="cannot be .* and runs without that: no luck") as seen:
         take_steps(query, model, 6)
     assert len(seen) == 1
     plain = PerSampleClip(0.1, engine=BookKeeping())

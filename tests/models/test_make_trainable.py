@@ -294,3 +294,35 @@ def test_it_trains_where_the_model_was_refused():
         sums_of(model, batch_for(images()), nn.CrossEntropyLoss())
     assert isinstance(tacit.make_trainable(model), tacit.models.Trainable)
     assert sums_of(make_trainable(model).model, batch_for(images()), nn.CrossEntropyLoss())
+
+
+class NormThenAct(nn.BatchNorm2d):
+    """A BatchNorm with an activation inside, as in timm."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.drop, self.act = nn.Identity(), nn.SiLU()
+
+    def forward(self, x):
+        return self.act(self.drop(super().forward(x)))
+
+
+class ActThenNorm(NormThenAct):
+    def forward(self, x):
+        return nn.BatchNorm2d.forward(self, self.act(x))
+
+
+def test_an_activation_inside_a_norm_is_kept():
+    layers = nn.Conv2d(3, 32, 3), NormThenAct(32), nn.Flatten(), nn.Linear(32 * 36, 3)
+    model, changes = make_trainable(nn.Sequential(*layers))
+    assert [type(m) for m in model[1]] == [nn.GroupNorm, nn.Identity, nn.SiLU]
+    assert "GroupNorm(16, 32) and Identity() and SiLU()" in changes[0]
+    x = torch.randn(4, 32, 6, 6)
+    assert torch.equal(model[1](x), F.silu(model[1].norm(x)))
+    inputs = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    assert_exact(model.double(), inputs, torch.arange(4) % 3)
+
+
+def test_what_else_a_norm_does_is_not_guessed():
+    with pytest.raises(MixesRecords, match="does more"):
+        make_trainable(nn.Sequential(ActThenNorm(8)))

@@ -10,6 +10,9 @@ from torch import nn
 from torchvision_models import without_batch_norm
 from zoo_case import CLASSES, HIDDEN, case, class_loss, floats
 
+from tacit import make_trainable
+from tacit.models import group_norm
+
 IMAGES = floats(3, 32, 32)
 VIT = {
     "img_size": 32,
@@ -49,6 +52,13 @@ def nf_resnet26() -> nn.Module:
 def resmlp() -> nn.Module:
     """Linear layers over the patches of a record; affine maps in the place of norms."""
     return MlpMixer(**MIXER, mlp_ratio=4, block_layer=ResBlock, norm_layer=Affine)
+
+
+@case("timm/regnet_made_trainable", IMAGES, class_loss, held_out=True, tolerance=1e-4)
+def regnet_made_trainable() -> nn.Module:
+    """Norms with activations inside, grouped convolutions, squeeze and excitation."""
+    model = timm.create_model("regnety_002", num_classes=CLASSES)
+    return make_trainable(model, group_norm(4)).model
 
 
 @case("timm/eva", IMAGES, class_loss, held_out=True)

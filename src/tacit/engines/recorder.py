@@ -19,6 +19,7 @@ comparing the recording with an eager step after 1, 2, 4, 8 … replays; then it
 from __future__ import annotations
 
 import gc
+import operator
 import time
 import warnings
 from collections.abc import Callable, Hashable, Sequence
@@ -184,12 +185,12 @@ class Recorder:
             raise
         except Exception as error:
             recording.failed.add(how)
-            if how == "capture" or not batch[0].is_cuda:
-                warnings.warn(
-                    f"a step of {type(step.model).__name__} cannot be recorded and runs as it is: "
-                    f"{str(error).splitlines()[0] if str(error) else type(error).__name__}",
-                    stacklevel=4,
-                )
+            done = "compiled" if how == "compile" else "captured as a CUDA graph"
+            warnings.warn(
+                f"a step of {type(step.model).__name__} cannot be {done} and runs without that: "
+                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}",
+                stacklevel=4,
+            )
         finally:
             start.restore()
 
@@ -255,12 +256,35 @@ def compile_step(
 
 
 def _without_detours(graph: Any) -> None:
-    """Drop operators that nothing uses, and those that give their operand itself."""
+    """Drop operators that nothing uses, and those that give their operand itself.
+
+    A view that was possible when the step was traced may not be when a compiler lays tensors out
+    in its own way, so it becomes a reshape, unless something is written through it.
+    """
+    written = {_origin(place) for node in graph.graph.nodes for place in _written(node)}
     for node in list(graph.graph.nodes):
         if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             node.replace_all_uses_with(node.args[0])
+        elif node.target is torch.ops.aten.view.default and _origin(node) not in written:
+            node.target = torch.ops.aten.reshape.default
     graph.graph.eliminate_dead_code()
     graph.recompile()
+
+
+def _written(node: Any) -> list[Any]:
+    """The operands that an operator of a graph writes to."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return []
+    given = zip(schema.arguments, node.args, strict=False)
+    return [value for argument, value in given if argument.is_write]
+
+
+def _origin(node: Any) -> Any:
+    """What a chain of views is of."""
+    while getattr(node.target, "is_view", False) or node.target is operator.getitem:
+        node = node.args[0]
+    return node
 
 
 def capture(

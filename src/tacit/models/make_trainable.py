@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections import OrderedDict
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -31,9 +34,9 @@ def make_trainable(model: nn.Module, norm: Norm | WeightStandardised = SIXTEEN_G
     """A copy of the model in which no module mixes records, and what was changed in it.
 
     BatchNorm, in either mode, becomes `norm(channels)`, by default GroupNorm, with the same
-    weights; running statistics of InstanceNorm and max_norm of embeddings are dropped. What is
-    shared or tied stays so. The changed layers compute something else than before: train, or
-    fine-tune, what comes out.
+    weights, followed by the activation and dropout that some libraries put inside of it. Running
+    statistics of InstanceNorm and max_norm of embeddings are dropped. What is shared or tied stays
+    so. The changed layers compute something else than before: train, or fine-tune, what comes out.
 
     `norm=WeightStandardised()` also standardises the weights of the convolution that feeds a
     BatchNorm. That is the `nn.Conv2d` which the same parent registered just before it, with as
@@ -79,8 +82,9 @@ def _normalisation(
             f"{where} ({kind.__name__}) does not know its channels yet; run one batch of zeros "
             "through the model, and then make it trainable"
         )
-    state = {*module._parameters, *module._buffers, *module._modules}
-    if kind.forward not in _BATCH_NORM_FORWARDS or not state <= _BATCH_NORM_STATE:
+    state = {*module._parameters, *module._buffers}
+    plain = kind.forward in _BATCH_NORM_FORWARDS and not module._modules
+    if not state <= _BATCH_NORM_STATE or not (plain or _is_followed_by_its_children(module)):
         raise MixesRecords(
             f"{where} ({kind.__name__}) mixes records through batch statistics, and does more "
             "than the BatchNorm it is derived from, which a replacement would lose; replace it "
@@ -105,7 +109,38 @@ def _normalisation(
             setattr(made, name, copy.deepcopy(old, memo))
     if isinstance(made, nn.GroupNorm):
         made.eps = module.eps
+    if not plain:
+        after = copy.deepcopy(module._modules, memo)
+        made = nn.Sequential(OrderedDict({"norm": made, **after}))  # type: ignore[dict-item]
     return made.train(module.training)
+
+
+def _is_followed_by_its_children(module: _BatchNorm) -> bool:
+    """Whether the module is a BatchNorm and then its children, one after another.
+
+    So are the layers of timm that normalise, drop and activate. Asked with numbers, in evaluation
+    mode: a forward pass of one's own may do anything.
+    """
+    asked = copy.deepcopy(module).eval()
+    like = next(
+        (t for t in chain(asked.parameters(), asked.buffers()) if t.is_floating_point()), None
+    )
+    if like is None or asked.running_mean is None:
+        return False
+    shape = {nn.BatchNorm1d: (), nn.BatchNorm2d: (5, 3), nn.BatchNorm3d: (2, 5, 3)}
+    sizes = next((size for base, size in shape.items() if isinstance(module, base)), None)
+    if sizes is None:
+        return False
+    x = torch.linspace(-3, 3, 2 * math.prod((module.num_features, *sizes)))
+    x = x.to(like).reshape(2, module.num_features, *sizes)
+    try:
+        with torch.no_grad():
+            expected = _BatchNorm.forward(asked, x)
+            for child in asked.children():
+                expected = child(expected)
+            return bool(torch.allclose(asked(x), expected))
+    except Exception:  # a forward pass that takes something else
+        return False
 
 
 def _standardised(module: nn.Conv2d, memo: dict[int, Any]) -> WeightStandardisedConv2d:
@@ -175,4 +210,6 @@ def _brief(module: nn.Module) -> str:
         return f"{kind}({module.num_groups}, {module.num_channels})"
     if isinstance(module, nn.Conv2d):
         return f"{kind}({module.in_channels}, {module.out_channels})"
+    if isinstance(module, nn.Sequential):
+        return " and ".join(map(_brief, module))
     return repr(module)
