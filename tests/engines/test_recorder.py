@@ -21,7 +21,7 @@ LOSS = CrossEntropy()
 
 @pytest.fixture(autouse=True)
 def traced(monkeypatch):
-    monkeypatch.setattr(recorder, "compile_cost", lambda device: 0.0)
+    monkeypatch.setattr(recorder, "compile_cost", lambda model, device: 0.0)
     monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
 
 
