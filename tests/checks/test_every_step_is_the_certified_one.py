@@ -48,6 +48,18 @@ def rolled(x, now):
     return x.roll(int(now), 0)
 
 
+def exchanged(x, now):
+    """The same operators, on another operand."""
+    public = torch.ones_like(x)
+    return x + (x if now else public).flip(0)
+
+
+def used(x, now):
+    """The same operators, of which one that mixes is not used as a rule."""
+    mean, own = x.mean(0).expand_as(x), 0 * x
+    return x - (mean if now else own)
+
+
 def doubled(x, now):
     return 2 * x if now else x
 
@@ -69,13 +81,24 @@ def steps(change, piece=None):
 
 
 @pytest.mark.parametrize("piece", [None, 4])
-@pytest.mark.parametrize("change", [centred, permuted, rolled])
+@pytest.mark.parametrize("change", [centred, permuted, rolled, exchanged, used])
 def test_mixing_is_refused_in_the_step_that_mixes(change, piece):
     running = steps(change, piece)
     for _ in range(MIXED):
         next(running)
     with pytest.raises(MixesRecords, match=re.escape("records meet")):
         next(running)
+
+
+def test_the_same_program_is_planned_once():
+    """Numbers that Python hands to operators, and memory that is used again, change nothing."""
+    model = Network(lambda x, now: (x * 2.0 + torch.tensor([1.0])).clone())
+    query = tacit.PerSampleClip(1.0)
+    batch = batch_of(torch.randn(9, 6), torch.arange(9) % 3, divisor=9.0, scheme=Poisson(0.5))
+    for _ in range(STEPS):
+        query(model, F.cross_entropy, batch)
+    (plans,) = query.engine.eager._plans[model].values()
+    assert len(plans) == 1
 
 
 @pytest.mark.parametrize("change", [doubled, drawn])

@@ -162,7 +162,7 @@ def planned_program(
     task: Task, inputs: Tree, targets: Tree, fused_functions: bool
 ) -> tuple[Tensor, Graph, Hashable]:
     """The losses, their graph, and the signature by which the plan of such a pass is known."""
-    with Operators() as operators:
+    with Operators(tensors_of((inputs, targets))) as operators:
         losses = run_program(task.model, task.loss, inputs, targets, fused_functions)
     graph = Graph(losses)
     return losses, graph, (operators.signature, graph.signature())

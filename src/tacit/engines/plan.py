@@ -16,7 +16,7 @@ chain's backward pass on that. A parameter's gradient is the sum over all edges 
 
 The certificate holds for the operators that ran, for this batch size, whatever values the records
 hold: labels are moved by shapes and indices, not by values. Every later step is run under
-`Operators`, and a step that runs others is planned, and certified, anew. Where values of records
+`Operators`, and one that runs another program is planned, and certified, anew. Where values of records
 select rows (`nonzero`), each record runs alone; where an index that may be drawn anew orders them
 (`randperm`), the program is planned anew in every step.
 """
@@ -154,7 +154,7 @@ def make_plan(
         shadow.mark(tensor, labels)
     shadow.phase = "forward"
     buffers = Buffers(model)
-    with shadow, Operators() as operators, plain_program() as functions:
+    with shadow, Operators(tensors_of(private)) as operators, plain_program() as functions:
         losses = run()
     rewrites = buffers.changed()
     entries = _entries(model, rewrites)

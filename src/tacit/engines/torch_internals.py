@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributions import Distribution
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -214,19 +215,28 @@ def _inside(mode: TorchFunctionMode, function: Callable[..., Any]) -> Callable[.
 
 
 class Operators(TorchDispatchMode):
-    """Notes which operators run, in order, with their integers: all that Python has decided.
+    """Notes which operators run, in order, on which operands and with which integers.
 
     The autograd graph does not show what is done to records before a parameter meets them, or to
-    detached tensors. A certificate is for the operators that ran, so a step must run the same ones.
-    Floats are left out: a rate or a temperature may change in every step, and moves no record. So
-    are casts and copies, which autocast keeps from one pass to the next.
+    detached tensors. A certificate is for the operators that ran, so a step must run the same ones
+    on the same operands: the same straight-line program, whatever way Python took to it. An operand
+    is known by the operator that last wrote its memory (or the record's tensor that it is) and by
+    its place there. Floats are left out: a rate or a temperature may change in every step, and
+    moves no record. So are casts and copies, which autocast keeps from one pass to the next.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, records: Sequence[Tensor]) -> None:
         super().__init__()
         self._found: list[Any] = []
+        self._held: list[StorageWeakRef] = []
+        with torch._C.DisableTorchFunction():
+            self._written_by = {_memory(tensor): -1 - k for k, tensor in enumerate(records)}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # programs run uncompiled here anyway
+        return False
 
     @property
     def signature(self) -> int:
@@ -235,17 +245,48 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func not in _MOVES_NOTHING:
-            self._found.append(func)
-            self._found += [_decided(value) for value in args if type(value) in _DECISIONS]
-            if kwargs:
-                values = kwargs.values()
-                self._found += [_decided(value) for value in values if type(value) in _DECISIONS]
-                return func(*args, **kwargs)
-        return func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():  # these questions are not the program's
+            source = 0
+            if func in _MOVES_NOTHING:
+                if isinstance(args[0], Tensor):
+                    source = self._written_by.get(_memory(args[0]), 0)
+            else:
+                self._found.append(func)
+                self._note(args)
+                if kwargs:
+                    self._note(tuple(kwargs.values()))
+                source = len(self._found)
+        output = func(*args, **kwargs) if kwargs else func(*args)
+        with torch._C.DisableTorchFunction():
+            for each in output if isinstance(output, tuple | list) else (output,):
+                if isinstance(each, Tensor):
+                    self._wrote(each, source)
+        return output
+
+    def _wrote(self, tensor: Tensor, source: int) -> None:
+        memory = _memory(tensor)
+        if memory and memory not in self._written_by:
+            # PyTorch gives no other memory this handle while a weak reference to it exists.
+            self._held.append(StorageWeakRef(tensor.untyped_storage()))
+        self._written_by[memory] = source
+
+    def _note(self, value: Any) -> None:
+        kind = type(value)
+        if kind is list or kind is tuple:
+            for inner in value:
+                self._note(inner)
+        elif isinstance(value, Tensor):
+            found = self._found
+            found.append(self._written_by.get(_memory(value), 0))
+            if value.layout is torch.strided and not value.is_nested:
+                found += value.shape
+                found += value.stride()
+                found.append(value.storage_offset())
+        elif kind in _DECISIONS:
+            self._found.append(value)
 
 
-_DECISIONS = frozenset({bool, int, str, list, tuple})
+_DECISIONS = frozenset({bool, int, str})
 _MOVES_NOTHING = frozenset(
     {
         torch.ops.aten._to_copy.default,
@@ -256,10 +297,12 @@ _MOVES_NOTHING = frozenset(
 )
 
 
-def _decided(value: Any) -> Any:
-    if type(value) in (list, tuple):
-        return tuple(_decided(inner) for inner in value if type(inner) in _DECISIONS)
-    return value
+def _memory(tensor: Tensor) -> int:
+    """The handle of a tensor's memory; 0 where it has none of its own."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except NotImplementedError:
+        return 0
 
 
 def saved(node: Node, name: str) -> Any:
