@@ -16,9 +16,9 @@ chain's backward pass on that. A parameter's gradient is the sum over all edges 
 
 The certificate holds for the operators that ran, for this batch size, whatever values the records
 hold: labels are moved by shapes and indices, not by values. Every later step is run under
-`Operators`, and one that runs another program is planned, and certified, anew. Where values of records
-select rows (`nonzero`), each record runs alone; where an index that may be drawn anew orders them
-(`randperm`), the program is planned anew in every step.
+`Operators`, and one that runs another program is planned, and certified, anew. Where values of
+records select rows (`nonzero`), each record runs alone; where an index that may be drawn anew
+orders them (`randperm`), the program is planned anew in every step.
 """
 
 from __future__ import annotations
