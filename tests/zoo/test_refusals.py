@@ -176,8 +176,15 @@ def test_a_loop_over_experts_is_refused_and_runs_record_by_record():
         torch.testing.assert_close(sums[id(parameter)].double(), total, rtol=1e-4, atol=1e-6)
 
 
-def require_exact(model: nn.Module, rows: Tensor, engine: object = None) -> None:
-    """The clipped sums are those of gradients that autograd finds record by record."""
+def require_exact(
+    model: nn.Module, rows: Tensor, engine: object = None, reference: nn.Module | None = None
+) -> None:
+    """The clipped sums are those of gradients that autograd finds record by record.
+
+    `reference` computes the same in another way, which autograd is asked about.
+    """
+    reference = reference or model
+    reference.load_state_dict(model.state_dict())
     labels = torch.arange(len(rows)) % CLASSES
     query = tacit.PerSampleClip(max_norm=0.1, **({} if engine is None else {"engine": engine}))
     batch = batch_of(rows, labels, divisor=1.0, scheme=Poisson(0.5))
@@ -185,8 +192,8 @@ def require_exact(model: nn.Module, rows: Tensor, engine: object = None) -> None
     parameters = list(model.parameters())
     expected = [torch.zeros_like(p) for p in parameters]
     for row, label in zip(rows.split(1), labels.split(1), strict=True):
-        total = class_loss(model(row), label).sum()
-        grads = torch.autograd.grad(total, parameters, materialize_grads=True)
+        total = class_loss(reference(row), label).sum()
+        grads = torch.autograd.grad(total, list(reference.parameters()), materialize_grads=True)
         norm = torch.cat([grad.flatten() for grad in grads]).norm()
         for clipped, grad in zip(expected, grads, strict=True):
             clipped += grad * (0.1 / norm).clamp(max=1.0)
@@ -197,12 +204,15 @@ def require_exact(model: nn.Module, rows: Tensor, engine: object = None) -> None
             torch.testing.assert_close(sums[id(parameter)].float(), clipped, rtol=1e-4, atol=1e-6)
 
 
-def conditional(predicate: Callable[[Tensor], Tensor]) -> nn.Module:
+def python_if(chosen: Tensor, yes: Callable, no: Callable, operands: tuple[Tensor]) -> Tensor:
+    return yes(*operands) if chosen else no(*operands)
+
+
+def conditional(predicate: Callable[[Tensor], Tensor], choose: Callable = torch.cond) -> nn.Module:
     scale = nn.Linear(WIDTH, WIDTH)
 
     def change(hidden: Tensor) -> Tensor:
-        chosen = predicate(hidden)
-        return torch.cond(chosen, lambda z: scale(z).sin(), lambda z: z.cos(), (hidden,))
+        return choose(predicate(hidden), lambda z: scale(z).sin(), lambda z: z.cos(), (hidden,))
 
     model = Network(change)
     model.scale = scale
@@ -210,15 +220,20 @@ def conditional(predicate: Callable[[Tensor], Tensor]) -> nn.Module:
 
 
 def test_a_branch_of_torch_cond_on_a_private_value_is_refused_and_runs_record_by_record():
-    rows = torch.randn(RECORDS, FEATURES)
-    with pytest.raises(MixesRecords, match=r"torch\.cond.*engine=tacit\.PerRecord\(\)"):
-        ask(conditional(lambda z: z.mean() > 0))
-    require_exact(conditional(lambda z: z.mean() > 0), rows, tacit.PerRecord())
+    def positive(z: Tensor) -> Tensor:
+        return z.mean() > 0
+
+    with pytest.raises(MixesRecords, match=r"Tensor\.__bool__.*engine=tacit\.PerRecord\(\)"):
+        ask(conditional(positive))
+    rows, reference = torch.randn(RECORDS, FEATURES), conditional(positive, python_if)
+    require_exact(conditional(positive), rows, tacit.PerRecord(), reference)
 
 
 def test_a_branch_of_torch_cond_on_a_public_value_passes():
     public = torch.tensor(2.0)
-    require_exact(conditional(lambda z: public > 1), torch.randn(RECORDS, FEATURES))
+    reference = conditional(lambda z: public > 1, python_if)
+    rows = torch.randn(RECORDS, FEATURES)
+    require_exact(conditional(lambda z: public > 1), rows, reference=reference)
 
 
 class Nested(nn.Module):

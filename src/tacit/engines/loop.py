@@ -15,7 +15,7 @@ from tacit.engines.gradients import RecordGradients, Stacked
 from tacit.engines.precision import wide
 from tacit.engines.sums import clipped, norms_of_blocks, squares_of
 from tacit.engines.task import Clipped, Task
-from tacit.engines.torch_internals import gradients
+from tacit.engines.torch_internals import gradients, uncompiled
 from tacit.losses.record_losses import losses_of
 from tacit.pytrees import Tree, call_model, take_rows, tensors_of
 
@@ -48,7 +48,7 @@ def gradients_alone(task: Task, inputs: Tree, targets: Tree) -> dict[str, Record
 def _loss_alone(task: Task, inputs: Tree, targets: Tree, record: int) -> Tensor:
     """The mean over a record's views, each a batch of its own."""
     losses = []
-    with torch.enable_grad():
+    with torch.enable_grad(), uncompiled():
         for row in range(record * task.views, (record + 1) * task.views):
             x, y = (take_rows(tree, slice(row, row + 1)) for tree in (inputs, targets))
             losses.append(losses_of(task.loss, call_model(task.model, x), y).sum())

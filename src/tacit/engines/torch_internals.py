@@ -460,6 +460,23 @@ class PlainFunctions(TorchFunctionMode):
             return true_fn(*operands) if pred else false_fn(*operands)
 
 
+class _Branches(PlainFunctions):
+    """Replaces `torch.cond` alone."""
+
+    _functions = frozenset()
+    _place_of_sparse: ClassVar[dict[Any, int]] = {}
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run a pass as it was written: nothing compiles itself, and `torch.cond` is a Python `if`."""
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it is slow
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(_Branches())
+        yield
+
+
 @contextmanager
 def swapped(model: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
     """Other tensors in the places of a model's parameters and buffers, by their first names.
