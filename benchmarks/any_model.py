@@ -6,7 +6,9 @@ One process, one device, one batch per model. These steps alternate in blocks:
 - plain compiled: the same as one graph, compiled by Inductor and captured as a CUDA graph;
 - tacit: a clipping step as `PerSampleClip` runs it by default, once it has compiled;
 - tacit eager: the same without a recording;
-- Opacus with hooks and with ghost clipping, where it takes the model.
+- Opacus with hooks and with ghost clipping, where it takes the model;
+- whole steps, with noise, ledger and optimizer: plain compiled, and clipless training of the
+  model's Lipschitz twin (with MaxMin and true norms, or the light one), projection included.
 
 Times are medians over blocks, with quartiles; a step is gradient and clipping, without noise,
 optimizer and sampling, for all of them. `first` is the time to the end of the first step, `ready`
@@ -58,6 +60,7 @@ from tacit.batch import batch_of
 from tacit.engines.book_keeping import run_program
 from tacit.engines.recorder import Recorder
 from tacit.engines.torch_internals import swapped
+from tacit.lipschitz import Absolute
 from tacit.pytrees import call_model, map_tensors, take_rows, tensors_of
 from tacit.report.source import source
 from tacit.sampling.schemes import Poisson
@@ -167,6 +170,49 @@ def opacus(ghost: bool):
     return make
 
 
+def plain_whole(model, setting, inputs, targets):
+    gradients = plain_compiled(model, setting, inputs, targets)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.SGD(trained.values(), lr=1e-3, momentum=0.9)
+
+    def step():
+        found = gradients()
+        for n, p in trained.items():
+            p.grad = found.get(n)
+        optimizer.step()
+
+    return step
+
+
+def clipless_whole(light: bool):
+    """Absolute values for MaxMin, and kernels bounded by their flattened matrices, if light."""
+
+    def make(model, setting, inputs, targets):
+        options = {"activation": lambda channels, axis: Absolute(), "reshaped": True}
+        twin = tacit.lipschitz_twin(model, **(options if light else {})).model
+        optimizer = torch.optim.SGD(twin.parameters(), lr=1e-3, momentum=0.9)
+        query = tacit.Clipless(gradient_clip=1.0)
+        query.expect(10**6)
+        count = len(tensors_of(inputs)[0])
+        sampler = tacit.PoissonSampler(
+            (inputs, targets), sampling_rate=1e-3, expected_batch_size=count, steps=100_000
+        )
+        mechanism = tacit.Mechanism(query, sampler, noise_multiplier=1.0)
+        ledger = tacit.Ledger(None, tacit.Budget(epsilon=20.0, delta=1e-5))
+        ledger.begin(mechanism.plan)
+        batch = tacit.batch_of(inputs, targets, divisor=count, scheme=sampler.scheme)
+        loss = tacit.losses.CrossEntropy(0.1)
+
+        def step():
+            ledger.release(mechanism.privatise(twin, loss, batch), into=twin)
+            optimizer.step()
+            tacit.project(twin)
+
+        return step
+
+    return make
+
+
 KINDS = {
     "plain eager": plain_eager,
     "plain compiled": plain_compiled,
@@ -174,8 +220,12 @@ KINDS = {
     "tacit eager": tacit_eager,
     "opacus": opacus(False),
     "opacus ghost": opacus(True),
+    "plain whole": plain_whole,
+    "clipless whole": clipless_whole(False),
+    "light clipless whole": clipless_whole(True),
 }
-COMPILED = ("plain compiled", "tacit")
+STEPS = tuple(KINDS)[:6]
+COMPILED = ("plain compiled", "tacit", "plain whole", "clipless whole", "light clipless whole")
 
 
 def wait(device) -> None:
@@ -248,19 +298,25 @@ def measure(name: str, records: int, kinds: list[str], device, blocks: int, args
     setting = SETTINGS[name]
     made: dict[str, Any] = {}
     row: dict[str, Any] = {"model": name, "records": records, "failed": {}, "facts": {}}
-    for kind in kinds:
-        try:
-            made[kind], row["facts"][kind] = prepare(kind, setting, records, device)
-        except Exception as error:
-            row["failed"][kind] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            if kind.startswith("tacit"):
-                traceback.print_exc(limit=-4)
-    times: dict[str, list[float]] = {kind: [] for kind in made}
+
+    def try_all(kinds: list[str]) -> None:
+        for kind in kinds:
+            try:
+                made[kind], row["facts"][kind] = prepare(kind, setting, records, device)
+            except Exception as error:
+                words = " ".join(str(error).split())
+                row["failed"][kind] = f"{type(error).__name__}: {words[:200]}"
+                if not kind.startswith("opacus"):
+                    traceback.print_exc(limit=-4)
+
+    try_all([kind for kind in kinds if kind in COMPILED])
     with alone(args.together):
+        try_all([kind for kind in kinds if kind not in COMPILED])  # these may need much memory
+        times: dict[str, list[float]] = {kind: [] for kind in kinds if kind in made}
         for kind, step in made.items():
             # Past replays that are compared with an eager step, and steps that are checked: the
             # timed ones are 37 to 61, or more than 66, where the next such step is the 512th.
-            time_block(step, 30 if kind in COMPILED else 2, device)
+            time_block(step, 28 if kind in COMPILED else 2, device)
             first = time_block(step, 2, device)
             row["facts"][kind]["steps"] = max(5, min(50, int(0.1 / max(first, 1e-6))))
             if kind in COMPILED and blocks * row["facts"][kind]["steps"] > 25:
@@ -360,17 +416,17 @@ def profile(title: str, step, device, top: int) -> None:
     with torch.profiler.profile(
         activities=[activity.CUDA if device.type == "cuda" else activity.CPU]
     ) as found:
-        time_block(step, 3, device)
+        time_block(step, 2, device)  # a third may be one that is checked
     spent: dict[str, list[float]] = {}
     for event in found.events():
         cuda = event.device_type.name == "CUDA"
         if cuda == (device.type == "cuda"):
             time_us = event.device_time if cuda else event.self_cpu_time_total
-            spent.setdefault(event.name, []).append(time_us / 3e3)
+            spent.setdefault(event.name, []).append(time_us / 2e3)
     total = sum(map(sum, spent.values()))
     print(f"{title}: {total:.2f} ms in kernels", flush=True)
     for kernel, those in sorted(spent.items(), key=lambda item: -sum(item[1]))[:top]:
-        print(f"  {sum(those):8.3f} ms  x{len(those) // 3:<4d} {kernel[:110]}", flush=True)
+        print(f"  {sum(those):8.3f} ms  x{len(those) // 2:<4d} {kernel[:110]}", flush=True)
 
 
 def show(row: dict) -> str:
@@ -382,10 +438,11 @@ def show(row: dict) -> str:
         )
 
     ms = {kind: those[1] for kind, those in row["ms"].items()}
-    base, eager = ms.get("plain compiled"), ms.get("plain eager")
+    baseline = next((kind for kind in ("plain compiled", "plain whole") if kind in ms), None)
+    base, eager = ms.get(baseline), ms.get("plain eager")
     parts = [f"{row['model']:18s} {row['records']:5d}"]
     for kind, value in ms.items():
-        ratio = f" x{value / base:.2f}" if base and kind != "plain compiled" else ""
+        ratio = f" x{value / base:.2f}" if base and kind != baseline else ""
         parts.append(f"{kind} {value:.2f} ms{ratio}")
     if base and "tacit" in ms and eager:
         parts.append(f"tacit/eager {ms['tacit'] / eager:.2f}")
@@ -402,7 +459,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(SETTINGS))
     parser.add_argument("--records", type=int, nargs="*")
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS))
+    parser.add_argument(
+        "--kinds", nargs="+", default=list(STEPS), type=lambda kind: kind.replace("_", " ")
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--blocks", type=int, default=9)
     parser.add_argument(
@@ -412,7 +471,8 @@ def main() -> None:
     parser.add_argument("--profile", type=int, default=0, help="list so many kernels of a step")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    warnings.filterwarnings("ignore")
+    warnings.filterwarnings("ignore", module=r"(?!tacit)")
+    warnings.filterwarnings("always", message="a (recorded )?step of")  # which is not compiled
     device = torch.device(args.device)
     for name in args.models:
         for records in args.records or SETTINGS[name].records:

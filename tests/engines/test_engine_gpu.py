@@ -245,7 +245,7 @@ def test_a_forward_pass_of_the_users_own_is_recorded():
 
 
 def test_a_compiled_step_gives_the_same_sums(monkeypatch):
-    monkeypatch.setattr("tacit.engines.recorder.compile_cost", lambda model, device: 0.0)
+    monkeypatch.setattr("tacit.engines.recorder.compile_cost", lambda operators, device: 0.0)
     model, inputs, targets = image_setting()
     query, plain = PerSampleClip(0.3), PerSampleClip(0.3, engine=BookKeeping())
     for step in range(6):

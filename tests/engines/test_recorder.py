@@ -10,6 +10,7 @@ import pytest
 import torch
 from engine_checks import assert_same, batch_for, quadratic, sums_of
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import tacit
 from tacit import LayerFactors, PerSampleClip, Records
@@ -21,7 +22,7 @@ LOSS = CrossEntropy()
 
 @pytest.fixture(autouse=True)
 def traced(monkeypatch):
-    monkeypatch.setattr(recorder, "compile_cost", lambda model, device: 0.0)
+    monkeypatch.setattr(recorder, "compile_cost", lambda operators, device: 0.0)
     monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
 
 
@@ -203,6 +204,39 @@ def test_a_step_that_cannot_be_traced_runs_as_it_is_and_says_so_once(monkeypatch
     plain = PerSampleClip(0.1, engine=BookKeeping())
     for batch in batches(2):
         assert_same(sums_of(query, model, batch, LOSS), sums_of(plain, model, batch, LOSS))
+
+
+def test_roundings_of_a_coarse_arithmetic_are_no_staleness(monkeypatch):
+    """In TensorFloat-32 a recording may choose other ReLUs; it must not get worse than at first."""
+    model, engine = network(), Automatic()
+    monkeypatch.setattr(recorder, "_rounds_coarsely", lambda model, device: True)
+    differences = iter([0.06, 0.1, 0.11, 0.13])
+    monkeypatch.setattr(recorder, "_difference", lambda expected, found: next(differences))
+    query = PerSampleClip(0.1, engine=engine)
+    take_steps(query, model, 9)  # compared after replays 1, 2 and 4
+    assert recordings(engine)
+    with pytest.warns(UserWarning, match="differs by 13"):
+        take_steps(query, model, 8)
+    assert not recordings(engine)
+
+
+def test_constants_made_on_the_cpu_are_made_once_and_moved():
+    def work(x):
+        mask = x.new_zeros(4, 4)
+        mask[1:3] = 2
+        drawn = torch.rand(4)  # another one in each step
+        return [x * mask + (torch.arange(4) * 2).to(x.device), x + torch.tensor(3.0), drawn]
+
+    graph = make_fx(work)(torch.ones(4, 4, device="meta"))
+    recorder._move_constants(graph, torch.device("meta"))
+    left = [
+        node.target
+        for node in graph.graph.nodes
+        if node.op == "call_function" and node.meta["val"].device.type == "cpu"
+    ]
+    assert left == [torch.ops.aten.rand.default]
+    sums, plus, _ = graph(torch.ones(4, 4, device="meta"))
+    assert sums.device.type == plus.device.type == "meta"
 
 
 def test_a_finished_run_gives_its_recordings_back():

@@ -222,7 +222,7 @@ def test_recorded_passes_give_the_same_sums(monkeypatch) -> None:
     """The graph of operators stands in for the compiled one."""
     from tacit.engines import recorder
 
-    monkeypatch.setattr(recorder, "compile_cost", lambda model, device: 0.0)
+    monkeypatch.setattr(recorder, "compile_cost", lambda operators, device: 0.0)
     monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
     torch.manual_seed(0)
     model = tacit.models.lipschitz_mlp((4,), 3, hidden=[8]).double()

@@ -204,7 +204,7 @@ class Kernel:
 
         def norms_of(part: slice) -> tuple[Tensor, Tensor]:
             if way is Way.PIXELS:
-                gram = window_gram(self.padded(part), self.groups, self.axes)
+                gram = window_gram(piece(self.windowed, part), self.groups, self.axes, self.padding)
             else:
                 gram = Gram.of(self.windows(part))
             return norms_from_grams(gram, Gram.of(self._others(part)))
@@ -293,7 +293,7 @@ class Kernel:
 
     def _parts(self, numbers: int) -> list[slice]:
         """Slices of records for a workspace of so many numbers per group."""
-        limit = 1 << (22 if self.plain.device.type == "cpu" else 25)  # a CPU's fit its cache
+        limit = 1 << (22 if self.plain.device.type == "cpu" else 26)  # a CPU's fit its cache
         return pieces(self.batch, self.groups * numbers, limit)
 
 

@@ -39,9 +39,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.engines.kernels import ghost
+from tacit.engines.kernels import for_compiler, ghost
 from tacit.engines.norms import Gram, dot_depth, inner_products
 
 
@@ -87,6 +88,8 @@ class Prices:
 _CPU = Prices(gram=1, addition=80, copy=450)
 # An H200: rows in TensorFloat-32 at 71 TFLOP/s, Gram matrices in float32; the rest is memory.
 _GPU = Prices(gram=2, addition=213, copy=142)
+# The same where a compiler fuses all additions into one pass over each Gram matrix.
+_COMPILED = Prices(gram=3, addition=0, copy=120)
 
 _IN_TILES = 8  # price of one FLOP of a Gram matrix in the GPU kernel that makes it in tiles
 
@@ -110,7 +113,13 @@ def cheapest(
     pairs, unfolded = positions**2, positions * window
     if fused:
         in_tiles = 2 * _IN_TILES * ghost.entries(positions) * (window + others)
-        return Way.ROWS if 2 * unfolded * others <= in_tiles else Way.WINDOWS
+        rows = 2 * unfolded * others
+        if for_compiler():
+            own = math.prod(axis.count * axis.stride for axis in axes)  # without the padding
+            products = 2 * _COMPILED.gram * (own**2 * channels + pairs * others)
+            if products + _COMPILED.copy * (own**2 + pairs) < rows:
+                return Way.PIXELS
+        return Way.ROWS if rows <= in_tiles else Way.WINDOWS
     costs = {Way.ROWS: 2.0 * unfolded * others + prices.copy * (unfolded + window * others)}
     if groups * pixels**2 <= _LARGEST:
         products = 2 * prices.gram * (pixels**2 * channels + pairs * others)
@@ -121,14 +130,16 @@ def cheapest(
     return min(costs, key=lambda way: costs[way])
 
 
-def window_gram(pixels: Tensor, groups: int, axes: Sequence[Axis]) -> Gram:
-    """(B, G, T, T) from the pixels as windows see them, (B, G·C, …), padding included."""
-    for i, axis in enumerate(axes):
-        pixels = pixels.narrow(2 + i, 0, axis.span)
-    width = pixels.shape[1] // groups
-    spans = [axis.span for axis in axes]
-    x_BGPC = pixels.reshape(len(pixels), groups, width, math.prod(spans)).transpose(2, 3)
-    inner = inner_products(x_BGPC, x_BGPC).reshape(len(pixels), groups, *spans, *spans)
+def window_gram(pixels: Tensor, groups: int, axes: Sequence[Axis], padding: Sequence[int]) -> Gram:
+    """(B, G, T, T) from the pixels, (B, G·C, …). Products with padding are zeros, and not made."""
+    width, sizes = pixels.shape[1] // groups, pixels.shape[2:]
+    x_BGPC = pixels.reshape(len(pixels), groups, width, math.prod(sizes)).transpose(2, 3)
+    inner = inner_products(x_BGPC, x_BGPC).reshape(len(pixels), groups, *sizes, *sizes)
+    # Behind its windows an axis may have pixels that no window reaches: they are cut off.
+    sides = [
+        (pad, axis.span - pad - size) for axis, pad, size in zip(axes, padding, sizes, strict=True)
+    ]
+    inner = F.pad(inner, [side for pair in reversed(sides * 2) for side in pair])
     for i in reversed(range(len(axes))):
         inner = _added_up(inner, axes[i], (2 + i, 2 + len(axes) + i))
     positions = math.prod(axis.count for axis in axes)

@@ -520,5 +520,9 @@ def compile_graph(graph: Any, example: Sequence[Tensor]) -> Callable[..., Sequen
         with tracing(TracingContext(mode)):
             # Tensors that are not fake yet would get symbols for their sizes.
             fixed: list[Any] = [mode.from_tensor(t, static_shapes=True) for t in example]
-            compiled: Any = compile_by_inductor(graph, fixed)
-    return compiled
+            try:
+                return compile_by_inductor(graph, fixed)
+            except Exception:
+                # Inductor's fusion of reductions along different axes takes float32 for the type
+                # of every sum, and norms are summed in float64 (2.11).
+                return compile_by_inductor(graph, fixed, {"triton.mix_order_reduction": False})
