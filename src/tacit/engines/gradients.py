@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tacit.engines.kernels import for_compiler, scaling
+from tacit.engines.kernels import for_compiler
 from tacit.engines.norms import sum_of_squares
 
 
@@ -35,16 +35,12 @@ class Scale:
 
     def of(self, x_B: Tensor) -> Tensor:
         """s_i·x_i, and zeros where s_i is zero: 0·NaN would be NaN."""
-        if scaling.fits(x_B):
-            return scaling.scale_records(x_B, self.values_B, True)
         return self.present(x_B) * _column(self.values_B.to(x_B.dtype), x_B)
 
     def present(self, x_B: Tensor) -> Tensor:
         """x_i, and zeros where s_i is zero."""
         if self.all_present:
             return x_B
-        if scaling.fits(x_B):
-            return scaling.scale_records(x_B, self.values_B, False)
         bits = _BITS.get(x_B.dtype)
         if x_B.device.type == "cpu" and bits is not None and not for_compiler():
             # All bits or none. Four times as fast as `torch.where`, which CPUs do not vectorise.
@@ -80,31 +76,26 @@ class Stacked:
     squares_B: Tensor | None = None
 
     def squares(self) -> Tensor:
-        return sum_of_squares(self._as_they_lie()) if self.squares_B is None else self.squares_B
+        if self.squares_B is not None:
+            return self.squares_B
+        return sum_of_squares(self.rows_BP.permute(self._order()))
 
     def total(self, scale: Scale) -> Tensor:
+        if self.rows_BP.dim() <= 2:
+            return scale.values_B.to(self.rows_BP.dtype) @ scale.present(self.rows_BP)
         order = self._order()
-        lying = self._as_they_lie()
-        flat = lying.flatten(1) if lying.dim() > 1 else lying[:, None]
-        total = scale.values_B.to(flat.dtype) @ scale.present(flat)
-        if order == sorted(order):
-            return total.reshape(lying.shape[1:])
-        back = [order.index(dim) for dim in range(len(order))]
-        return total.reshape(lying.shape[1:]).permute(back)
+        lying = self.rows_BP.permute(order)
+        total = scale.values_B.to(lying.dtype) @ scale.present(lying.flatten(1))
+        back = [order.index(dim) - 1 for dim in range(1, len(order))]
+        return total.view(lying.shape[1:]).permute(back)
 
     def rows(self) -> Tensor:
         return self.rows_BP
 
     def _order(self) -> list[int]:
-        """A row's dimensions, from the one of largest stride to the one of smallest."""
-        strides = self.rows_BP.stride()[1:]
-        return sorted(range(len(strides)), key=lambda dim: -strides[dim])
-
-    def _as_they_lie(self) -> Tensor:
-        order = self._order()
-        if order == sorted(order):
-            return self.rows_BP
-        return self.rows_BP.permute(0, *(1 + dim for dim in order))
+        """Records, then a row's dimensions from the one of largest stride to the smallest."""
+        strides = self.rows_BP.stride()
+        return [0, *sorted(range(1, len(strides)), key=lambda dim: -strides[dim])]
 
 
 @dataclass
@@ -152,28 +143,20 @@ class Contracted:
         return self.make_rows()
 
 
-def pieces(count: int, numbers_each: int, limit: int = 1 << 27) -> list[slice]:
-    """Slices of `count` records that hold at most `limit` numbers of workspace together."""
-    size = max(1, limit // max(1, numbers_each))
-    starts = range(0, count, size) or range(1)
-    return [slice(start, min(start + size, count)) for start in starts]
-
-
 def piece(x_B: Tensor, part: slice) -> Tensor:
     """The records of one slice; the tensor itself where that is all of them."""
     size = part.stop - part.start
     return x_B if size == len(x_B) else x_B.narrow(0, part.start, size)
 
 
-def by_pieces(
-    parts: list[slice], norms_of: Callable[[slice], tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor]:
-    """Norms and reaches of all records, from those of each piece."""
-    found = [norms_of(part) for part in parts]
-    if len(found) == 1:
-        return found[0]
-    norms, reaches = zip(*found, strict=True)
-    return torch.cat(norms), torch.cat(reaches)
+def in_pieces(
+    count: int, numbers_each: int, work: Callable[[slice], tuple[Tensor, ...]], limit: int = 1 << 27
+) -> tuple[Tensor, ...]:
+    """`work` on slices of `count` records that need at most `limit` numbers of workspace each."""
+    size = max(1, limit // max(1, numbers_each))
+    starts = range(0, count, size) or range(1)
+    found = [work(slice(start, min(start + size, count))) for start in starts]
+    return found[0] if len(found) == 1 else tuple(map(torch.cat, zip(*found, strict=True)))
 
 
 # Numbers: stacks up to here are kept on a CPU, where norms of rows are exact and cheap.

@@ -90,6 +90,11 @@ def ghost_norms(a_BTD: Tensor, b_BTP: Tensor) -> tuple[Tensor, Tensor]:
 
     Dimensions between the first and the last two are groups, whose squares add up.
     """
+    if a_BTD.shape[-2] == 1:  # ‖b aᵀ‖ = ‖a‖·‖b‖
+        groups = a_BTD.shape[:-2]
+        a, b = (sum_of_squares(x.reshape(math.prod(groups), -1)) for x in (a_BTD, b_BTP))
+        squares = (a * b).reshape(len(a_BTD), -1)
+        return squares.sum(dim=1), squares.sqrt().sum(dim=1)
     if ghost.fits(a_BTD) and a_BTD.dim() == 3:
         return ghost.ghost_norms(a_BTD, b_BTP)
     return norms_from_grams(Gram.of(a_BTD), Gram.of(b_BTP))
