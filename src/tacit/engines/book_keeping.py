@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from tacit.batch import Batch
 from tacit.checks.certificate import require_apart
 from tacit.checks.side_effects import kind_of
-from tacit.engines.chains import Disjoint, Moves, added, pull_back_rows, share_no_element
+from tacit.engines.chains import Moves, pull_back_rows, share_no_element
 from tacit.engines.draws import Start
-from tacit.engines.gradients import RecordGradients, Stacked
+from tacit.engines.gradients import Moved, RecordGradients, Stacked, added
 from tacit.engines.loop import gradients_alone
 from tacit.engines.plan import Plan, Planned, Site, make_plan
 from tacit.engines.precision import full_precision, wide
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 from tacit.engines.rules import NotFinite, Use, gradients_of
-from tacit.engines.sums import clipped, norms_of_blocks, squares_of
+from tacit.engines.sums import clipped, norms_of_blocks
 from tacit.engines.task import Clipped, Task
 from tacit.engines.torch_internals import Graph, Operators, before_node, gradients, plain_program
 from tacit.losses.record_losses import losses_of
@@ -66,7 +66,7 @@ class BookKeeping:
     def clipped_sums_of(
         self, task: Task, inputs: Tree, targets: Tree, mask: Tensor | None
     ) -> Clipped:
-        num_records = _rows(inputs) // task.views
+        num_records = len(tensors_of(inputs)[0]) // task.views
         found = self._gradients(task, inputs, targets, num_records)
         mask = None if mask is None else mask[:: task.views]
         return clipped(task, found, num_records, device_of(inputs), mask)
@@ -76,7 +76,7 @@ class BookKeeping:
         device = piece.indices.device
         found = self._gradients(task, piece.inputs, piece.targets, num_records)
         with full_precision(device):
-            return norms_of_blocks(task, squares_of(found), num_records, device)
+            return norms_of_blocks(task, found, num_records, device)
 
     def single_plan(self, task: Task, inputs: Tree, targets: Tree) -> Plan | None:
         """The one plan of this batch shape, for a recorder; None if there is none, or several."""
@@ -249,12 +249,14 @@ def _joined(parts: list[Part], stacks: list[Tensor]) -> RecordGradients:
     """One parameter's gradients, from all places that are moved copies of it or made from it."""
     if not stacks and (uses := _uses_of_matrix(parts)):
         return matrix_gradients(uses)
-    moved = [chain.moved(_alone(form)) for chain, _, form in parts]
-    if not stacks and len(moved) == 1:
-        return moved[0]
+    each = [_alone(form) for *_, form in parts]
+    if not stacks and len(parts) == 1 and not parts[0][0].moves:
+        return each[0]
+    chains = [chain for chain, *_ in parts]
+    moved = [(one, chain.pull_back) for one, chain in zip(each, chains, strict=True)]
     if not stacks and share_no_element(tuple((chain, shape) for chain, shape, _ in parts)):
-        return Disjoint(tuple(moved))
-    return Stacked(added([*stacks, *(wide(each.rows()) for each in moved)]))
+        return Moved(moved)
+    return Stacked(added([*stacks, *(wide(Moved([one]).rows()) for one in moved)]))
 
 
 def _uses_of_matrix(parts: list[Part]) -> list[Dense | Lookup] | None:
@@ -272,7 +274,3 @@ def _uses_of_matrix(parts: list[Part]) -> list[Dense | Lookup] | None:
 
 def _alone(form: Form) -> RecordGradients:
     return matrix_gradients([form]) if isinstance(form, Dense | Lookup) else form
-
-
-def _rows(tree: Tree) -> int:
-    return len(tensors_of(tree)[0])

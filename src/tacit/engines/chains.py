@@ -19,7 +19,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from tacit.engines.gradients import RecordGradients, Scale
+from tacit.engines.gradients import added
 from tacit.engines.precision import wide
 from tacit.engines.torch_internals import Graph, Node, gradients, saved, signed
 
@@ -42,10 +42,6 @@ class Moves:
         for move in self.moves:
             total = move(total)
         return total
-
-    def moved(self, gradients: RecordGradients) -> RecordGradients:
-        """Gradients at the place where the chain begins, as gradients of the parameter."""
-        return Moved(gradients, self) if self.moves else gradients
 
 
 def moves_to_parameter(
@@ -121,46 +117,6 @@ _PARTS = frozenset(
     f"{name}Backward0"
     for name in ("Slice", "Select", "Split", "UnsafeSplit", "SplitWithSizes", "Unbind")
 )
-
-
-@dataclass(frozen=True)
-class Moved:
-    """Per-record gradients at a place, as gradients of the parameter behind a chain of moves."""
-
-    gradients: RecordGradients
-    chain: Moves
-
-    def squares(self) -> Tensor:
-        return self.gradients.squares()
-
-    def total(self, scale: Scale) -> Tensor:
-        return self.chain.pull_back(self.gradients.total(scale))
-
-    def rows(self) -> Tensor:
-        return torch.stack([self.chain.pull_back(row) for row in self.gradients.rows()])
-
-
-@dataclass(frozen=True)
-class Disjoint:
-    """Gradients of parts of one parameter that share no element: squares add up."""
-
-    parts: tuple[RecordGradients, ...]
-
-    def squares(self) -> Tensor:
-        return torch.stack([part.squares() for part in self.parts]).sum(0)
-
-    def total(self, scale: Scale) -> Tensor:
-        return added([part.total(scale) for part in self.parts])
-
-    def rows(self) -> Tensor:
-        return added([part.rows() for part in self.parts])
-
-
-def added(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total
 
 
 @lru_cache

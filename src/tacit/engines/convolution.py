@@ -33,6 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,9 +41,11 @@ from torch import Tensor
 
 from tacit.engines.gradients import (
     Contracted,
+    Moved,
     RecordGradients,
     Scale,
     Stacked,
+    added,
     in_pieces,
     piece,
     small_stack,
@@ -100,27 +103,6 @@ def kernel_gradients(
     return Kernel(windowed, plain, shape, stride, padding, dilation, groups).gradients()
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One axis of a convolution: how many windows there are, and where they lie."""
-
-    count: int
-    kernel: int
-    stride: int
-    dilation: int
-
-    @property
-    def span(self) -> int:
-        """How many pixels the windows reach."""
-        return (self.count - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
-
-    @property
-    def overlap(self) -> int:
-        """How many windows a pixel lies in, at most: one for each place that is s·t away."""
-        places = self.kernel if self.dilation > 1 else math.ceil(self.kernel / self.stride)
-        return min(places, self.count)
-
-
 @dataclass
 class Kernel:
     """The gradients of one kernel: windows of one side, positions of the other.
@@ -143,9 +125,12 @@ class Kernel:
         self.channels = self.windowed.shape[1] // self.groups
         self.window = self.channels * math.prod(self.kernel_size)
         self.others = self.plain.shape[1] // self.groups
-        sizes = (self.plain.shape[2:], self.kernel_size, self.stride, self.dilation)
-        self.axes = [Axis(*axis) for axis in zip(*sizes, strict=True)]
-        self.pixels = math.prod(axis.span for axis in self.axes)
+        self.counts = self.plain.shape[2:]  # of windows along each axis
+        axes = list(zip(self.counts, self.kernel_size, self.stride, self.dilation, strict=True))
+        self.spans = [(n - 1) * s + (k - 1) * d + 1 for n, k, s, d in axes]
+        self.pixels = math.prod(self.spans)
+        # A pixel lies in so many windows at most: one for each place that is s·t away.
+        self.overlap = math.prod(min(n, k if d > 1 else -(-k // s)) for n, k, s, d in axes)
         # P²·C or T²·C·K products: windows that lie far apart reach many pixels.
         self.by_pixels = self.pixels**2 <= self.positions**2 * math.prod(self.kernel_size)
 
@@ -154,7 +139,7 @@ class Kernel:
         row = self.window * self.others * self.groups
         kept_anyway = sum(math.prod(side.shape[1:]) for side in (self.windowed, self.plain))
         fused = fused_kernel.fits(self.windowed, self.groups)
-        if self.groups > 1 and self.channels == 1 and self.plain.is_cuda and len(self.axes) <= 2:
+        if self.groups > 1 and self.channels == 1 and self.plain.is_cuda and len(self.counts) <= 2:
             return Stacked(self._rows_by_channel())
         # The GPU kernel gains nothing from larger rows; elsewhere they save a contraction.
         few = row <= (1 if fused else 2) * kept_anyway
@@ -201,22 +186,19 @@ class Kernel:
         and dilation exchanged, and with a group for each channel of each record.
         """
         windowed, plain = self.windowed.flatten(0, 1)[None], self.plain.flatten(0, 1)[:, None]
-        convolve = F.conv2d if len(self.axes) == 2 else F.conv1d
+        convolve = F.conv2d if len(self.counts) == 2 else F.conv1d
         groups = len(self.plain) * self.groups
         rows = convolve(windowed, plain, None, self.dilation, self.padding, self.stride, groups)
         for i, size in enumerate(self.kernel_size):
             rows = rows.narrow(2 + i, 0, size)
         return rows.reshape(len(self.plain), *self.shape)
 
-    def _fused_rows(self) -> Stacked:
+    def _fused_rows(self) -> RecordGradients:
         rows, squares = fused_kernel.convolution_rows(*self._fused_arguments())
-        return Stacked(rows.movedim(-1, 2), self._fused_squares(squares))
+        lying = Stacked(rows, self._fused_squares(squares))  # channels last
+        return Moved([(lying, lambda row: row.movedim(-1, 1))])
 
-    def _fused_arguments(
-        self,
-    ) -> tuple[
-        Tensor, Tensor, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], bool
-    ]:
+    def _fused_arguments(self) -> tuple[Any, ...]:
         sizes = self.kernel_size, self.stride, self.padding, self.dilation
         return self.windowed, self.plain, *sizes, cuts_convolutions(self.plain)
 
@@ -232,7 +214,7 @@ class Kernel:
         S = Σ_t ‖a_t‖‖b_t‖ ≤ (Σ_t ‖a_t‖²)^½·‖b‖, and Σ_t ‖a_t‖² counts each pixel at most n times.
         Only two lengths are needed for it, each one pass over memory.
         """
-        return self.whole_reach() * math.sqrt(math.prod(axis.overlap for axis in self.axes))
+        return self.whole_reach() * math.sqrt(self.overlap)
 
     def whole_reach(self) -> Tensor:
         """‖a‖·‖b‖: a GPU may contract by Fourier transforms, which round at *all* positions.
@@ -261,11 +243,11 @@ class Kernel:
 
     def windows(self, part: slice) -> Tensor:
         """The windows of some records, as (B, G, T, W)."""
-        x = self._padded(part)
-        dims = len(self.axes)
-        for i, axis in enumerate(self.axes):
-            x = x.unfold(2 + i, (axis.kernel - 1) * axis.dilation + 1, axis.stride)
-            x = x[..., :: axis.dilation].narrow(2 + i, 0, axis.count)
+        x, dims = self._padded(part), len(self.counts)
+        axes = zip(self.counts, self.kernel_size, self.stride, self.dilation, strict=True)
+        for i, (count, kernel, stride, dilation) in enumerate(axes):
+            x = x.unfold(2 + i, (kernel - 1) * dilation + 1, stride)
+            x = x[..., ::dilation].narrow(2 + i, 0, count)
         # B, C, T…, K… → B, G, T…, C/G, K…
         x = x.unflatten(1, (self.groups, self.channels))
         order = [0, 1, *range(3, 3 + dims), 2, *range(3 + dims, 3 + 2 * dims)]
@@ -273,17 +255,29 @@ class Kernel:
 
     def window_gram(self, part: slice) -> Gram:
         """a_t·a_u of the windows of some records, (B, G, T, T), from products of pixels."""
-        pixels = self._padded(part)
-        for i, axis in enumerate(self.axes):
-            pixels = pixels.narrow(2 + i, 0, axis.span)
+        pixels, dims = self._padded(part), len(self.counts)
+        for i, span in enumerate(self.spans):
+            pixels = pixels.narrow(2 + i, 0, span)
         lead = len(pixels), self.groups
         x_BGPC = pixels.reshape(*lead, self.channels, self.pixels).transpose(2, 3)
-        spans, dims = [axis.span for axis in self.axes], len(self.axes)
-        inner = inner_products(x_BGPC, x_BGPC).reshape(*lead, *spans, *spans)
+        inner = inner_products(x_BGPC, x_BGPC).reshape(*lead, *self.spans, *self.spans)
         for i in reversed(range(dims)):
-            inner = _added_up(inner, self.axes[i], 2 + i, 2 + dims + i)
+            inner = self._added_up(inner, i, (2 + i, 2 + dims + i))
         depth = dot_depth(self.channels) + sum(self.kernel_size)
         return Gram(inner.reshape(*lead, self.positions, self.positions), self.window, depth)
+
+    def _added_up(self, inner: Tensor, axis: int, dims: tuple[int, int]) -> Tensor:
+        """Σ_δ of the entries (s·t + δ, s·u + δ) along one axis of both pixels."""
+        stride, dilation = self.stride[axis], self.dilation[axis]
+
+        def shifted(place: int) -> Tensor:
+            at = [slice(None)] * inner.dim()
+            for dim in dims:
+                stop = place + (self.counts[axis] - 1) * stride + 1
+                at[dim] = slice(place, stop, stride)
+            return inner[tuple(at)]
+
+        return added([shifted(k * dilation) for k in range(self.kernel_size[axis])])
 
     def _others(self, part: slice) -> Tensor:
         """The other side of some records, as (B, G, T, M)."""
@@ -300,20 +294,6 @@ class Kernel:
         """`work` with a workspace of so many numbers per group and record."""
         limit = 1 << (22 if self.plain.device.type == "cpu" else 25)  # a CPU's fit its cache
         return in_pieces(len(self.plain), self.groups * numbers, work, limit)
-
-
-def _added_up(inner: Tensor, axis: Axis, first: int, second: int) -> Tensor:
-    """Σ_δ of the entries (s·t + δ, s·u + δ) along one axis of both pixels."""
-    total: Tensor | None = None
-    for start in range(0, axis.kernel * axis.dilation, axis.dilation):
-        at = [slice(None)] * inner.dim()
-        at[first] = at[second] = slice(
-            start, start + (axis.count - 1) * axis.stride + 1, axis.stride
-        )
-        shifted = inner[tuple(at)]
-        total = shifted if total is None else total + shifted
-    assert total is not None
-    return total
 
 
 def _end_to_end(

@@ -12,7 +12,7 @@ Everything here can be traced by `make_fx`: no value is read back, and no branch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,7 +68,6 @@ class RecordGradients(Protocol):
 class Stacked:
     """Keep all rows: nothing is computed twice, and the norm is of the very numbers added.
 
-    The rows may lie in memory with their dimensions in another order, and are read as they lie.
     `squares_B`, if given, are upper bounds that were computed together with the rows.
     """
 
@@ -76,26 +75,44 @@ class Stacked:
     squares_B: Tensor | None = None
 
     def squares(self) -> Tensor:
-        if self.squares_B is not None:
-            return self.squares_B
-        return sum_of_squares(self.rows_BP.permute(self._order()))
+        return sum_of_squares(self.rows_BP) if self.squares_B is None else self.squares_B
 
     def total(self, scale: Scale) -> Tensor:
-        if self.rows_BP.dim() <= 2:
-            return scale.values_B.to(self.rows_BP.dtype) @ scale.present(self.rows_BP)
-        order = self._order()
-        lying = self.rows_BP.permute(order)
-        total = scale.values_B.to(lying.dtype) @ scale.present(lying.flatten(1))
-        back = [order.index(dim) - 1 for dim in range(1, len(order))]
-        return total.view(lying.shape[1:]).permute(back)
+        scale_B, shape = scale.values_B.to(self.rows_BP.dtype), self.rows_BP.shape[1:]
+        if len(shape) <= 1:
+            return scale_B @ scale.present(self.rows_BP)
+        return (scale_B @ scale.present(self.rows_BP.flatten(1))).view(shape)
 
     def rows(self) -> Tensor:
         return self.rows_BP
 
-    def _order(self) -> list[int]:
-        """Records, then a row's dimensions from the one of largest stride to the smallest."""
-        strides = self.rows_BP.stride()
-        return [0, *sorted(range(1, len(strides)), key=lambda dim: -strides[dim])]
+
+@dataclass
+class Moved:
+    """Gradients of parts of one parameter that share no element, so that squares add up.
+
+    Each part comes with how it moves to its place in the parameter, where it has been laid out in
+    another order or is one of several slices.
+    """
+
+    parts: Sequence[tuple[RecordGradients, Callable[[Tensor], Tensor]]]
+
+    def squares(self) -> Tensor:
+        return added([gradients.squares() for gradients, _ in self.parts])
+
+    def total(self, scale: Scale) -> Tensor:
+        return added([move(gradients.total(scale)) for gradients, move in self.parts])
+
+    def rows(self) -> Tensor:
+        each = [torch.stack([move(row) for row in g.rows()]) for g, move in self.parts]
+        return added(each)
+
+
+def added(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
 
 
 @dataclass
@@ -160,7 +177,7 @@ def in_pieces(
 
 
 # Numbers: stacks up to here are kept on a CPU, where norms of rows are exact and cheap.
-_SMALL_STACK = 1 << 24
+_SMALL_STACK = 1 << 20
 
 
 def small_stack(batch: int, row: int, device: torch.device) -> bool:

@@ -12,10 +12,6 @@ from tacit.engines.precision import full_precision, wide
 from tacit.engines.task import Clipped, Task
 
 
-def squares_of(gradients: dict[str, RecordGradients]) -> dict[str, Tensor]:
-    return {name: wide(g.squares()) for name, g in gradients.items()}
-
-
 def clipped(
     task: Task,
     gradients: dict[str, RecordGradients],
@@ -29,7 +25,7 @@ def clipped(
     nothing, whatever it holds; nor does a row outside `mask`.
     """
     with full_precision(device), torch.no_grad():
-        norms = norms_of_blocks(task, squares_of(gradients), num_records, device)
+        norms = norms_of_blocks(task, gradients, num_records, device)
         keep = (norms[0] if len(norms) == 1 else torch.stack(norms).sum(dim=0)).isfinite()
         counted = keep if mask is None else keep & mask
         # A CPU can ask whether a record is left out; a GPU would have to be waited for.
@@ -49,12 +45,12 @@ def clipped(
 
 
 def norms_of_blocks(
-    task: Task, squares: dict[str, Tensor], num_records: int, device: torch.device
+    task: Task, gradients: dict[str, RecordGradients], num_records: int, device: torch.device
 ) -> list[Tensor]:
-    norms = []
-    for names in task.blocks:
-        used = [squares[n] for n in names if n in squares]
-        norms.append(torch.stack(used).sum(dim=0).sqrt() if used else None)
-    nothing = torch.zeros(num_records, device=device)
-    like = next((norm for norm in norms if norm is not None), nothing)
-    return [torch.zeros_like(like) if norm is None else norm for norm in norms]
+    """‖g_i‖ of each record in each block, from above."""
+    squares = {name: wide(g.squares()) for name, g in gradients.items()}
+    like = next(iter(squares.values())) if squares else torch.zeros(num_records, device=device)
+    each = [[squares[n] for n in names if n in squares] for names in task.blocks]
+    return [
+        torch.stack(used).sum(dim=0).sqrt() if used else torch.zeros_like(like) for used in each
+    ]
