@@ -234,12 +234,14 @@ def _by_parameter(
             found = parts.setdefault(site.chain.parameter, [])
             found += [(site.chain, site.shape, gradients_of(use)) for use in those]
             continue
+        owners = [names.get(id(graph.variable(leaf))) for leaf in site.leaves]
+        if not any(owners):
+            continue
         # The whole site at once, for all parameters that it is made from.
         rows = added([wide(_alone(gradients_of(use)).rows()) for use in those])
         rows = rows.reshape(len(rows), *site.shape)
         each = pull_back_rows(graph, site.node, site.output, site.leaves, rows)
-        for leaf, stack in zip(site.leaves, each, strict=True):
-            name = names.get(id(graph.variable(leaf)))
+        for name, stack in zip(owners, each, strict=True):
             if name is not None and stack is not None:
                 stacks.setdefault(name, []).append(stack)
     return {name: _joined(parts.get(name, []), stacks.get(name, [])) for name in parts | stacks}

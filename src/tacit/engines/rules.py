@@ -182,12 +182,13 @@ def _one_by_one(use: Use) -> Tensor:
     cotangent of zero does not hide an infinite number (0·∞ is NaN): raises NotFinite then.
     """
     owners = [owners_of(*found, use.num_records) if found else None for found in use.private]
-    present = {
-        record for owner in owners if owner is not None for record in owner.unique().tolist()
-    }
+    present = set(range(use.num_records))
+    if not any(found and found[1].ids is None for found in use.private):
+        # A loop over the records in Python has an operator for each.
+        present &= {r for owner in owners if owner is not None for r in owner.unique().tolist()}
     nothing = torch.zeros(use.shape, device=use.cotangent.device, dtype=use.cotangent.dtype)
     rows = [wide(nothing)] * use.num_records
-    for record in present - {-1}:
+    for record in present:
         cotangents = [
             None if b is None or owner is None else torch.where(owner == record, b, 0.0)
             for b, owner in zip(use.cotangents, owners, strict=True)
