@@ -370,3 +370,16 @@ def test_channels_last_inputs():
     x, b, w = case.sides(3, torch.float64)
     last = [t.to(memory_format=torch.channels_last) for t in (x, b)]
     check_exact(gradients_of(case, w)(*last), case.rows(x, b, w))
+
+
+@pytest.mark.parametrize("groups", [1, 600])
+def test_maps_of_one_position_go_by_two_lengths(groups):
+    torch.manual_seed(0)
+    case = Case(2 * groups, 3 * groups, 3, (1, 1), padding=1, groups=groups)
+    x, b, w = case.sides(3)
+    for one, other in ((x, b), (torch.full_like(x, 0.7), torch.full_like(b, 0.7))):
+        found = case.kernel(one, other).by_ghost_norms()
+        real = case.rows(one.double(), other.double(), w.double()).flatten(1).norm(dim=1)
+        assert bool((found.squares().sqrt() >= real).all())
+        torch.testing.assert_close(found.squares().sqrt().double(), real, rtol=1e-4, atol=0)
+    assert case.kernel(x[:0], b[:0]).by_ghost_norms().squares().shape == (0,)

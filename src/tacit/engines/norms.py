@@ -92,9 +92,9 @@ def ghost_norms(a_BTD: Tensor, b_BTP: Tensor) -> tuple[Tensor, Tensor]:
     """
     if a_BTD.shape[-2] == 1:  # ‖b aᵀ‖ = ‖a‖·‖b‖
         groups = a_BTD.shape[:-2]
-        a, b = (sum_of_squares(x.reshape(math.prod(groups), -1)) for x in (a_BTD, b_BTP))
-        squares = (a * b).reshape(len(a_BTD), -1)
-        return squares.sum(dim=1), squares.sqrt().sum(dim=1)
+        sides = (x.reshape(math.prod(groups), x.shape[-1]) for x in (a_BTD, b_BTP))
+        a, b = (sum_of_squares(side).reshape(groups) for side in sides)
+        return _over_groups(a * b), _over_groups((a * b).sqrt())
     if ghost.fits(a_BTD) and a_BTD.dim() == 3:
         return ghost.ghost_norms(a_BTD, b_BTP)
     return norms_from_grams(Gram.of(a_BTD), Gram.of(b_BTP))
@@ -113,10 +113,12 @@ def norms_from_grams(a: Gram, b: Gram) -> tuple[Tensor, Tensor]:
         + positions**2
     )
     squares = sum_over_pairs(a.inner_BTT * b.inner_BTT) + vanished
-    safe = safe_squares(squares, reach, depth, positions)
-    if safe.dim() > 1:
-        return safe.flatten(1).sum(dim=1), reach.flatten(1).sum(dim=1)
-    return safe, reach
+    return _over_groups(safe_squares(squares, reach, depth, positions)), _over_groups(reach)
+
+
+def _over_groups(x: Tensor) -> Tensor:
+    """In float64: a layer may have hundreds of groups, whose sum must not round away a norm."""
+    return x if x.dim() == 1 else x.flatten(1).sum(dim=1, dtype=torch.float64).to(x.dtype)
 
 
 def safe_squares(squares: Tensor, reach: Tensor, depth: int, positions: int) -> Tensor:
