@@ -381,5 +381,5 @@ def test_maps_of_one_position_go_by_two_lengths(groups):
         found = case.kernel(one, other).by_ghost_norms()
         real = case.rows(one.double(), other.double(), w.double()).flatten(1).norm(dim=1)
         assert bool((found.squares().sqrt() >= real).all())
-        torch.testing.assert_close(found.squares().sqrt().double(), real, rtol=1e-4, atol=0)
+        torch.testing.assert_close(found.squares().sqrt().double(), real, rtol=1e-3, atol=0)
     assert case.kernel(x[:0], b[:0]).by_ghost_norms().squares().shape == (0,)
