@@ -6,10 +6,19 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit.engines.gradients import Scale
+from tacit.engines.products import Dense, Lookup, matrix_gradients
 
 UNIT = torch.finfo(torch.float32).eps / 2
 TINY = torch.finfo(torch.float32).tiny
 SLACK = 1 - 16 * torch.finfo(torch.float32).eps  # what clipping takes off
+
+
+def outer_products(a_BTD, b_BTP):
+    return matrix_gradients([Dense(a_BTD, b_BTP)])
+
+
+def table_gradients(num_rows, tokens_BT, b_BTD):
+    return matrix_gradients([Lookup(num_rows, tokens_BT, b_BTD)])
 
 
 def share(gradients, max_norm) -> float:

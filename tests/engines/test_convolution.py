@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -12,11 +13,22 @@ from hypothesis import strategies as st
 
 from tacit.engines import convolution
 from tacit.engines.convolution import Kernel, kernel_gradients
-from tacit.engines.convolution_norms import Axis, Way, cheapest, num_additions, window_gram
-from tacit.engines.gradients import Contracted, Scale, Stacked, pieces
+from tacit.engines.gradients import Contracted, Scale, Stacked, in_pieces
 
 SEEDS = st.integers(0, 10**6)
-GHOSTS = [Way.PIXELS, Way.WINDOWS]
+
+
+def from_pixels(kernel):
+    kernel.by_pixels = True
+    return kernel.by_ghost_norms()
+
+
+def from_windows(kernel):
+    kernel.by_pixels = False
+    return kernel.by_ghost_norms()
+
+
+WAYS = [from_pixels, from_windows]
 
 
 class Case:
@@ -106,8 +118,8 @@ def test_every_way_gives_the_norm(case, seed):
         return  # padded by `kernel_gradients` first
     x, b, w = case.sides(2, torch.float64)
     expected = case.rows(x, b, w)
-    for way in Way:
-        check_exact(case.kernel(x, b).norms_by(way), expected)
+    for way in WAYS:
+        check_exact(way(case.kernel(x, b)), expected)
 
 
 CASES = {
@@ -125,8 +137,7 @@ CASES = {
     "transposed 3d": Case(20, 16, 2, (2, 2, 2), extra=0),
 }
 EACH_CASE = pytest.mark.parametrize("name", CASES)
-EACH_GHOST = pytest.mark.parametrize("way", GHOSTS, ids=lambda way: way.name)
-EACH_WAY = pytest.mark.parametrize("way", Way, ids=lambda way: way.name)
+EACH_WAY = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 
 
 def balanced(b):
@@ -145,7 +156,7 @@ def test_terms_that_cancel_keep_the_bound(name, way):
     for size, rest in itertools.product([1e-3, 1.0, 1e3, 1e8], [0.0, 1e-6, 1e-3, 1.0]):
         x = size * torch.randn(1, noise.shape[1], *over).expand_as(noise) + rest * noise
         for cotangent in (balanced(b), balanced(b) + rest * b):
-            found = case.kernel(x, cotangent).norms_by(way)
+            found = way(case.kernel(x, cotangent))
             for max_norm in (1e-6, 1e-3):
                 assert share(found, max_norm) <= 1
 
@@ -161,13 +172,13 @@ def test_the_norm_is_not_below_the_real_one(name, way):
         [0.1, 1 / 3, 0.7, 1.1, 1e6], [torch.full_like(random, 0.7), balanced(random), random]
     ):
         x = torch.full_like(noise, value)
-        found = case.kernel(x, b).norms_by(way)
+        found = way(case.kernel(x, b))
         real = float(case.rows(x.double(), b.double(), w.double()).norm())
         assert float(found.squares().sqrt()) >= real * (1 - 4 * UNIT)
 
 
 @EACH_CASE
-@EACH_GHOST
+@EACH_WAY
 def test_values_whose_products_vanish_or_overflow_keep_the_bound(name, way):
     """‖b‖² = 0 in float32 for b = 1e-23, but b·a is not nothing when a is 1e18."""
     case = CASES[name]
@@ -177,7 +188,7 @@ def test_values_whose_products_vanish_or_overflow_keep_the_bound(name, way):
         x, b = torch.full_like(noise, 10.0**power_a), torch.full_like(random, 10.0**power_b)
         x[0, :, ..., 0] = 10.0**power_b  # another scale at the first pixels
         for sign_a, sign_b in ((1.0, 1.0), (noise.sign(), random.sign())):
-            found = case.kernel(x * sign_a, b * sign_b).norms_by(way)
+            found = way(case.kernel(x * sign_a, b * sign_b))
             for max_norm in (1e-9, 1e-3):
                 assert share(found, max_norm) <= 1
 
@@ -198,7 +209,7 @@ def test_inner_products_of_windows_are_off_by_no_more_than_they_say(name, size):
     ):
         kernel = case.kernel(x, size * made) if case.transposed else case.kernel(size * made, b)
         everyone = slice(0, 2)
-        gram = window_gram(kernel.windowed, kernel.groups, kernel.axes, kernel.padding)
+        gram = kernel.window_gram(everyone)
         windows = kernel.windows(everyone).double()
         exact = windows @ windows.transpose(2, 3)
         length = exact.diagonal(dim1=2, dim2=3).sqrt()
@@ -212,39 +223,30 @@ def test_norms_do_not_depend_on_the_pieces(way, monkeypatch):
     torch.manual_seed(0)
     case = Case(6, 8, 3, (5, 4), padding=1, groups=2)
     x, b, _ = case.sides(7)
-    whole = case.kernel(x, b).norms_by(way)
+    whole = way(case.kernel(x, b))
     monkeypatch.setattr(
-        convolution, "pieces", lambda count, each, limit: pieces(count, each, 3 * each)
+        convolution,
+        "in_pieces",
+        lambda count, each, work, limit: in_pieces(count, each, work, 3 * each),
     )
-    cut = case.kernel(x, b).norms_by(way)
+    cut = way(case.kernel(x, b))
     torch.testing.assert_close(cut.squares(), whole.squares())
     torch.testing.assert_close(cut.rows(), whole.rows())
 
 
-def test_small_maps_go_by_pixels_and_large_ones_by_rows():
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+def test_products_of_pixels_where_windows_overlap():
+    """A 3×3 window on 8×8: 10⁴ products of pixels of width C, or 64² of width 9·C."""
 
-    def way(channels, side, device, fused, groups=1):
-        axes = [Axis(count=side, kernel=3, stride=1, dilation=1)] * 2
-        return cheapest(axes, channels, channels, groups, device=device, fused=fused)
+    def by_pixels(*given, **more):
+        case = Case(4, 4, *given, **more)
+        return case.kernel(*case.sides()[:2]).by_pixels
 
-    assert way(4096, 2, gpu, True) is Way.WINDOWS
-    assert way(64, 32, gpu, True) is Way.ROWS
-    for device, fused in ((cpu, False), (gpu, False)):
-        assert way(256, 8, device, fused) is Way.PIXELS
-        assert way(512, 4, device, fused) is Way.PIXELS
-        assert way(32, 64, device, fused) is Way.ROWS
-        # Cheaper by pixels, and too large: 10⁸ inner products in one record.
-        assert way(9000, 100, device, fused) is Way.ROWS
-        assert way(256, 8, device, fused, groups=100_000) is Way.ROWS
-
-
-def test_additions_are_counted():
-    """3×3 on 8×8, padded to 10×10: twice 10²·8² along one axis and twice 8²·8² along the other."""
-    axis = Axis(count=8, kernel=3, stride=1, dilation=1)
-    assert axis.span == 10
-    assert num_additions([axis, axis]) == 2 * 10**2 * 8**2 + 2 * 8**4
-    assert num_additions([Axis(5, 1, 2, 1)]) == 0
+    assert by_pixels(3, (8, 8), padding=1)
+    assert by_pixels(1, (8, 8))
+    assert not by_pixels(1, (8, 8), stride=2)
+    assert not by_pixels(4, (16, 16), stride=4)
+    assert not by_pixels(3, (30,), dilation=10)
+    assert not by_pixels(3, (1, 1), padding=1)
 
 
 @EACH_CASE
@@ -256,6 +258,13 @@ def test_a_gpu_counts_on_the_whole_of_both_sides(name):
     torch.testing.assert_close(CASES[name].kernel(x, b).whole_reach(), expected, rtol=1e-3, atol=0)
 
 
+def reach_of(kernel):
+    """Σ_t ‖a_t‖‖b_t‖, in all groups."""
+    everyone = slice(0, len(kernel.plain))
+    sides = kernel.windows(everyone), kernel._others(everyone)
+    return math.prod(side.norm(dim=3) for side in sides).sum(dim=(1, 2))
+
+
 @settings(max_examples=100, deadline=None)
 @given(case=cases(), seed=SEEDS)
 def test_two_lengths_and_the_overlap_bound_the_reach(case, seed):
@@ -264,23 +273,24 @@ def test_two_lengths_and_the_overlap_bound_the_reach(case, seed):
     x, b, _ = case.sides(2, torch.float64)
     for one, other in ((x, b), (torch.ones_like(x), torch.ones_like(b)), (x.exp(), b.exp())):
         kernel = case.kernel(one, other)
-        _, reach = kernel._norms_of_rows()
-        assert bool((kernel.reach() >= reach * (1 - 1e-13)).all())
+        assert bool((kernel.reach() >= reach_of(kernel) * (1 - 1e-13)).all())
 
 
-def test_a_pixel_counted_once_would_be_caught(monkeypatch):
+def test_a_pixel_counted_once_would_be_caught():
     """The planted bug: n = 1 where windows overlap."""
     case = Case(2, 3, 3, (9, 9))
     kernel = case.kernel(torch.ones(1, 2, 9, 9), torch.ones(1, 3, 7, 7))
-    _, reach = kernel._norms_of_rows()
-    assert float(kernel.reach()) >= float(reach)
-    monkeypatch.setattr(Axis, "overlap", 1)
-    assert float(kernel.reach()) < float(reach)
+    assert float(kernel.reach()) >= float(reach_of(kernel))
+    kernel.overlap = 1
+    assert float(kernel.reach()) < float(reach_of(kernel))
 
 
 def test_windows_over_a_pixel_are_counted():
     def most(count, kernel, stride, dilation):
-        return Axis(count, kernel, stride, dilation).overlap
+        given = (stride,), (0,), (dilation,), 1
+        return Kernel(
+            torch.empty(1, 1, 99), torch.empty(1, 1, count), (1, 1, kernel), *given
+        ).overlap
 
     assert most(9, 3, 1, 1) == 3
     assert most(9, 3, 2, 1) == 2
@@ -331,7 +341,7 @@ def test_every_way_can_be_traced(way):
     torch.manual_seed(0)
     case = CASES["2d, stride"]
     (x, b, _), (x2, b2, _) = case.sides(3), case.sides(3)
-    check_traceable(lambda x, b: case.kernel(x, b).norms_by(way), [x, b], [x2, b2])
+    check_traceable(lambda x, b: way(case.kernel(x, b)), [x, b], [x2, b2])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -360,3 +370,16 @@ def test_channels_last_inputs():
     x, b, w = case.sides(3, torch.float64)
     last = [t.to(memory_format=torch.channels_last) for t in (x, b)]
     check_exact(gradients_of(case, w)(*last), case.rows(x, b, w))
+
+
+@pytest.mark.parametrize("groups", [1, 600])
+def test_maps_of_one_position_go_by_two_lengths(groups):
+    torch.manual_seed(0)
+    case = Case(2 * groups, 3 * groups, 3, (1, 1), padding=1, groups=groups)
+    x, b, w = case.sides(3)
+    for one, other in ((x, b), (torch.full_like(x, 0.7), torch.full_like(b, 0.7))):
+        found = case.kernel(one, other).by_ghost_norms()
+        real = case.rows(one.double(), other.double(), w.double()).flatten(1).norm(dim=1)
+        assert bool((found.squares().sqrt() >= real).all())
+        torch.testing.assert_close(found.squares().sqrt().double(), real, rtol=1e-3, atol=0)
+    assert case.kernel(x[:0], b[:0]).by_ghost_norms().squares().shape == (0,)

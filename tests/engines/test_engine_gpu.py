@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from engine_checks import assert_same, batch_for, one_by_one, sums_of
-from gradient_checks import share
+from gradient_checks import outer_products, share
 from test_engine_precision import Everything, tokens, whole
 from test_products import cancelling
 from torch import nn
@@ -13,7 +13,6 @@ from torch import nn
 import tacit
 from tacit import AdaptiveNorm, Augmentation, Clip, Normalise, PerSampleClip, RandomCropFlip
 from tacit.engines import Automatic, BookKeeping, PerRecord, Recorder, Task
-from tacit.engines.products import outer_products
 from tacit.engines.recorder import capture
 from tacit.queries.bounded_gradient import trainable
 

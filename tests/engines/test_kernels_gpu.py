@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gradient_checks import check_traceable, share
-from test_convolution import CASES, Case, balanced
+from gradient_checks import check_traceable, outer_products, share
+from test_convolution import CASES, EACH_WAY, WAYS, Case, balanced
 from test_products import cancelling
 
 from tacit.engines import norms
-from tacit.engines.convolution import kernel_gradients
-from tacit.engines.convolution_norms import Way
+from tacit.engines.convolution import Kernel, kernel_gradients
 from tacit.engines.gradients import Scale, Stacked
-from tacit.engines.kernels import convolution, ghost, normalisation, scaling
+from tacit.engines.kernels import convolution, ghost
 from tacit.engines.kernels.convolution import Tiles
-from tacit.engines.products import Dense, Lookup, joined_products, outer_products
+from tacit.engines.products import Dense, Lookup, matrix_gradients
 from tacit.engines.rules import group_norm_rows
 
 pytestmark = [
@@ -132,7 +131,7 @@ def test_a_head_that_cancels_its_embedding_keeps_the_bound(tensor_float, use_ten
     one_hot = torch.nn.functional.one_hot(tokens, 200).float()
     for size in (1e-3, 1.0, 1e6):
         g = size * torch.randn(1, 4, 150, device="cuda")
-        found = joined_products([Dense(-g, one_hot), Lookup(200, tokens, g)])
+        found = matrix_gradients([Dense(-g, one_hot), Lookup(200, tokens, g)])
         assert share(found, 1e-3) <= 1
 
 
@@ -192,7 +191,6 @@ def test_group_norm_by_the_plain_rule(groups, shape, mean):
         )
         return group_norm_rows(x, mu, rstd, b, groups)
 
-    assert normalisation.fits(x.cuda(), groups)
     found, exact = rows(*on_gpu(x, b)).cpu().double(), rows(x.double(), b.double())
     assert float((found - exact).norm()) <= 1e-5 * (1 + mean) * float(exact.norm())
 
@@ -206,14 +204,14 @@ def test_every_way_gives_the_norm_of_a_convolution(name):
     case = CASES[name]
     x, b, w = case.sides(3, torch.float64)
     expected = case.rows(x, b, w).flatten(1).square().sum(dim=1)
-    for way in Way:
-        squares = case.kernel(*on_gpu(x, b)).norms_by(way).squares().cpu()
+    for way in WAYS:
+        squares = way(case.kernel(*on_gpu(x, b))).squares().cpu()
         assert bool((squares >= expected * (1 - 1e-13)).all())
         torch.testing.assert_close(squares, expected)
 
 
 @EACH_SETTING
-@pytest.mark.parametrize("way", Way, ids=lambda way: way.name)
+@EACH_WAY
 @pytest.mark.parametrize("name", CASES)
 def test_a_convolution_keeps_the_bound(name, way, tensor_float, use_tensor_float):
     """Where terms cancel, and where all are rounded alike."""
@@ -230,14 +228,16 @@ def test_a_convolution_keeps_the_bound(name, way, tensor_float, use_tensor_float
             (noise, b),
         ):
             kernel = case.kernel(*on_gpu(one, other))
-            for fused in {False, convolution.fits(kernel.windowed, kernel.groups)}:
-                found = kernel.norms_by(way, fused=fused)
+            ways = [way]
+            if convolution.fits(kernel.windowed, kernel.groups):
+                ways.append(Kernel.by_fused_norms)
+            for found in (each(kernel) for each in ways):
                 for max_norm in (1e-6, 1e-2):
                     assert share(found, max_norm) <= 1
 
 
 @pytest.mark.parametrize("tries_engines", [False, True])
-@pytest.mark.parametrize("way", Way, ids=lambda way: way.name)
+@EACH_WAY
 def test_sides_that_never_meet_add_nothing(way, tries_engines, monkeypatch):
     """A Fourier transform leaves roundings of ‖a‖·‖b‖ where the gradient is zero."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", tries_engines)
@@ -247,7 +247,7 @@ def test_sides_that_never_meet_add_nothing(way, tries_engines, monkeypatch):
         x, b, _ = case.sides()
         x[:, :, 2:], b[:, :, :4] = 0, 0
         for size in (1e2, 1e4, 1e6):
-            found = case.kernel(*on_gpu(size * x, size * b)).norms_by(way)
+            found = way(case.kernel(*on_gpu(size * x, size * b)))
             assert share(found, 1e-3) <= 1
 
 
@@ -309,12 +309,9 @@ def test_operators_are_well_defined():
     x, b = torch.randn(2, 4, 5, 5, device=gpu), torch.randn(2, 6, 5, 5, device=gpu)
     geometry = [3, 3], [1, 1], [1, 1], [1, 1]
     gram = torch.randn(2, 7, 7, device=gpu)
-    moments = torch.randn(2, 2, device=gpu)
     calls = [
-        (ops.scale_records, (x, torch.rand(2, device=gpu), True)),
-        (ops.gram_norms, (gram, gram.clone(), 3, 4, 100)),
+        (ops.ghost_norms, (gram, gram.clone())),
         (ops.inner_products, (gram, gram.clone(), 128)),
-        (ops.group_norm_rows, (x, moments, moments.clone(), x.clone(), 2)),
         (ops.convolution_rows, (x, b, *geometry, False)),
         (ops.convolution_squares, (x, b, *geometry, False)),
     ]
@@ -361,9 +358,3 @@ def test_a_captured_graph_serves_other_data():
     graph.replay()
     for mine, eager in zip(captured, step(), strict=True):
         torch.testing.assert_close(mine, eager, rtol=1e-3, atol=1e-3)
-
-
-def test_scaling_is_for_records_that_lie_one_after_another():
-    x = torch.randn(2, 3, 4, device="cuda")
-    assert scaling.fits(x)
-    assert not scaling.fits(x.transpose(1, 2))

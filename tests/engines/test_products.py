@@ -6,20 +6,23 @@ import itertools
 
 import pytest
 import torch
-from gradient_checks import TINY, UNIT, check_exact, check_left_out, check_traceable, share
+from gradient_checks import (
+    TINY,
+    UNIT,
+    check_exact,
+    check_left_out,
+    check_traceable,
+    outer_products,
+    share,
+    table_gradients,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacit.engines import norms, products
-from tacit.engines.gradients import Contracted, Scale, Stacked, pieces
+from tacit.engines.gradients import Contracted, Moved, Scale, Stacked, in_pieces
 from tacit.engines.norms import Gram, ghost_norms, sum_depth, sum_of_squares, sum_over_pairs
-from tacit.engines.products import (
-    Dense,
-    Lookup,
-    joined_products,
-    outer_products,
-    table_gradients,
-)
+from tacit.engines.products import Dense, Lookup, matrix_gradients
 
 SEEDS = st.integers(0, 10**6)
 
@@ -110,7 +113,7 @@ def test_several_uses_of_one_matrix(counts, sizes, seed):
         )
         for dense, positions in counts
     ]
-    check_exact(joined_products(uses), rows_of(uses))
+    check_exact(matrix_gradients(uses), rows_of(uses))
 
 
 def test_an_embedding_tied_to_the_output_head_against_autograd():
@@ -127,7 +130,7 @@ def test_an_embedding_tied_to_the_output_head_against_autograd():
         got = torch.autograd.grad(loss, [table, e, logits])
         for to, value in zip((rows, embedded_b, logits_b, hidden), (*got, h.detach()), strict=True):
             to.append(value)
-    found = joined_products(
+    found = matrix_gradients(
         [
             Lookup(vocabulary, tokens, torch.stack(embedded_b)),
             Dense(torch.stack(hidden), torch.stack(logits_b)),
@@ -153,7 +156,7 @@ def test_a_large_vocabulary_never_makes_a_table_per_record(monkeypatch):
     tokens, g = torch.randint(0, vocabulary, (2, positions)), torch.randn(2, positions, width)
     a, b = torch.randn(2, positions, width), torch.randn(2, positions, vocabulary)
     with Watch():
-        found = joined_products([Lookup(vocabulary, tokens, g), Dense(a, b)])
+        found = matrix_gradients([Lookup(vocabulary, tokens, g), Dense(a, b)])
         squares = found.squares()
     real = found.rows().flatten(1).square().sum(dim=1)
     torch.testing.assert_close(squares, real, rtol=1e-2, atol=0.0)
@@ -166,10 +169,12 @@ def test_norms_do_not_depend_on_the_pieces(monkeypatch):
     makers = [
         lambda: outer_products(a, b),
         lambda: table_gradients(90, tokens, g),
-        lambda: joined_products([Dense(a, b), Lookup(90, tokens, g)]),
+        lambda: matrix_gradients([Dense(a, b), Lookup(90, tokens, g)]),
     ]
     whole = [make().squares() for make in makers]
-    monkeypatch.setattr(products, "pieces", lambda count, each: pieces(count, each, 3 * each))
+    monkeypatch.setattr(
+        products, "in_pieces", lambda count, each, work: in_pieces(count, each, work, 3 * each)
+    )
     for make, squares in zip(makers, whole, strict=True):
         torch.testing.assert_close(make().squares(), squares)
 
@@ -182,7 +187,9 @@ def test_tokens_may_be_short_integers():
         given = tokens % num_rows
         short, long = (table_gradients(num_rows, k, g) for k in (given.int(), given))
         assert torch.equal(short.squares(), long.squares())
-    short, long = (joined_products([Dense(a, b), Lookup(90, k, g)]) for k in (tokens.int(), tokens))
+    short, long = (
+        matrix_gradients([Dense(a, b), Lookup(90, k, g)]) for k in (tokens.int(), tokens)
+    )
     assert torch.equal(short.squares(), long.squares())
 
 
@@ -274,7 +281,7 @@ def test_a_head_that_cancels_its_embedding_keeps_the_bound(size, rest):
         one_hot = torch.nn.functional.one_hot(tokens, num_rows).float()
         for factor in (1.0, 0.7, 1e-6):
             dense = Dense(-g * factor, one_hot / factor + rest * torch.randn_like(one_hot))
-            found = joined_products([dense, Lookup(num_rows, tokens, g)])
+            found = matrix_gradients([dense, Lookup(num_rows, tokens, g)])
             assert isinstance(found, Contracted)
             for max_norm in (1e-9, 1e-3):
                 assert share(found, max_norm) <= 1
@@ -284,7 +291,7 @@ def test_joint_squares_that_vanish_or_overflow_keep_the_bound():
     tokens = torch.tensor([[0, 1, 1]])
     for a, b, g in itertools.product(range(-44, 39, 9), repeat=3):
         dense = Dense(repeated(2, 90, 10.0**a), repeated(2, 95, 10.0**b))
-        found = joined_products([dense, Lookup(95, tokens, repeated(3, 90, 10.0**g))])
+        found = matrix_gradients([dense, Lookup(95, tokens, repeated(3, 90, 10.0**g))])
         assert isinstance(found, Contracted)
         for max_norm in (1e-9, 1e-3):
             assert share(found, max_norm) <= 1
@@ -296,7 +303,7 @@ def test_a_forgotten_cross_term_would_be_caught(monkeypatch):
     g = torch.randn(1, 2, 150)
     tokens = torch.tensor([[3, 5]])
     one_hot = torch.nn.functional.one_hot(tokens, 200).float()
-    found = joined_products([Dense(g.clone(), one_hot), Lookup(200, tokens, g)])
+    found = matrix_gradients([Dense(g.clone(), one_hot), Lookup(200, tokens, g)])
     assert share(found, 1e-3) > 1
 
 
@@ -379,17 +386,17 @@ FORMS = {
     "table": (lambda b, k: table_gradients(99, k, b), [(4, 6), (4,)], Contracted),
     "small table": (lambda b, k: table_gradients(8, k % 8, b), [(4, 6), (4,)], Stacked),
     "tied": (
-        lambda a, b, g, k: joined_products([Lookup(99, k, g), Dense(a, b)]),
+        lambda a, b, g, k: matrix_gradients([Lookup(99, k, g), Dense(a, b)]),
         [(2, 90), (2, 99), (4, 90), (4,)],
         Contracted,
     ),
     "tied, small": (
-        lambda a, b, g, k: joined_products([Lookup(9, k % 9, g), Dense(a, b)]),
+        lambda a, b, g, k: matrix_gradients([Lookup(9, k % 9, g), Dense(a, b)]),
         [(2, 5), (2, 9), (4, 5), (4,)],
         Stacked,
     ),
     "recurrent": (
-        lambda a, b, c, d: joined_products([Dense(a, b), Dense(c, d)]),
+        lambda a, b, c, d: matrix_gradients([Dense(a, b), Dense(c, d)]),
         [(1, 90), (1, 80), (1, 90), (1, 80)],
         Contracted,
     ),
@@ -447,12 +454,10 @@ def test_scaling_by_zero_alone_would_be_caught():
 def test_rows_that_lie_with_channels_last_are_read_as_they_lie():
     torch.manual_seed(0)
     lying = randn(4, 5, 3, 2, 6)
-    rows, scale = lying.movedim(-1, 2), torch.rand(4, dtype=torch.float64)
-    for found in (Stacked(rows), Stacked(rows.contiguous())):
-        expected = torch.einsum("b,b...->...", scale, rows)
-        torch.testing.assert_close(found.total(Scale(scale)), expected)
-        torch.testing.assert_close(found.squares(), rows.flatten(1).square().sum(dim=1))
-    assert Stacked(rows)._as_they_lie().is_contiguous()
+    rows = lying.movedim(-1, 2)
+    moved = Moved([(Stacked(lying), lambda row: row.movedim(-1, 1))])
+    for found in (moved, Stacked(rows), Stacked(rows.contiguous())):
+        check_exact(found, rows)
 
 
 def test_scalars_have_gradients_too():
@@ -464,9 +469,14 @@ def test_scalars_have_gradients_too():
 
 
 def test_slices_hold_no_more_than_the_limit():
-    assert pieces(10, 3, 9) == [slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 10)]
-    assert pieces(2, 100, 9) == [slice(0, 1), slice(1, 2)]
-    assert pieces(0, 3, 9) == [slice(0, 0)]
+    def slices(*given):
+        seen = []
+        in_pieces(*given[:2], lambda part: (seen.append(part), torch.empty(0))[1:], *given[2:])
+        return seen
+
+    assert slices(10, 3, 9) == [slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 10)]
+    assert slices(2, 100, 9) == [slice(0, 1), slice(1, 2)]
+    assert slices(0, 3, 9) == [slice(0, 0)]
 
 
 def test_inner_products_with_all_digits_are_those_of_the_plain_path():

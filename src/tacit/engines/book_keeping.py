@@ -21,32 +21,23 @@ from torch import Tensor, nn
 from tacit.batch import Batch
 from tacit.checks.certificate import require_apart
 from tacit.checks.side_effects import kind_of
-from tacit.engines.chains import Disjoint, Moved, Moves, pull_back_rows, share_no_element
+from tacit.engines.chains import Moves, pull_back_rows, share_no_element
 from tacit.engines.draws import Start
-from tacit.engines.gradients import RecordGradients, Stacked
+from tacit.engines.gradients import Moved, RecordGradients, Stacked, added
 from tacit.engines.loop import gradients_alone
 from tacit.engines.plan import Plan, Planned, Site, make_plan
 from tacit.engines.precision import full_precision, wide
-from tacit.engines.products import Dense, Lookup, joined_products, outer_products, table_gradients
-from tacit.engines.rules import Use, found_by_rule, mask_of, rule_for
-from tacit.engines.sums import clipped, norms_of_blocks, squares_of
+from tacit.engines.products import Dense, Lookup, matrix_gradients
+from tacit.engines.rules import NotFinite, Use, gradients_of
+from tacit.engines.sums import clipped, norms_of_blocks
 from tacit.engines.task import Clipped, Task
-from tacit.engines.torch_internals import (
-    Graph,
-    Operators,
-    before_node,
-    gradients,
-    plain_program,
-    run_node,
-)
+from tacit.engines.torch_internals import Graph, Operators, before_node, gradients, plain_program
 from tacit.losses.record_losses import losses_of
 from tacit.pytrees import Tree, call_model, device_of, tensors_of
 
-Form = Dense | Lookup | RecordGradients | None  # what a rule finds; None where it has no answer
-
-
-class NotFinite(ArithmeticError):
-    """Infinite numbers of one record may have reached the gradients of others as 0·∞."""
+Form = Dense | Lookup | RecordGradients
+Part = tuple[Moves, tuple[int, ...], Form]  # the way to a parameter, from a place of this shape
+_Key = tuple[Hashable, ...]
 
 
 class BookKeeping:
@@ -75,7 +66,7 @@ class BookKeeping:
     def clipped_sums_of(
         self, task: Task, inputs: Tree, targets: Tree, mask: Tensor | None
     ) -> Clipped:
-        num_records = _rows(inputs) // task.views
+        num_records = len(tensors_of(inputs)[0]) // task.views
         found = self._gradients(task, inputs, targets, num_records)
         mask = None if mask is None else mask[:: task.views]
         return clipped(task, found, num_records, device_of(inputs), mask)
@@ -85,7 +76,7 @@ class BookKeeping:
         device = piece.indices.device
         found = self._gradients(task, piece.inputs, piece.targets, num_records)
         with full_precision(device):
-            return norms_of_blocks(task, squares_of(found), num_records, device)
+            return norms_of_blocks(task, found, num_records, device)
 
     def single_plan(self, task: Task, inputs: Tree, targets: Tree) -> Plan | None:
         """The one plan of this batch shape, for a recorder; None if there is none, or several."""
@@ -175,9 +166,6 @@ def planned_pass(task: Task, inputs: Tree, targets: Tree, num_records: int) -> P
     return make_plan(task.model, run, (inputs, targets), task.parameters, num_records)
 
 
-_Key = tuple[Hashable, ...]
-
-
 def plan_key(task: Task, inputs: Tree, targets: Tree) -> _Key:
     """What a plan depends on, apart from the operators that run."""
     shapes = tuple((tuple(t.shape), t.dtype) for t in tensors_of((inputs, targets)))
@@ -193,7 +181,7 @@ def record_gradients(
     with full_precision(losses.device), plain_program(plan.fused_functions):
         uses = _uses(plan, graph, total)
         with torch.no_grad():
-            found = _by_parameter(plan, graph, uses, task)
+            found = _by_parameter(graph, uses, task)
             for name, mask in task.active.items():
                 if name in found:
                     rows = wide(found[name].rows())
@@ -201,12 +189,12 @@ def record_gradients(
     return found
 
 
-def _uses(plan: Plan, graph: Graph, total: Tensor) -> dict[tuple[int, int], list[Use]]:
-    """The frontier's operands with their cotangents, by site."""
+def _uses(plan: Plan, graph: Graph, total: Tensor) -> list[tuple[Site, list[Use]]]:
+    """The frontier's sites, and their operands with cotangents."""
     nodes = plan.frontier
     places = [(node, out) for node in nodes for out in range(graph.num_outputs(node))]
     if not places:
-        return {}
+        return []
     edges = [graph.edge(*place) for place in places]
     ran: dict[int, Sequence[Tensor | None]] = {}
     handles = [before_node(graph.nodes[node], partial(ran.__setitem__, node)) for node in nodes]
@@ -215,183 +203,76 @@ def _uses(plan: Plan, graph: Graph, total: Tensor) -> dict[tuple[int, int], list
     finally:
         for handle in handles:
             handle.remove()
-    cotangents: dict[int, list[Tensor | None]] = {}
+    cotangents: dict[int, tuple[Tensor | None, ...]] = {}
     for (node, _), cotangent in zip(places, found, strict=True):
-        cotangents.setdefault(node, []).append(cotangent)
+        cotangents[node] = (*cotangents.get(node, ()), cotangent)
     # Where a node runs too, because the pass goes on behind it, `grad` gives its cotangent from
     # before the hooks of the user (`tensor.register_hook`); the node has seen it after them.
-    cotangents |= {node: list(arrived) for node, arrived in ran.items()}
-    uses: dict[tuple[int, int], list[Use]] = {}
+    cotangents |= {node: tuple(arrived) for node, arrived in ran.items()}
+    uses = []
     for site in plan.sites:
+        those = []
         for edge in site.edges:
-            arrived = tuple(cotangents[edge.node])
+            node, arrived = graph.nodes[edge.node], cotangents[edge.node]
             if any(b is not None for b in arrived):
-                use = Use(
-                    graph.nodes[edge.node],
-                    edge.operand,
-                    site.shape,
-                    arrived,
-                    edge.layouts,
-                    plan.num_records,
-                )
-                uses.setdefault((site.node, site.output), []).append(use)
+                given = edge.operand, site.shape, arrived, edge.layouts, plan.num_records
+                those.append(Use(node, *given))
+        if those:
+            uses.append((site, those))
     return uses
 
 
 def _by_parameter(
-    plan: Plan, graph: Graph, uses: dict[tuple[int, int], list[Use]], task: Task
+    graph: Graph, uses: list[tuple[Site, list[Use]]], task: Task
 ) -> dict[str, RecordGradients]:
+    """From gradients at the frontier to those of the parameters behind it."""
     names = {id(p): name for name, p in task.parameters.items()}
-    of_parameter: dict[str, list[Site]] = {}
-    for site in plan.sites:
-        if (site.node, site.output) in uses:
-            for leaf in site.leaves:
-                name = names.get(id(graph.variable(leaf)))
-                if name is not None:
-                    of_parameter.setdefault(name, []).append(site)
-    found: dict[str, RecordGradients] = {}
-    stacks: dict[str, Tensor] = {}
-    pulled: set[tuple[int, int]] = set()
-    for name, sites in of_parameter.items():
-        if all(site.chain is not None for site in sites):
-            found[name] = _moved(sites, uses, tuple(task.parameters[name].shape))
+    parts: dict[str, list[Part]] = {}
+    stacks: dict[str, list[Tensor]] = {}
+    for site, those in uses:
+        if site.chain is not None:
+            found = parts.setdefault(site.chain.parameter, [])
+            found += [(site.chain, site.shape, gradients_of(use)) for use in those]
             continue
-        for site in sites:  # the whole site at once, for all parameters that it is made from
-            place = (site.node, site.output)
-            if place in pulled:
-                continue
-            pulled.add(place)
-            rows = _site_rows(site, uses[place])
-            each = pull_back_rows(graph, *place, site.leaves, rows)
-            for leaf, stack in zip(site.leaves, each, strict=True):
-                owner = names.get(id(graph.variable(leaf)))
-                if owner is not None and stack is not None:
-                    stacks[owner] = stacks[owner] + stack if owner in stacks else stack
-    for name, sites in of_parameter.items():
-        if name not in found:
-            rest = [s for s in sites if (s.node, s.output) not in pulled]
-            total = stacks[name]
-            if rest:
-                total = total + _moved(rest, uses, tuple(total.shape[1:])).rows()
-            found[name] = Stacked(total)
-    return found
+        owners = [names.get(id(graph.variable(leaf))) for leaf in site.leaves]
+        if not any(owners):
+            continue
+        # The whole site at once, for all parameters that it is made from.
+        rows = added([wide(_alone(gradients_of(use)).rows()) for use in those])
+        rows = rows.reshape(len(rows), *site.shape)
+        each = pull_back_rows(graph, site.node, site.output, site.leaves, rows)
+        for name, stack in zip(owners, each, strict=True):
+            if name is not None and stack is not None:
+                stacks.setdefault(name, []).append(stack)
+    return {name: _joined(parts.get(name, []), stacks.get(name, [])) for name in parts | stacks}
 
 
-def _moved(
-    sites: Sequence[Site],
-    uses: dict[tuple[int, int], list[Use]],
-    shape: tuple[int, ...],
-) -> RecordGradients:
-    """A parameter's gradients from places that are moved copies of it, or of parts of it."""
-    chains = [site.chain for site in sites if site.chain is not None]
-    each = [uses[site.node, site.output] for site in sites]
-    forms = [
-        (_found(use), chain) for chain, those in zip(chains, each, strict=True) for use in those
-    ]
-    if len(shape) == 2 and all(
-        isinstance(form, Dense | Lookup) and chain.transposed is not None for form, chain in forms
-    ):
-        joined = _joined(forms)
-        if joined is not None:
-            return joined
-    if len(forms) == 1:
-        return Moved(_gradients_of(each[0][0], forms[0][0]), chains[0])
-    if all(len(those) == 1 for those in each) and share_no_element(
-        chains, [site.shape for site in sites]
-    ):
-        parts = [
-            Moved(_gradients_of(those[0], form), chain)
-            for those, (form, chain) in zip(each, forms, strict=True)
-        ]
-        return Disjoint(tuple(parts))
-    total: Tensor | None = None
-    for site, those, chain in zip(sites, each, chains, strict=True):
-        rows = Moved(Stacked(_site_rows(site, those)), chain).rows()
-        total = rows if total is None else total + rows
-    assert total is not None
-    return Stacked(total)
+def _joined(parts: list[Part], stacks: list[Tensor]) -> RecordGradients:
+    """One parameter's gradients, from all places that are moved copies of it or made from it."""
+    if not stacks and (uses := _uses_of_matrix(parts)):
+        return matrix_gradients(uses)
+    each = [_alone(form) for *_, form in parts]
+    if not stacks and len(parts) == 1 and not parts[0][0].moves:
+        return each[0]
+    chains = [chain for chain, *_ in parts]
+    moved = [(one, chain.pull_back) for one, chain in zip(each, chains, strict=True)]
+    if not stacks and share_no_element(tuple((chain, shape) for chain, shape, _ in parts)):
+        return Moved(moved)
+    return Stacked(added([*stacks, *(wide(Moved([one]).rows()) for one in moved)]))
 
 
-def _joined(forms: Sequence[tuple[Any, Moves]]) -> RecordGradients | None:
+def _uses_of_matrix(parts: list[Part]) -> list[Dense | Lookup] | None:
     """One matrix in products and look-ups: a layer, recurrent steps, or a tied output layer."""
     uses: list[Dense | Lookup] = []
-    for form, chain in forms:
-        if not chain.transposed:
-            uses.append(form)
-        elif isinstance(form, Dense):
+    for chain, _, form in parts:
+        if isinstance(form, Dense) and chain.transposed:
             uses.append(Dense(form.b_BTP, form.a_BTD))
+        elif isinstance(form, Dense | Lookup) and chain.transposed is False:
+            uses.append(form)
         else:
             return None
-    return joined_products(uses)
+    return uses
 
 
-def _found(use: Use) -> Form:
-    rule = rule_for(use.node)
-    return None if rule is None else found_by_rule(rule, use)
-
-
-def _gradients_of(use: Use, found: Form) -> RecordGradients:
-    if found is None:
-        return Stacked(_one_by_one(use))
-    if isinstance(found, Dense):
-        return outer_products(found.a_BTD, found.b_BTP)
-    if isinstance(found, Lookup):
-        return table_gradients(found.num_rows, found.tokens_BT, found.b_BTD)
-    return found
-
-
-def _site_rows(site: Site, uses: Sequence[Use]) -> Tensor:
-    """(B, *shape): the sum over all operators that this place enters."""
-    total: Tensor | None = None
-    for use in uses:
-        rows = wide(_gradients_of(use, _found(use)).rows())
-        rows = rows.reshape(use.num_records, *site.shape)
-        total = rows if total is None else total + rows
-    assert total is not None
-    return total
-
-
-def _one_by_one(use: Use) -> Tensor:
-    """The operator's own backward pass, with the cotangents of one record at a time.
-
-    The node itself is called, not autograd from the node on: other operands may lead to the same
-    place by ways that have edges of their own. What the operator saved is of all records, and a
-    cotangent of zero does not hide an infinite number (0·∞ is NaN): raises NotFinite then.
-    """
-    rows = []
-    nothing = torch.zeros(use.shape, device=use.cotangent.device, dtype=use.cotangent.dtype)
-    owners = _owners(use)
-    for record in range(use.num_records):
-        if owners is not None and record not in owners:
-            rows.append(wide(nothing))
-            continue
-        cotangents = [
-            None
-            if b is None or lay is None or lay.kind == "public"
-            else torch.where(mask_of(lay, record, use.num_records, b), b, 0.0)
-            for b, lay in zip(use.cotangents, use.layouts, strict=True)
-        ]
-        row = run_node(use.node, cotangents)[use.operand]
-        row = nothing if row is None else row
-        row = wide(row.to_dense() if row.is_sparse else row)
-        rows.append(row.sum_to_size(use.shape))
-    stack = torch.stack(rows)
-    if use.num_records > 1 and not stack.isfinite().all():
-        raise NotFinite
-    return stack
-
-
-def _owners(use: Use) -> set[int] | None:
-    """The records that own something here, or None for all: a loop over records has one each."""
-    found: set[int] = set()
-    for b, lay in zip(use.cotangents, use.layouts, strict=True):
-        if b is None or lay is None or lay.kind == "public":
-            continue
-        if lay.ids is None:
-            return None
-        found |= set(lay.ids.unique().tolist())
-    return found
-
-
-def _rows(tree: Tree) -> int:
-    return len(tensors_of(tree)[0])
+def _alone(form: Form) -> RecordGradients:
+    return matrix_gradients([form]) if isinstance(form, Dense | Lookup) else form

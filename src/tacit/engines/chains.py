@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from tacit.engines.gradients import RecordGradients, Scale
+from tacit.engines.gradients import added
 from tacit.engines.precision import wide
 from tacit.engines.torch_internals import Graph, Node, gradients, saved, signed
 
@@ -30,14 +31,12 @@ class Moves:
     """A chain to one parameter that only moves elements.
 
     `transposed` is True or False where the chain does nothing but transpose a matrix an odd or an
-    even number of times, and None where it does more. `whole` says that every element of the
-    parameter is reached.
+    even number of times, and None where it does more.
     """
 
     parameter: str
     moves: tuple[Move, ...]
     transposed: bool | None
-    whole: bool
 
     def pull_back(self, total: Tensor) -> Tensor:
         for move in self.moves:
@@ -51,133 +50,80 @@ def moves_to_parameter(
     """The chain from one output of a node, or None if it does more than move elements."""
     moves: list[Move] = []
     transposed: bool | None = False
-    whole = True
-    while True:
-        variable = graph.variable(index)
-        if variable is not None:
-            name = names.get(id(variable))
-            return None if name is None else Moves(name, tuple(moves), transposed, whole)
-        children = graph.next[index]
-        used = [child for child in children if child is not None]
-        if len(used) != 1 or children[0] is None:
+    while (variable := graph.variable(index)) is None:
+        child, *others = graph.next[index]
+        if child is None or any(others):
             return None
-        child = children[0]
         variable = graph.variable(child[0])
         shape = graph.shape(*child) if variable is None else tuple(variable.shape)
-        made = _move(graph.nodes[index], output, shape)
-        if made is None:
-            return None
-        move, turns, covers = made
-        if move is not None:
+        node = graph.nodes[index]
+        if node.name() not in _KEEP:
+            move = _move(node, output, shape)
+            if move is None:
+                return None
             moves.append(move)
-        whole = whole and covers
-        flips = turns if transposed is not None else None
-        transposed = None if flips is None else transposed != flips
+            turns = _turns_matrix(node, shape) and transposed is not None
+            transposed = not transposed if turns else None
         index, output = child
+    name = names.get(id(variable))
+    return None if name is None else Moves(name, tuple(moves), transposed)
 
 
-def _move(
-    node: Node, output: int, shape: tuple[int, ...]
-) -> tuple[Move | None, bool | None, bool] | None:
-    """(how a gradient moves to the operand's shape, matrix transposed, covers all elements)."""
+def _turns_matrix(node: Node, shape: tuple[int, ...]) -> bool:
+    if node.name() == "TransposeBackward0" and len(shape) == 2:
+        return signed(saved(node, "dim0")) % 2 != signed(saved(node, "dim1")) % 2
+    return node.name() == "TBackward0"
+
+
+def _move(node: Node, output: int, shape: tuple[int, ...]) -> Move | None:
+    """How a gradient moves to the operand's shape, or None if it does not only move."""
     name = node.name()
-    if name in ("AliasBackward0", "CloneBackward0", "ToCopyBackward0", "DetachBackward0"):
-        return None, False, True
+    if name in _RESHAPES:
+        return lambda g: g.reshape(shape)
     if name == "TBackward0":
-        return lambda g: g.t(), True, True
-    if name == "TransposeBackward0":
-        dims = signed(saved(node, "dim0")), signed(saved(node, "dim1"))
-        is_matrix = len(shape) == 2 and dims[0] % 2 != dims[1] % 2
-        return lambda g: g.transpose(*dims), is_matrix or None, True
+        return lambda g: g.t()
     if name == "PermuteBackward0":
         order = [signed(d) % len(shape) for d in saved(node, "dims")]
         back = [order.index(d) for d in range(len(order))]
-        return lambda g: g.permute(back), None, True
-    if name in _RESHAPES:
-        return lambda g: g.reshape(shape), None, True
+        return lambda g: g.permute(back)
+    if name == "TransposeBackward0":
+        dims = signed(saved(node, "dim0")), signed(saved(node, "dim1"))
+        return lambda g: g.transpose(*dims)
+    if name not in _PARTS:
+        return None
+    dim, step = signed(saved(node, "dim")), 1
+    if name in ("SelectBackward0", "UnbindBackward0"):
+        place = output if name == "UnbindBackward0" else signed(saved(node, "index"))
+        return lambda g: torch.ops.aten.select_backward(g, shape, dim, place)
     if name == "SliceBackward0":
-        dim, step = signed(saved(node, "dim")), saved(node, "step")
-        start, end = saved(node, "start"), saved(node, "end")
-        sizes = list(shape)
-        return lambda g: torch.ops.aten.slice_backward(g, sizes, dim, start, end, step), None, False
-    if name == "SelectBackward0":
-        dim, place = signed(saved(node, "dim")), signed(saved(node, "index"))
-        sizes = list(shape)
-        return lambda g: torch.ops.aten.select_backward(g, sizes, dim, place), None, False
-    if name in ("SplitBackward0", "UnsafeSplitBackward0", "SplitWithSizesBackward0"):
-        dim = signed(saved(node, "dim"))
-        size = saved(node, "split_size" if name != "SplitWithSizesBackward0" else "split_sizes")
-        parts = list(size) if isinstance(size, Sequence) else [int(size)] * (output + 1)
-        start = sum(parts[:output])
-        end = min(start + parts[output], shape[dim])
-        sizes = list(shape)
-        return lambda g: torch.ops.aten.slice_backward(g, sizes, dim, start, end, 1), None, False
-    if name == "UnbindBackward0":
-        dim, sizes = signed(saved(node, "dim")), list(shape)
-        return lambda g: torch.ops.aten.select_backward(g, sizes, dim, output), None, False
-    return None
+        start, end, step = (saved(node, each) for each in ("start", "end", "step"))
+    else:
+        size = saved(node, "split_sizes" if name == "SplitWithSizesBackward0" else "split_size")
+        sizes = list(size) if isinstance(size, Sequence) else [int(size)] * (output + 1)
+        start = sum(sizes[:output])
+        end = min(start + sizes[output], shape[dim])
+    return lambda g: torch.ops.aten.slice_backward(g, shape, dim, start, end, step)
 
 
+_KEEP = frozenset({"AliasBackward0", "CloneBackward0", "ToCopyBackward0", "DetachBackward0"})
 _RESHAPES = frozenset(
-    {
-        "ViewBackward0",
-        "UnsafeViewBackward0",
-        "ReshapeAliasBackward0",
-        "UnsqueezeBackward0",
-        "SqueezeBackward0",
-        "SqueezeBackward1",
-        "SqueezeBackward2",
-    }
+    f"{name}Backward{version}"
+    for name, version in (
+        *(("View", 0), ("UnsafeView", 0), ("ReshapeAlias", 0), ("Unsqueeze", 0)),
+        *(("Squeeze", 0), ("Squeeze", 1), ("Squeeze", 2)),
+    )
+)
+_PARTS = frozenset(
+    f"{name}Backward0"
+    for name in ("Slice", "Select", "Split", "UnsafeSplit", "SplitWithSizes", "Unbind")
 )
 
 
-@dataclass(frozen=True)
-class Moved:
-    """Per-record gradients at a place, as gradients of the parameter behind a chain of moves."""
-
-    gradients: RecordGradients
-    chain: Moves
-
-    def squares(self) -> Tensor:
-        return self.gradients.squares()
-
-    def total(self, scale: Scale) -> Tensor:
-        return self.chain.pull_back(self.gradients.total(scale))
-
-    def rows(self) -> Tensor:
-        if not self.chain.moves:
-            return self.gradients.rows()
-        return torch.stack([self.chain.pull_back(row) for row in self.gradients.rows()])
-
-
-@dataclass(frozen=True)
-class Disjoint:
-    """Gradients of parts of one parameter that share no element: squares add up."""
-
-    parts: tuple[RecordGradients, ...]
-
-    def squares(self) -> Tensor:
-        return torch.stack([part.squares() for part in self.parts]).sum(0)
-
-    def total(self, scale: Scale) -> Tensor:
-        return _added([part.total(scale) for part in self.parts])
-
-    def rows(self) -> Tensor:
-        return _added([part.rows() for part in self.parts])
-
-
-def _added(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total
-
-
-def share_no_element(chains: Sequence[Moves], shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Whether the parts of one parameter that these chains reach are disjoint."""
-    if any(chain.whole for chain in chains):
-        return len(chains) == 1
-    reached = _added([c.pull_back(torch.ones(s)) for c, s in zip(chains, shapes, strict=True)])
+@lru_cache
+def share_no_element(places: tuple[tuple[Moves, tuple[int, ...]], ...]) -> bool:
+    """Whether the parts of one parameter that chains from places of some shapes reach are
+    disjoint."""
+    reached = added([chain.pull_back(torch.ones(shape)) for chain, shape in places])
     return bool((reached <= 1).all())
 
 

@@ -5,35 +5,63 @@ reads and b_t the cotangent there, ∂/∂W = Σ_t b_t a_tᵀ, group by group. A
 the same with its two sides exchanged: the windows are those of the cotangent, and the inputs stand
 at the positions.
 
-Rows are kept where they are small. Otherwise only norms are: from products of pixels or of windows
-(`norms`), or of rows that are made and dropped, whichever `convolution_norms` finds cheapest.
+Rows are kept where they are small. Otherwise only norms are: of rows that a GPU kernel makes and
+drops, or else ghost norms (`norms`). Where W·M numbers of a row are more than those of both sides
+and T positions fewer, T² inner products cost less than the row does.
+
+**Ghost norms.** Windows overlap, so most products of two windows are products of the same pixels.
+With x_p the C channels of pixel p, δ the K places in a window and s the stride,
+
+  a_t·a_u = Σ_δ x_{s·t+δ}·x_{s·u+δ},
+
+so the pixels' Gram matrix, of width C instead of C·K, is made once and added up along shifted
+diagonals. The offset of an axis moves only that axis, so one axis is added up at a time: 3 + 3
+additions for a 3×3 window instead of 9.
+
+Rounding, in the terms of `norms`: x_p·x_q is off by n_C·u·‖x_p‖‖x_q‖, with n_C roundings of a
+product of width C, and loses up to C·τ. Adding K of them, k along each axis, rounds each Σ k times
+more in any order, so a_t·a_u is off by at most
+
+  (n_C + Σ k)·u·Σ_δ ‖x_{s·t+δ}‖‖x_{s·u+δ}‖ ≤ (n_C + Σ k)·u·‖a_t‖‖a_u‖   (Cauchy and Schwarz)
+
+and loses up to K·C·τ: sums that are too small for a normal number are exact. So the result is a
+Gram matrix of width K·C and depth n_C + Σ k.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.engines.convolution_norms import Axis, Way, cheapest, window_gram
 from tacit.engines.gradients import (
     Contracted,
+    Moved,
     RecordGradients,
     Scale,
     Stacked,
-    by_pieces,
+    added,
+    in_pieces,
     piece,
-    pieces,
     small_stack,
 )
 from tacit.engines.kernels import convolution as fused_kernel
-from tacit.engines.kernels import ghost
-from tacit.engines.norms import Gram, norms_from_grams, safe_squares, sum_of_squares
-from tacit.engines.precision import cuts_convolutions, cuts_products, wide_together
+from tacit.engines.kernels import for_compiler
+from tacit.engines.norms import (
+    Gram,
+    dot_depth,
+    ghost_norms,
+    inner_products,
+    norms_from_grams,
+    safe_squares,
+    sum_of_squares,
+)
+from tacit.engines.precision import cuts_convolutions, wide_together
 
 
 def kernel_gradients(
@@ -56,8 +84,8 @@ def kernel_gradients(
         weight: the kernel, for its shape alone.
         rows_per_record: R. A record's gradient is the sum over its rows.
     """
-    kernel_size = tuple(weight.shape[2:])
-    dims = len(kernel_size)
+    shape = tuple(weight.shape)
+    dims = len(shape) - 2
     stride, padding, dilation = (_each(v, dims) for v in (stride, padding, dilation))
     inputs, cotangent = wide_together(inputs, cotangent)
     windowed, plain = (cotangent, inputs) if transposed else (inputs, cotangent)
@@ -69,12 +97,11 @@ def kernel_gradients(
             windowed = _pad(windowed, [(p, p - e) for p, e in sides])
             padding = (0,) * dims
     if rows_per_record > 1:
-        windowed, plain = _end_to_end(
-            windowed, plain, kernel_size, stride, padding, dilation, rows_per_record
-        )
+        windowed = _pad(windowed, [(p, p) for p in padding])
+        reach = (shape[2] - 1) * dilation[0] + 1
+        windowed, plain = _end_to_end(windowed, plain, reach, stride[0], rows_per_record)
         padding = (0,) * dims
-    kernel = Kernel(windowed, plain, tuple(weight.shape), stride, padding, dilation, groups)
-    return kernel.gradients()
+    return Kernel(windowed, plain, shape, stride, padding, dilation, groups).gradients()
 
 
 @dataclass
@@ -95,59 +122,74 @@ class Kernel:
 
     def __post_init__(self) -> None:
         self.kernel_size = self.shape[2:]
-        self.batch = len(self.plain)
         self.positions = math.prod(self.plain.shape[2:])
         self.channels = self.windowed.shape[1] // self.groups
         self.window = self.channels * math.prod(self.kernel_size)
         self.others = self.plain.shape[1] // self.groups
-        sizes = (self.plain.shape[2:], self.kernel_size, self.stride, self.dilation)
-        self.axes = [Axis(*axis) for axis in zip(*sizes, strict=True)]
+        self.counts = self.plain.shape[2:]  # of windows along each axis
+        axes = list(zip(self.counts, self.kernel_size, self.stride, self.dilation, strict=True))
+        self.spans = [(n - 1) * s + (k - 1) * d + 1 for n, k, s, d in axes]
+        self.pixels = math.prod(self.spans)
+        # A pixel lies in so many windows at most: one for each place that is s·t away.
+        self.overlap = math.prod(min(n, k if d > 1 else -(-k // s)) for n, k, s, d in axes)
+        # P²·C or T²·C·K products: windows that lie far apart reach many pixels.
+        self.by_pixels = self.pixels**2 <= self.positions**2 * math.prod(self.kernel_size)
 
     def gradients(self) -> RecordGradients:
         """Rows where they are smaller than what they come from, else norms and a contraction."""
         row = self.window * self.others * self.groups
         kept_anyway = sum(math.prod(side.shape[1:]) for side in (self.windowed, self.plain))
         fused = fused_kernel.fits(self.windowed, self.groups)
-        if self.groups > 1 and self.channels == 1 and self.plain.is_cuda and len(self.axes) <= 2:
+        if self.groups > 1 and self.channels == 1 and self.plain.is_cuda and len(self.counts) <= 2:
             return Stacked(self._rows_by_channel())
         # The GPU kernel gains nothing from larger rows; elsewhere they save a contraction.
         few = row <= (1 if fused else 2) * kept_anyway
         if few or small_stack(len(self.plain), row, self.plain.device):
             return self._fused_rows() if fused else Stacked(self.rows())
-        if self.positions == 1:  # ‖b aᵀ‖ = ‖a‖·‖b‖, in each group
-            return self._one_position()
-        way = cheapest(
-            self.axes,
-            self.channels,
-            self.others,
-            self.groups,
-            device=self.plain.device,
-            fused=fused,
-        )
-        return self.norms_by(way, fused=fused)
+        by_rows = fused and self.positions > 1 and not (for_compiler() and self._pixels_are_few())
+        return self.by_fused_norms() if by_rows else self.by_ghost_norms()
 
-    def norms_by(self, way: Way, *, fused: bool = False) -> Contracted:
-        """Norms taken in one way, and totals by the convolution's own backward pass."""
-        # Ghost norms have all digits; norms of rows are rounded as the rows were.
-        coarse = int(cuts_convolutions(self.plain))
-        if way is Way.WINDOWS and fused:
-            norms, reach = ghost.convolution_ghost_norms(*self._fused_arguments()[:-1], self.groups)
-        elif way is Way.ROWS and fused:
-            norms, reach = self._fused_norms()
-            coarse *= 2
-        elif way is Way.ROWS:
-            norms, reach = self._norms_of_rows()
-            coarse += int(cuts_products(self.plain))
-        else:
-            norms, reach = self._ghost_norms(way)
+    def _pixels_are_few(self) -> bool:
+        """Whether products of pixels cost less than rows, in a step compiled for a GPU.
+
+        In units of one FLOP of the kernel that makes rows, as measured on an H200: 3 for a FLOP of
+        a float32 product, and 120 for writing and reading one number of a Gram matrix.
+        """
+        own, pairs = math.prod(self.windowed.shape[2:]) ** 2, self.positions**2
+        products = 2 * 3 * (own * self.channels + pairs * self.others) + 120 * (own + pairs)
+        return self.by_pixels and products < 2 * self.positions * self.window * self.others
+
+    def by_fused_norms(self) -> Contracted:
+        squares = fused_kernel.convolution_squares(*self._fused_arguments())
+        reach = self.reach()
+        norms = safe_squares(self._fused_squares(squares), reach, 0, 2 * self.positions)
+        return self._contracted(norms, reach, int(cuts_convolutions(self.plain)))
+
+    def by_ghost_norms(self) -> Contracted:
+        """Σ over groups of Σ_{t,u} (a_t·a_u)(b_t·b_u), from above; see `norms`."""
+
+        def norms_of(part: slice) -> tuple[Tensor, Tensor]:
+            if self.by_pixels:
+                return norms_from_grams(self.window_gram(part), Gram.of(self._others(part)))
+            return ghost_norms(self.windows(part), self._others(part))
+
+        numbers = 2 * self.pixels**2 if self.by_pixels else self.positions * self.window
+        norms, reach = self._in_pieces(numbers + 3 * self.positions**2, norms_of)
+        return self._contracted(norms, reach)
+
+    def _contracted(self, norms: Tensor, reach: Tensor, coarse: int = 0) -> Contracted:
+        """`coarse`: of the products that the norm comes from, how many ran in TensorFloat-32."""
         if self.plain.device.type != "cpu":
             reach = torch.maximum(reach, self.whole_reach())
+        coarse += int(cuts_convolutions(self.plain))
         return Contracted(norms, reach, self._contract, self.rows, coarse)
 
     def rows(self) -> Tensor:
-        parts = self._parts(self.positions * self.window)
-        rows = [self._products(self.windows(part), self._others(part)) for part in parts]
-        return (rows[0] if len(rows) == 1 else torch.cat(rows)).reshape(self.batch, *self.shape)
+        def rows_of(part: slice) -> tuple[Tensor]:
+            return (self._others(part).transpose(2, 3) @ self.windows(part),)
+
+        (rows,) = self._in_pieces(self.positions * self.window, rows_of)
+        return rows.reshape(len(self.plain), *self.shape)
 
     def _rows_by_channel(self) -> Tensor:
         """Rows of a kernel that reads one channel per group, as one convolution.
@@ -156,77 +198,19 @@ class Kernel:
         and dilation exchanged, and with a group for each channel of each record.
         """
         windowed, plain = self.windowed.flatten(0, 1)[None], self.plain.flatten(0, 1)[:, None]
-        convolve = F.conv2d if len(self.axes) == 2 else F.conv1d
-        rows = convolve(
-            windowed,
-            plain,
-            stride=self.dilation,
-            padding=self.padding,
-            dilation=self.stride,
-            groups=self.batch * self.groups,
-        )
+        convolve = F.conv2d if len(self.counts) == 2 else F.conv1d
+        groups = len(self.plain) * self.groups
+        rows = convolve(windowed, plain, None, self.dilation, self.padding, self.stride, groups)
         for i, size in enumerate(self.kernel_size):
             rows = rows.narrow(2 + i, 0, size)
-        return rows.reshape(self.batch, *self.shape)
+        return rows.reshape(len(self.plain), *self.shape)
 
-    def _products(self, windows_BGTW: Tensor, plain_BGTM: Tensor) -> Tensor:
-        return plain_BGTM.transpose(2, 3) @ windows_BGTW
-
-    def _norms_of_rows(self) -> tuple[Tensor, Tensor]:
-        """Norms of rows that are made and dropped; rows and share both round over T positions."""
-        tiny = torch.finfo(self.plain.dtype).tiny
-
-        def norms_of(part: slice) -> tuple[Tensor, Tensor]:
-            windows, others = self.windows(part), self._others(part)
-            norms = sum_of_squares(self._products(windows, others))
-            length_a = (windows.square().sum(dim=3) + self.window * tiny).sqrt()
-            length_b = (others.square().sum(dim=3) + self.others * tiny).sqrt()
-            reach = (length_a * length_b).sum(dim=(1, 2))
-            return safe_squares(norms, reach, 0, 2 * self.positions), reach
-
-        workspace = self.window * (self.positions + 2 * self.others)
-        return by_pieces(self._parts(workspace), norms_of)
-
-    def _one_position(self) -> Contracted:
-        every = slice(0, self.batch)
-        sides = self.windows(every).squeeze(2), self._others(every).squeeze(2)
-        a, b = (
-            sum_of_squares(x_BGW.flatten(0, 1)).unflatten(0, x_BGW.shape[:2]) for x_BGW in sides
-        )
-        coarse = int(cuts_convolutions(self.plain))
-        reach = (a * b).sqrt().sum(dim=1)
-        if self.plain.device.type != "cpu":
-            reach = torch.maximum(reach, self.whole_reach())
-        return Contracted((a * b).sum(dim=1), reach, self._contract, self.rows, coarse)
-
-    def _ghost_norms(self, way: Way) -> tuple[Tensor, Tensor]:
-        """Σ over groups of Σ_{t,u} (a_t·a_u)(b_t·b_u), from above; see `norms`."""
-
-        def norms_of(part: slice) -> tuple[Tensor, Tensor]:
-            if way is Way.PIXELS:
-                gram = window_gram(piece(self.windowed, part), self.groups, self.axes, self.padding)
-            else:
-                gram = Gram.of(self.windows(part))
-            return norms_from_grams(gram, Gram.of(self._others(part)))
-
-        pixels = math.prod(axis.span for axis in self.axes)
-        workspace = 2 * pixels**2 if way is Way.PIXELS else self.positions * self.window
-        return by_pieces(self._parts(workspace + 3 * self.positions**2), norms_of)
-
-    def _fused_rows(self) -> Stacked:
+    def _fused_rows(self) -> RecordGradients:
         rows, squares = fused_kernel.convolution_rows(*self._fused_arguments())
-        return Stacked(rows.movedim(-1, 2), self._fused_squares(squares))
+        lying = Stacked(rows, self._fused_squares(squares))  # channels last
+        return Moved([(lying, lambda row: row.movedim(-1, 1))])
 
-    def _fused_norms(self) -> tuple[Tensor, Tensor]:
-        squares = fused_kernel.convolution_squares(*self._fused_arguments())
-        reach = self.reach()
-        return safe_squares(self._fused_squares(squares), reach, 0, 2 * self.positions), reach
-
-    def _fused_arguments(
-        self,
-    ) -> tuple[
-        Tensor, Tensor, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], bool
-    ]:
+    def _fused_arguments(self) -> tuple[Any, ...]:
         sizes = self.kernel_size, self.stride, self.padding, self.dilation
         return self.windowed, self.plain, *sizes, cuts_convolutions(self.plain)
 
@@ -242,8 +226,7 @@ class Kernel:
         S = Σ_t ‖a_t‖‖b_t‖ ≤ (Σ_t ‖a_t‖²)^½·‖b‖, and Σ_t ‖a_t‖² counts each pixel at most n times.
         Only two lengths are needed for it, each one pass over memory.
         """
-        windows = math.prod(axis.overlap for axis in self.axes)
-        return self.whole_reach() * math.sqrt(windows)
+        return self.whole_reach() * math.sqrt(self.overlap)
 
     def whole_reach(self) -> Tensor:
         """‖a‖·‖b‖: a GPU may contract by Fourier transforms, which round at *all* positions.
@@ -272,62 +255,79 @@ class Kernel:
 
     def windows(self, part: slice) -> Tensor:
         """The windows of some records, as (B, G, T, W)."""
-        x = self.padded(part)
-        dims = len(self.axes)
-        for i, axis in enumerate(self.axes):
-            x = x.unfold(2 + i, (axis.kernel - 1) * axis.dilation + 1, axis.stride)
-            x = x[..., :: axis.dilation].narrow(2 + i, 0, axis.count)
+        x, dims = self._padded(part), len(self.counts)
+        axes = zip(self.counts, self.kernel_size, self.stride, self.dilation, strict=True)
+        for i, (count, kernel, stride, dilation) in enumerate(axes):
+            x = x.unfold(2 + i, (kernel - 1) * dilation + 1, stride)
+            x = x[..., ::dilation].narrow(2 + i, 0, count)
         # B, C, T…, K… → B, G, T…, C/G, K…
         x = x.unflatten(1, (self.groups, self.channels))
         order = [0, 1, *range(3, 3 + dims), 2, *range(3 + dims, 3 + 2 * dims)]
         return x.permute(order).reshape(len(x), self.groups, self.positions, self.window)
+
+    def window_gram(self, part: slice) -> Gram:
+        """a_t·a_u of the windows of some records, (B, G, T, T), from products of pixels."""
+        pixels, dims = piece(self.windowed, part), len(self.counts)
+        lead, sizes = (len(pixels), self.groups), pixels.shape[2:]
+        x_BGPC = pixels.reshape(*lead, self.channels, math.prod(sizes)).transpose(2, 3)
+        inner = inner_products(x_BGPC, x_BGPC).reshape(*lead, *sizes, *sizes)
+        # Products with padding are zeros, and not made; pixels behind all windows are cut off.
+        axes = zip(self.padding, self.spans, sizes, strict=True)
+        inner = _pad(inner, 2 * [(pad, span - pad - size) for pad, span, size in axes])
+        for i in reversed(range(dims)):
+            inner = self._added_up(inner, i, (2 + i, 2 + dims + i))
+        depth = dot_depth(self.channels) + sum(self.kernel_size)
+        return Gram(inner.reshape(*lead, self.positions, self.positions), self.window, depth)
+
+    def _added_up(self, inner: Tensor, axis: int, dims: tuple[int, int]) -> Tensor:
+        """Σ_δ of the entries (s·t + δ, s·u + δ) along one axis of both pixels."""
+        stride, dilation = self.stride[axis], self.dilation[axis]
+
+        def shifted(place: int) -> Tensor:
+            at = [slice(None)] * inner.dim()
+            for dim in dims:
+                stop = place + (self.counts[axis] - 1) * stride + 1
+                at[dim] = slice(place, stop, stride)
+            return inner[tuple(at)]
+
+        return added([shifted(k * dilation) for k in range(self.kernel_size[axis])])
 
     def _others(self, part: slice) -> Tensor:
         """The other side of some records, as (B, G, T, M)."""
         plain = piece(self.plain, part)
         return plain.reshape(len(plain), self.groups, self.others, self.positions).transpose(2, 3)
 
-    def padded(self, part: slice) -> Tensor:
+    def _padded(self, part: slice) -> Tensor:
         """The windowed side as its windows see it, padding included."""
         return _pad(piece(self.windowed, part), [(p, p) for p in self.padding])
 
-    def _parts(self, numbers: int) -> list[slice]:
-        """Slices of records for a workspace of so many numbers per group."""
+    def _in_pieces(
+        self, numbers: int, work: Callable[[slice], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """`work` with a workspace of so many numbers per group and record."""
         limit = 1 << (22 if self.plain.device.type == "cpu" else 26)  # a CPU's fit its cache
-        return pieces(self.batch, self.groups * numbers, limit)
+        return in_pieces(len(self.plain), self.groups * numbers, work, limit)
 
 
 def _end_to_end(
-    windowed: Tensor,
-    plain: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    rows: int,
+    padded: Tensor, plain: Tensor, reach: int, stride: int, rows: int
 ) -> tuple[Tensor, Tensor]:
     """The rows of a record, each with its padding, laid end to end along the first axis of space.
 
     So a record has one row with more positions, and nothing is made row by row. Windows that begin
     in one row and end in the next belong to none: b is zero there. A row's length is rounded up to
-    a multiple of the stride, so that each begins where a window does.
+    a multiple of the stride, so that each begins where a window does. A window reaches over `reach`
+    pixels.
     """
-    padded = _pad(windowed, [(p, p) for p in padding])
-    windows = max(-(-padded.shape[2] // stride[0]), plain.shape[2])
-    x = _joined(_lengthened(padded, stride[0] * windows), rows)
-    b = _joined(_lengthened(plain, windows), rows)
-    reach = (kernel_size[0] - 1) * dilation[0] + 1
-    return x, b.narrow(2, 0, (x.shape[2] - reach) // stride[0] + 1)
+    windows = max(-(-padded.shape[2] // stride), plain.shape[2])
 
+    def joined(x: Tensor, length: int) -> Tensor:
+        """(B·R, C, l, …) to (B, C, R·length, …), with zeros behind each row."""
+        x = F.pad(x, (0, 0) * (x.dim() - 3) + (0, length - x.shape[2]))
+        return x.unflatten(0, (len(x) // rows, rows)).movedim(1, 2).flatten(2, 3)
 
-def _lengthened(x: Tensor, length: int) -> Tensor:
-    """Zeros behind the first axis of space, up to `length`."""
-    return F.pad(x, (0, 0) * (x.dim() - 3) + (0, length - x.shape[2]))
-
-
-def _joined(x: Tensor, rows: int) -> Tensor:
-    """(B·R, C, L, …) to (B, C, R·L, …)."""
-    return x.unflatten(0, (len(x) // rows, rows)).movedim(1, 2).flatten(2, 3)
+    x, b = joined(padded, stride * windows), joined(plain, windows)
+    return x, b.narrow(2, 0, (x.shape[2] - reach) // stride + 1)
 
 
 def _pad(x: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:

@@ -12,14 +12,15 @@ Everything here can be traced by `make_fx`: no value is read back, and no branch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from tacit.engines.kernels import for_compiler, scaling
+from tacit.engines.kernels import for_compiler
 from tacit.engines.norms import sum_of_squares
 
 
@@ -35,16 +36,12 @@ class Scale:
 
     def of(self, x_B: Tensor) -> Tensor:
         """s_i·x_i, and zeros where s_i is zero: 0·NaN would be NaN."""
-        if scaling.fits(x_B):
-            return scaling.scale_records(x_B, self.values_B, True)
         return self.present(x_B) * _column(self.values_B.to(x_B.dtype), x_B)
 
     def present(self, x_B: Tensor) -> Tensor:
         """x_i, and zeros where s_i is zero."""
         if self.all_present:
             return x_B
-        if scaling.fits(x_B):
-            return scaling.scale_records(x_B, self.values_B, False)
         bits = _BITS.get(x_B.dtype)
         if x_B.device.type == "cpu" and bits is not None and not for_compiler():
             # All bits or none. Four times as fast as `torch.where`, which CPUs do not vectorise.
@@ -72,39 +69,55 @@ class RecordGradients(Protocol):
 class Stacked:
     """Keep all rows: nothing is computed twice, and the norm is of the very numbers added.
 
-    The rows may lie in memory with their dimensions in another order, and are read as they lie.
     `squares_B`, if given, are upper bounds that were computed together with the rows.
     """
 
     rows_BP: Tensor
     squares_B: Tensor | None = None
 
+    def is_short(self) -> bool:
+        """Whether a copy of the rows costs less than work of their own."""
+        return self.squares_B is None and math.prod(self.rows_BP.shape[1:]) <= 1 << 14
+
     def squares(self) -> Tensor:
-        return sum_of_squares(self._as_they_lie()) if self.squares_B is None else self.squares_B
+        return sum_of_squares(self.rows_BP) if self.squares_B is None else self.squares_B
 
     def total(self, scale: Scale) -> Tensor:
-        order = self._order()
-        lying = self._as_they_lie()
-        flat = lying.flatten(1) if lying.dim() > 1 else lying[:, None]
-        total = scale.values_B.to(flat.dtype) @ scale.present(flat)
-        if order == sorted(order):
-            return total.reshape(lying.shape[1:])
-        back = [order.index(dim) for dim in range(len(order))]
-        return total.reshape(lying.shape[1:]).permute(back)
+        scale_B, shape = scale.values_B.to(self.rows_BP.dtype), self.rows_BP.shape[1:]
+        if len(shape) <= 1:
+            return scale_B @ scale.present(self.rows_BP)
+        return (scale_B @ scale.present(self.rows_BP.flatten(1))).view(shape)
 
     def rows(self) -> Tensor:
         return self.rows_BP
 
-    def _order(self) -> list[int]:
-        """A row's dimensions, from the one of largest stride to the one of smallest."""
-        strides = self.rows_BP.stride()[1:]
-        return sorted(range(len(strides)), key=lambda dim: -strides[dim])
 
-    def _as_they_lie(self) -> Tensor:
-        order = self._order()
-        if order == sorted(order):
-            return self.rows_BP
-        return self.rows_BP.permute(0, *(1 + dim for dim in order))
+@dataclass
+class Moved:
+    """Gradients of parts of one parameter that share no element, so that squares add up.
+
+    Each part comes with how it moves to its place in the parameter, where it has been laid out in
+    another order or is one of several slices.
+    """
+
+    parts: Sequence[tuple[RecordGradients, Callable[[Tensor], Tensor]]]
+
+    def squares(self) -> Tensor:
+        return added([gradients.squares() for gradients, _ in self.parts])
+
+    def total(self, scale: Scale) -> Tensor:
+        return added([move(gradients.total(scale)) for gradients, move in self.parts])
+
+    def rows(self) -> Tensor:
+        each = [torch.stack([move(row) for row in g.rows()]) for g, move in self.parts]
+        return added(each)
+
+
+def added(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
 
 
 @dataclass
@@ -152,32 +165,24 @@ class Contracted:
         return self.make_rows()
 
 
-def pieces(count: int, numbers_each: int, limit: int = 1 << 27) -> list[slice]:
-    """Slices of `count` records that hold at most `limit` numbers of workspace together."""
-    size = max(1, limit // max(1, numbers_each))
-    starts = range(0, count, size) or range(1)
-    return [slice(start, min(start + size, count)) for start in starts]
-
-
 def piece(x_B: Tensor, part: slice) -> Tensor:
     """The records of one slice; the tensor itself where that is all of them."""
     size = part.stop - part.start
     return x_B if size == len(x_B) else x_B.narrow(0, part.start, size)
 
 
-def by_pieces(
-    parts: list[slice], norms_of: Callable[[slice], tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor]:
-    """Norms and reaches of all records, from those of each piece."""
-    found = [norms_of(part) for part in parts]
-    if len(found) == 1:
-        return found[0]
-    norms, reaches = zip(*found, strict=True)
-    return torch.cat(norms), torch.cat(reaches)
+def in_pieces(
+    count: int, numbers_each: int, work: Callable[[slice], tuple[Tensor, ...]], limit: int = 1 << 27
+) -> tuple[Tensor, ...]:
+    """`work` on slices of `count` records that need at most `limit` numbers of workspace each."""
+    size = max(1, limit // max(1, numbers_each))
+    starts = range(0, count, size) or range(1)
+    found = [work(slice(start, min(start + size, count))) for start in starts]
+    return found[0] if len(found) == 1 else tuple(map(torch.cat, zip(*found, strict=True)))
 
 
 # Numbers: stacks up to here are kept on a CPU, where norms of rows are exact and cheap.
-_SMALL_STACK = 1 << 24
+_SMALL_STACK = 1 << 20
 
 
 def small_stack(batch: int, row: int, device: torch.device) -> bool:

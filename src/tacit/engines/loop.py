@@ -13,7 +13,7 @@ from tacit.batch import Batch
 from tacit.engines.draws import Buffers
 from tacit.engines.gradients import RecordGradients, Stacked
 from tacit.engines.precision import wide
-from tacit.engines.sums import clipped, norms_of_blocks, squares_of
+from tacit.engines.sums import clipped, norms_of_blocks
 from tacit.engines.task import Clipped, Task
 from tacit.engines.torch_internals import gradients, uncompiled
 from tacit.losses.record_losses import losses_of
@@ -72,5 +72,5 @@ class PerRecord:
         return clipped(task, found, len(piece) // task.views, piece.indices.device, mask)
 
     def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
-        squares = squares_of(gradients_alone(task, piece.inputs, piece.targets))
-        return norms_of_blocks(task, squares, len(piece) // task.views, piece.indices.device)
+        found = gradients_alone(task, piece.inputs, piece.targets)
+        return norms_of_blocks(task, found, len(piece) // task.views, piece.indices.device)

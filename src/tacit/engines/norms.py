@@ -90,6 +90,11 @@ def ghost_norms(a_BTD: Tensor, b_BTP: Tensor) -> tuple[Tensor, Tensor]:
 
     Dimensions between the first and the last two are groups, whose squares add up.
     """
+    if a_BTD.shape[-2] == 1:  # ‖b aᵀ‖ = ‖a‖·‖b‖
+        groups = a_BTD.shape[:-2]
+        sides = (x.reshape(math.prod(groups), x.shape[-1]) for x in (a_BTD, b_BTP))
+        a, b = (sum_of_squares(side).reshape(groups) for side in sides)
+        return _over_groups(a * b), _over_groups((a * b).sqrt())
     if ghost.fits(a_BTD) and a_BTD.dim() == 3:
         return ghost.ghost_norms(a_BTD, b_BTP)
     return norms_from_grams(Gram.of(a_BTD), Gram.of(b_BTP))
@@ -108,10 +113,12 @@ def norms_from_grams(a: Gram, b: Gram) -> tuple[Tensor, Tensor]:
         + positions**2
     )
     squares = sum_over_pairs(a.inner_BTT * b.inner_BTT) + vanished
-    safe = safe_squares(squares, reach, depth, positions)
-    if safe.dim() > 1:
-        return safe.flatten(1).sum(dim=1), reach.flatten(1).sum(dim=1)
-    return safe, reach
+    return _over_groups(safe_squares(squares, reach, depth, positions)), _over_groups(reach)
+
+
+def _over_groups(x: Tensor) -> Tensor:
+    """In float64: a layer may have hundreds of groups, whose sum must not round away a norm."""
+    return x if x.dim() == 1 else x.flatten(1).sum(dim=1, dtype=torch.float64).to(x.dtype)
 
 
 def safe_squares(squares: Tensor, reach: Tensor, depth: int, positions: int) -> Tensor:
@@ -130,36 +137,33 @@ def sum_of_squares(x_B: Tensor) -> Tensor:
     compiler's code and few numbers are added in float64 at once: that is one operator.
     """
     flat = x_B.unsqueeze(1) if x_B.dim() == 1 else x_B.flatten(1)
-    size = flat.shape[1]
-    finfo = torch.finfo(x_B.dtype)
-    if x_B.is_cuda or for_compiler() or x_B.numel() <= _FEW:
-        norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
-        slack = (size + 6) * 2.0**-53 + finfo.eps  # and the result is rounded to x's type
-        vanished = _vanished(finfo.tiny * max(size, _FEW), x_B.device)
-        return torch.addcmul(vanished, norms, norms, value=1 + slack).to(x_B.dtype)
-    whole = size - size % _SHORT
-    parts = []
-    if whole:
-        blocks = flat.narrow(1, 0, whole).unflatten(1, (whole // _SHORT, _SHORT))
-        parts.append(torch.linalg.vector_norm(blocks, dim=2))
-    if size > whole:
-        parts.append(
-            torch.linalg.vector_norm(flat.narrow(1, whole, size - whole), dim=1, keepdim=True)
-        )
-    total = torch.cat(parts, dim=1).double().square().sum(dim=1)
-    slack = (_SHORT + 6) * finfo.eps / 2 + (size // _SHORT + 2) * 2.0**-53
-    return (total * (1 + slack) + size * finfo.tiny).to(x_B.dtype) * (1 + finfo.eps)
+    size, finfo = flat.shape[1], torch.finfo(x_B.dtype)
+    slack = (size + 6) * 2.0**-53 + finfo.eps  # and the result is rounded to x's type
+    if x_B.numel() > _FEW and not x_B.is_cuda and not for_compiler():
+        slack += (_SHORT + 6) * finfo.eps / 2
+        whole, rest = divmod(size, _SHORT)
+        parts = flat.split([size - rest, rest], dim=1) if whole and rest else [flat]
+        if whole:
+            blocks = parts[0].unflatten(1, (whole, _SHORT))
+            each = torch.linalg.vector_norm(blocks, dim=2)
+        if rest:
+            last = torch.linalg.vector_norm(parts[-1], dim=1, keepdim=True)
+            each = torch.cat([each, last], dim=1) if whole else last
+        flat = each
+    norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+    vanished = _constant(size * finfo.tiny, x_B.device)
+    return torch.addcmul(vanished, norms, norms, value=1 + slack).to(x_B.dtype)
 
 
-def _vanished(size: float, device: torch.device) -> Tensor:
+def _constant(number: float, device: torch.device) -> Tensor:
     if for_compiler() or device.type != "cpu":
-        return torch.full((), size, dtype=torch.float64, device=device)
-    return _vanished_on_cpu(size)
+        return torch.full((), number, dtype=torch.float64, device=device)
+    return _on_cpu(number)
 
 
 @cache
-def _vanished_on_cpu(size: float) -> Tensor:
-    return torch.tensor(size, dtype=torch.float64)
+def _on_cpu(number: float) -> Tensor:
+    return torch.tensor(number, dtype=torch.float64)
 
 
 def sum_over_pairs(terms_BTT: Tensor) -> Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache, reduce
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tacit.engines.torch_internals import swapped
 from tacit.tensor_float import all_digits, cuts_factors_on_cpu, uses_tensor_float
 
 
@@ -35,11 +35,9 @@ def wide_together(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(dtype) for tensor in tensors)
 
 
-@contextmanager
-def no_autocast(device: torch.device) -> Iterator[None]:
+def no_autocast(device: torch.device) -> torch.autocast:
     """Switch off the caller's autocast, which is for the model and not for its norms and sums."""
-    with torch.autocast(device.type, enabled=False):
-        yield
+    return torch.autocast(device.type, enabled=False)
 
 
 @contextmanager
@@ -70,28 +68,14 @@ def in_wide_precision(model: nn.Module, device: torch.device) -> Iterator[dict[i
     """Run the model in float32 or wider: no autocast, and wide copies of narrow weights.
 
     While it lasts, every bfloat16 or float16 parameter and buffer of the model has its float32 copy
-    in its place, the same copy wherever a tensor is shared. Widening is exact. TensorFloat-32 stays
-    as the user has set it on CUDA; on a CPU oneDNN must not cut factors to bfloat16. Yields the
-    copies, by the id of the tensor whose place they take.
+    in its place, the same copy wherever a tensor is shared. Widening is exact. Yields the copies,
+    by the id of the tensor whose place they take.
     """
-    with ExitStack() as stack:
-        stack.enter_context(no_autocast(device))
-        if device.type == "cpu" and cuts_factors_on_cpu():
-            stack.enter_context(all_digits())
-        copies: dict[int, Tensor] = {}
-        for module in model.modules():
-            tables: list[dict[str, Any]] = [module._parameters, module._buffers]
-            for table in tables:
-                for name, tensor in table.items():
-                    if tensor is None or not _narrow(tensor):
-                        continue
-                    if id(tensor) not in copies:
-                        copy = wide(tensor.detach()).requires_grad_(tensor.requires_grad)
-                        copies[id(tensor)] = copy
-                    stack.callback(table.__setitem__, name, tensor)
-                    table[name] = copies[id(tensor)]
-        yield copies
-
-
-def _narrow(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and wide_dtype(tensor.dtype) != tensor.dtype
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    copies = {
+        name: wide(tensor.detach()).requires_grad_(tensor.requires_grad)
+        for name, tensor in named.items()
+        if tensor.is_floating_point() and wide_dtype(tensor.dtype) != tensor.dtype
+    }
+    with full_precision(device), swapped(model, copies):
+        yield {id(named[name]): copy for name, copy in copies.items()}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -22,9 +23,8 @@ from torch import Tensor
 
 from tacit.engines.convolution import kernel_gradients
 from tacit.engines.gradients import RecordGradients, Stacked
-from tacit.engines.kernels import normalisation as group_norm_kernel
 from tacit.engines.precision import wide
-from tacit.engines.products import Dense, Lookup, table_gradients
+from tacit.engines.products import Dense, Lookup
 from tacit.engines.shadow import Layout
 from tacit.engines.torch_internals import (
     Node,
@@ -37,7 +37,11 @@ from tacit.engines.torch_internals import (
 )
 
 
-@dataclass(frozen=True)
+class NotFinite(ArithmeticError):
+    """Infinite numbers of one record may have reached the gradients of others as 0·∞."""
+
+
+@dataclass
 class Use:
     """One operand of one operator, with what is needed for its per-record gradients.
 
@@ -53,17 +57,22 @@ class Use:
     layouts: tuple[Layout | None, ...]
     num_records: int
 
-    @property
+    @cached_property
+    def private(self) -> list[tuple[Tensor, Layout] | None]:
+        """The cotangents of records with their layouts, None for an output that has none."""
+        return [
+            None if b is None or lay is None or lay.kind == "public" else (b, lay)
+            for b, lay in zip(self.cotangents, self.layouts, strict=True)
+        ]
+
+    @cached_property
     def cotangent(self) -> Tensor:
         """The cotangent of the first output that has one."""
         return next(b for b in self.cotangents if b is not None)
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
-        pairs = zip(self.layouts, self.cotangents, strict=True)
-        return next(
-            lay for lay, b in pairs if b is not None and lay is not None and lay.kind != "public"
-        )
+        return next(found[1] for found in self.private if found is not None)
 
     def saved(self, name: str) -> Any:
         """A value that the operator saved, by its name in PyTorch's derivatives."""
@@ -73,6 +82,30 @@ class Use:
         """(B, R, …): R rows for each record, taken from dimension `dim`; the others keep their
         order."""
         return rows_by_record(tensor, self.layout, self.num_records, dim)
+
+    def summed(self, full: Tensor, shape: Sequence[int] | None = None) -> Tensor | None:
+        """(B, *shape): a broadcast operand's gradients, summed over all other dimensions.
+
+        `full` has the cotangent's shape. None where the operand itself has rows for records.
+        """
+        shape = self.shape if shape is None else shape
+        extra = full.dim() - len(shape)
+        place = self.layout.dim - extra
+        if extra < 0 or (place >= 0 and shape[place] != 1):
+            return None
+        rows_BR = self.rows(wide(full))  # (B, R, the other dimensions)
+        total = rows_BR.squeeze(1) if rows_BR.shape[1] == 1 else rows_BR.sum(1)
+        if place >= 0:
+            total = total.unsqueeze(1 + self.layout.dim)
+        lacking = extra if place >= 0 else extra - 1  # dimensions in front that the operand has not
+        if lacking:
+            total = total.flatten(1, lacking).sum(1)
+        over = [1 + d for d, size in enumerate(shape) if size == 1 and total.shape[1 + d] != 1]
+        return total.sum(over, keepdim=True) if over else total
+
+    def summed_by_channel(self, full: Tensor) -> Tensor | None:
+        """The same for an operand with one number per channel, which is dimension 1 of `full`."""
+        return self.summed(full, (*self.shape, *(1 for _ in full.shape[2:])))
 
 
 # What a rule returns: a stack (B, *shape), a factored form, or None if the rule does not apply.
@@ -128,13 +161,57 @@ def rule_for(node: Node) -> Rule | None:
     return RULES.get(node.name(), _broadcast)
 
 
-def found_by_rule(rule: Rule, use: Use) -> Dense | Lookup | RecordGradients | None:
-    if use.layout.kind == "scattered" or (use.cotangent.is_complex() and rule not in _COMPLEX):
-        return None
-    found = rule(use)
+def gradients_of(use: Use) -> Dense | Lookup | RecordGradients:
+    """What the operator's rule finds, or its own backward pass for one record at a time."""
+    rule = rule_for(use.node)
+    found: Found = None
+    if use.layout.kind != "scattered" and (rule in _COMPLEX or not use.cotangent.is_complex()):
+        found = None if rule is None else rule(use)
+    if found is None:
+        found = _one_by_one(use)
     if isinstance(found, Tensor):
         return Stacked(wide(found).reshape(use.num_records, *use.shape))
     return found
+
+
+def _one_by_one(use: Use) -> Tensor:
+    """The operator's own backward pass, with the cotangents of one record at a time.
+
+    The node itself is called, not autograd from the node on: other operands may lead to the same
+    place by ways that have edges of their own. What the operator saved is of all records, and a
+    cotangent of zero does not hide an infinite number (0·∞ is NaN): raises NotFinite then.
+    """
+    owners = [owners_of(*found, use.num_records) if found else None for found in use.private]
+    present = set(range(use.num_records))
+    if not any(found and found[1].ids is None for found in use.private):
+        # A loop over the records in Python has an operator for each.
+        present &= {r for owner in owners if owner is not None for r in owner.unique().tolist()}
+    nothing = torch.zeros(use.shape, device=use.cotangent.device, dtype=use.cotangent.dtype)
+    rows = [wide(nothing)] * use.num_records
+    for record in present:
+        cotangents = [
+            None if b is None or owner is None else torch.where(owner == record, b, 0.0)
+            for b, owner in zip(use.cotangents, owners, strict=True)
+        ]
+        row = run_node(use.node, cotangents)[use.operand]
+        if row is not None:
+            rows[record] = wide(row.to_dense() if row.is_sparse else row).sum_to_size(use.shape)
+    stack = torch.stack(rows)
+    if use.num_records > 1 and not stack.isfinite().all():
+        raise NotFinite
+    return stack
+
+
+def owners_of(tensor: Tensor, layout: Layout, num_records: int) -> Tensor:
+    """The record of each element, in a shape that broadcasts to that of `tensor`."""
+    if layout.kind == "scattered":
+        assert layout.ids is not None
+        return layout.ids
+    owner = layout.ids
+    if owner is None:
+        records = torch.arange(num_records, device=tensor.device)
+        owner = records.repeat_interleave(layout.inner).repeat(layout.outer)
+    return owner.view([-1 if dim == layout.dim else 1 for dim in range(tensor.dim())])
 
 
 def rows_by_record(
@@ -169,69 +246,28 @@ def padded_places(ids_N: Tensor, num_records: int) -> Tensor:
     return places
 
 
-def mask_of(layout: Layout, record: int, num_records: int, like: Tensor) -> Tensor:
-    """Where the elements of one record are, in a shape that broadcasts to that of `like`."""
-    if layout.kind == "scattered":
-        assert layout.ids is not None
-        return layout.ids == record
-    if layout.kind == "rows":
-        owner = layout.ids
-    else:
-        records = torch.arange(num_records, device=like.device)
-        owner = records.repeat_interleave(layout.inner).repeat(layout.outer)
-    assert owner is not None
-    shape = [1] * like.dim()
-    shape[layout.dim] = -1
-    return (owner == record).view(shape)
-
-
-def summed_to(
-    full: Tensor, layout: Layout, num_records: int, shape: Sequence[int]
-) -> Tensor | None:
-    """(B, *shape): a broadcast operand's gradients, summed over all dimensions but the record's.
-
-    `full` has the cotangent's shape. None where the operand itself has rows for records.
-    """
-    extra = full.dim() - len(shape)
-    place = layout.dim - extra
-    if extra < 0 or (place >= 0 and shape[place] != 1):
-        return None
-    rows_BR = rows_by_record(wide(full), layout, num_records)  # (B, R, the other dimensions)
-    total = rows_BR.squeeze(1) if rows_BR.shape[1] == 1 else rows_BR.sum(1)
-    if place >= 0:
-        total = total.unsqueeze(1 + layout.dim)
-    lacking = extra if place >= 0 else extra - 1  # dimensions in front that the operand has not
-    if lacking:
-        total = total.flatten(1, lacking).sum(1)
-    over = [1 + d for d, size in enumerate(shape) if size == 1 and total.shape[1 + d] != 1]
-    return total.sum(over, keepdim=True) if over else total
-
-
 # Matrix products.
 
 
 @gradient_rule("AddmmBackward0")
 def _addmm(use: Use) -> Found:
     if use.operand == 0:
-        return _scaled(_cotangent_summed(use), use.saved("beta"))
-    return _matrix(use, ("mat1", "mat2")[use.operand - 1], "mat1", "mat2", use.saved("alpha"))
+        return _scaled(use.summed(use.cotangent), use.saved("beta"))
+    return _matrix(use, use.operand - 1, ("mat1", "mat2"), use.saved("alpha"))
 
 
 @gradient_rule("MmBackward0")
 def _mm(use: Use) -> Found:
-    return _matrix(use, ("self", "mat2")[use.operand], "self", "mat2", 1)
+    return _matrix(use, use.operand, ("self", "mat2"))
 
 
-def _matrix(use: Use, wanted: str, left: str, right: str, alpha: float) -> Found:
+def _matrix(use: Use, operand: int, names: tuple[str, str], alpha: float = 1) -> Found:
     """y = x W has ∂W = Σ_t x_t b_tᵀ over rows t; y = W x has ∂W = Σ_t b_t x_tᵀ over columns t."""
-    b, dim = use.cotangent, use.layout.dim
-    if wanted == right and dim == 0:
-        x = use.rows(use.saved(left), 0)
-        return Dense(_scaled(wide(use.rows(b)), alpha), wide(x))
-    if wanted == left and dim == 1:
-        x = use.rows(use.saved(right), 1)
-        return Dense(wide(x), _scaled(wide(use.rows(b)), alpha))
-    return None
+    if use.layout.dim == operand:
+        return None
+    x = wide(use.rows(use.saved(names[1 - operand]), use.layout.dim))
+    b = _scaled(wide(use.rows(use.cotangent)), alpha)
+    return Dense(b, x) if operand else Dense(x, b)
 
 
 @gradient_rule("BmmBackward0", "BaddbmmBackward0")
@@ -242,20 +278,15 @@ def _bmm(use: Use) -> Found:
     """
     plain = use.node.name() == "BmmBackward0"
     if not plain and use.operand == 0:
-        return _scaled(_cotangent_summed(use), use.saved("beta"))
-    left, right = ("self", "mat2") if plain else ("batch1", "batch2")
-    operand = use.operand + (1 if plain else 0)
-    b, dim = use.cotangent, use.layout.dim
-    alpha = 1 if plain else use.saved("alpha")
-    if operand == 2 and dim == 1:
-        x_BRHD, b_BRHP = use.rows(use.saved(left), 1).conj(), use.rows(b)
-        first, second = wide(x_BRHD), _scaled(wide(b_BRHP), alpha)
-    elif operand == 1 and dim == 2:
-        b_BRHP, x_BRHD = use.rows(b), use.rows(use.saved(right), 2).conj()
-        first, second = _scaled(wide(b_BRHP), alpha), wide(x_BRHD)
-    else:
+        return _scaled(use.summed(use.cotangent), use.saved("beta"))
+    names = ("self", "mat2") if plain else ("batch1", "batch2")
+    operand = use.operand if plain else use.operand - 1
+    if use.layout.dim != 2 - operand:
         return None
-    return Stacked(torch.einsum("brhm,brhn->bhmn", first, second))
+    x_BRHD = wide(use.rows(use.saved(names[1 - operand]), use.layout.dim).conj())
+    b_BRHP = _scaled(wide(use.rows(use.cotangent)), 1 if plain else use.saved("alpha"))
+    sides = (x_BRHD, b_BRHP) if operand else (b_BRHP, x_BRHD)
+    return Stacked(torch.einsum("brhm,brhn->bhmn", *sides))
 
 
 @gradient_rule("TrilinearBackward0")
@@ -287,11 +318,11 @@ def _embedding(use: Use) -> Found:
 def _embedding_bag(use: Use) -> Found:
     """Sums or means of look-ups: a token's cotangent is that of its bag."""
     by_sum, by_mean = 0, 1
-    mode = use.saved("mode")
+    mode, layout = use.saved("mode"), use.layout
     plain = use.saved("per_sample_weights") is None and signed(use.saved("padding_idx")) < 0
-    if use.operand != 0 or use.saved("scale_grad_by_freq") or use.layout.dim or not plain:
+    if use.operand != 0 or use.saved("scale_grad_by_freq") or not plain:
         return None
-    if mode not in (by_sum, by_mean) or use.layout.kind != "blocks":
+    if mode not in (by_sum, by_mean) or layout.dim or layout.kind != "blocks":
         return None
     b, indices = wide(use.cotangent), use.saved("indices")
     places = torch.arange(len(indices), device=b.device)
@@ -299,12 +330,10 @@ def _embedding_bag(use: Use) -> Found:
     if mode == by_mean:
         sizes = torch.bincount(bag_of_token, minlength=len(b))
         b = b / sizes.clamp_min(1)[:, None]
-    records = torch.arange(use.num_records, device=b.device)
-    owner = records.repeat_interleave(use.layout.inner).repeat(use.layout.outer)
+    owner = owners_of(b[:, 0], layout, use.num_records)
     tokens = Layout("rows", ids=owner[bag_of_token])
-    tokens_BT = rows_by_record(indices, tokens, use.num_records)
-    values = rows_by_record(b[bag_of_token], tokens, use.num_records)
-    return Lookup(use.shape[0], tokens_BT, values)
+    sides = (rows_by_record(x, tokens, use.num_records) for x in (indices, b[bag_of_token]))
+    return Lookup(use.shape[0], *sides)
 
 
 @gradient_rule("IndexBackward0")
@@ -325,8 +354,7 @@ def _index(use: Use) -> Found:
     num_rows = math.prod(indexed)
     if len(use.shape) == 2 and len(indices) == 1:
         return Lookup(num_rows, tokens_BT, values)
-    found = table_gradients(num_rows, tokens_BT, values)
-    return Stacked(found.rows().reshape(use.num_records, *use.shape))
+    return Lookup(num_rows, tokens_BT, values).rows()
 
 
 @gradient_rule("IndexSelectBackward0")
@@ -344,41 +372,23 @@ def _index_select(use: Use) -> Found:
 def _convolution(use: Use) -> Found:
     b = use.cotangent
     if use.operand == 2:
-        return _per_channel(use, wide(b))
+        return use.summed_by_channel(b)
     if use.operand != 1 or use.layout.dim or use.layout.kind != "blocks":
         return None
     inputs, rows = use.saved("input"), use.layout.outer * use.layout.inner
     if use.layout.outer > 1:
         inputs, b = use.rows(inputs).flatten(0, 1), use.rows(b).flatten(0, 1)
-    return kernel_gradients(
-        wide(inputs),
-        wide(b),
-        use.saved("weight"),
-        use.saved("stride"),
-        use.saved("padding"),
-        use.saved("dilation"),
-        use.saved("transposed"),
-        use.saved("output_padding"),
-        use.saved("groups"),
-        rows_per_record=rows,
-    )
-
-
-def _per_channel(use: Use, values: Tensor) -> Found:
-    """Σ over all but records and channels (dimension 1)."""
-    if use.layout.dim:
-        return None
-    rows_BRC = use.rows(values)
-    return rows_BRC.sum(1) if rows_BRC.dim() == 3 else rows_BRC.flatten(3).sum((1, 3))
+    names = "weight", "stride", "padding", "dilation", "transposed", "output_padding", "groups"
+    return kernel_gradients(*(inputs, b, *map(use.saved, names), rows))
 
 
 @gradient_rule("NativeLayerNormBackward0")
 def _layer_norm(use: Use) -> Found:
     values = wide(use.cotangent)
     if use.operand == 1:
-        x, mean, rstd = use.saved("input"), use.saved("result1"), use.saved("result2")
-        values = values * ((wide(x) - wide(mean)) * wide(rstd))
-    return summed_to(values, use.layout, use.num_records, use.shape)
+        x, mean, rstd = (wide(use.saved(name)) for name in ("input", "result1", "result2"))
+        values = values * ((x - mean) * rstd)
+    return use.summed(values)
 
 
 @gradient_rule("FusedRmsNormBackward0")
@@ -386,23 +396,17 @@ def _rms_norm(use: Use) -> Found:
     values = wide(use.cotangent)
     if use.operand == 1:
         values = values * (wide(use.saved("input")) * wide(use.saved("result1")))
-    return summed_to(values, use.layout, use.num_records, use.shape)
+    return use.summed(values)
 
 
 @gradient_rule("NativeGroupNormBackward0")
 def _group_norm(use: Use) -> Found:
+    if use.operand == 2:
+        return use.summed_by_channel(use.cotangent)
     if use.layout.dim or use.layout.kind != "blocks" or use.layout.outer > 1:
         return None
-    if use.operand == 2:
-        return _per_channel(use, wide(use.cotangent))
-    weight_NC = group_norm_rows(
-        use.saved("input"),
-        use.saved("result1"),
-        use.saved("result2"),
-        use.cotangent,
-        use.saved("group"),
-    )
-    return use.rows(weight_NC).sum(1)
+    x, mean, rstd = (use.saved(name) for name in ("input", "result1", "result2"))
+    return use.summed(group_norm_rows(x, mean, rstd, use.cotangent, use.saved("group")))
 
 
 def group_norm_rows(
@@ -411,8 +415,6 @@ def group_norm_rows(
     """Σ x̂·b of each row and channel, with x̂ = (x − mean)·rstd in each group."""
     x, b, mean, rstd = wide(inputs), wide(cotangent), wide(mean), wide(rstd)
     mean, rstd = mean.reshape(len(x), num_groups), rstd.reshape(len(x), num_groups)
-    if group_norm_kernel.fits(x, num_groups):
-        return group_norm_kernel.group_norm_rows(x, mean, rstd, b, num_groups)[0]
     grouped = (len(x), num_groups, x.shape[1] // num_groups, *x.shape[2:])
     column = (len(x), num_groups, *(1 for _ in grouped[2:]))
     centred = x.reshape(grouped) - mean.view(column)
@@ -424,18 +426,16 @@ def group_norm_rows(
 @gradient_rule("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0")
 def _batch_norm(use: Use) -> Found:
     """With fixed statistics, y = (x − μ)/√(σ² + ε)·γ + β, channel by channel."""
-    training = use.saved("training")
-    values = wide(use.cotangent)
-    if training or use.layout.dim:
+    if use.saved("training"):
         return None
+    values = wide(use.cotangent)
     if use.operand == 1:
         shape = (1, -1) + (1,) * (values.dim() - 2)
         mean, variance = wide(use.saved("running_mean")), wide(use.saved("running_var"))
         epsilon = "eps" if has_saved(use.node, "eps") else "epsilon"
         rstd = (variance + use.saved(epsilon)).rsqrt()
-        x = wide(use.saved("input"))
-        values = values * ((x - mean.view(shape)) * rstd.view(shape))
-    return _per_channel(use, values)
+        values = values * ((wide(use.saved("input")) - mean.view(shape)) * rstd.view(shape))
+    return use.summed_by_channel(values)
 
 
 # Recurrent cells of a GPU: a bias's gradient is that of the gates it is added to.
@@ -455,37 +455,28 @@ def _fused_cell(use: Use) -> Found:
 
 @gradient_rule("ExpandBackward0")
 def _expand(use: Use) -> Found:
-    return summed_to(use.cotangent, use.layout, use.num_records, use.shape)
+    return use.summed(use.cotangent)
 
 
 @gradient_rule("RepeatBackward0")
 def _repeat(use: Use) -> Found:
-    if len(use.shape) == use.cotangent.dim() == 1 and use.layout.kind == "blocks":
-        rows_BR = use.rows(wide(use.cotangent))
-        if use.layout.outer == 1 and use.layout.inner % use.shape[0] == 0:
-            return rows_BR.reshape(use.num_records, -1, use.shape[0]).sum(1)
+    b, layout = use.cotangent, use.layout
+    extra = b.dim() - len(use.shape)
+    if len(use.shape) == b.dim() == 1 and layout.kind == "blocks":
+        if layout.outer == 1 and layout.inner % use.shape[0] == 0:
+            return use.rows(wide(b)).reshape(use.num_records, -1, use.shape[0]).sum(1)
         return None
-    repeated = [
-        d
-        for d, n in enumerate(use.shape)
-        if use.cotangent.shape[use.cotangent.dim() - len(use.shape) + d] != n
-    ]
-    if any(use.shape[d] != 1 for d in repeated):
+    if any(n not in (1, m) for n, m in zip(use.shape, b.shape[extra:], strict=True)):
         return None
-    return summed_to(use.cotangent, use.layout, use.num_records, use.shape)
+    return use.summed(b)
 
 
 def _broadcast(use: Use) -> Found:
     """Any point-wise operator: its own backward pass, before the sum over broadcast dimensions."""
     full = run_node(use.node, use.cotangents)[use.operand]
-    b = use.cotangent
-    if full is None or full.shape != b.shape or tuple(full.shape) == use.shape:
+    if full is None or full.shape != use.cotangent.shape or tuple(full.shape) == use.shape:
         return None
-    return summed_to(full, use.layout, use.num_records, use.shape)
-
-
-def _cotangent_summed(use: Use) -> Tensor | None:
-    return summed_to(use.cotangent, use.layout, use.num_records, use.shape)
+    return use.summed(full)
 
 
 def _scaled(values: Any, factor: float) -> Any:

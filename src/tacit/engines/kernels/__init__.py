@@ -18,7 +18,7 @@ _for_compiler: ContextVar[bool] = ContextVar("_for_compiler", default=False)
 
 @contextmanager
 def left_to_the_compiler() -> Iterator[None]:
-    """Write point-wise work and small reductions as plain operators, which a compiler fuses."""
+    """Within it a step is traced for a compiler, which does better with other operators."""
     token = _for_compiler.set(True)
     try:
         yield
@@ -27,5 +27,5 @@ def left_to_the_compiler() -> Iterator[None]:
 
 
 def for_compiler() -> bool:
-    """Whether the step is being traced for a compiler; asked by `fits(...)`."""
+    """Whether the step is being traced for a compiler."""
     return _for_compiler.get()

@@ -16,7 +16,7 @@ from tacit.engines.clipping import sum_dtype
 from tacit.engines.draws import from_one_start
 from tacit.engines.gradients import RecordGradients, Scale, Stacked
 from tacit.engines.precision import wide
-from tacit.engines.sums import clipped, norms_of_blocks, squares_of
+from tacit.engines.sums import clipped, norms_of_blocks
 from tacit.errors import UnsupportedModule
 from tacit.pytrees import Tree, device_of, map_tensors
 from tacit.queries.mini_sets.set_gradients import MeanGradient, SetGradient
@@ -58,8 +58,7 @@ class SetBySet:
     def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
         device = sets[0].indices.device
         vectors = (vector_of(task, gradient, one.inputs, one.targets) for one in sets)
-        squares = (squares_of(as_one_record(task, vector)) for vector in vectors)
-        each = [norms_of_blocks(task, of_one, 1, device) for of_one in squares]
+        each = [norms_of_blocks(task, as_one_record(task, v), 1, device) for v in vectors]
         return [torch.cat(of_block) for of_block in zip(*each, strict=True)]
 
     def forget(self) -> None:
