@@ -8,7 +8,7 @@ from gradient_checks import check_traceable, outer_products, share
 from test_convolution import CASES, EACH_WAY, WAYS, Case, balanced
 from test_products import cancelling
 
-from tacit.engines import norms
+from tacit.engines import kernels, norms
 from tacit.engines.convolution import Kernel, kernel_gradients
 from tacit.engines.gradients import Scale, Stacked
 from tacit.engines.kernels import convolution, ghost
@@ -79,18 +79,20 @@ def test_sums_of_one_sign_are_not_cut_below_the_norm(positions, width):
         check_ghost_norms(ghost.ghost_norms(a, b), a, b)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 1, 1), (1, 2, 2)])
-def test_ghost_norms_of_windows(groups, stride, padding, dilation):
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (1, 2, 2), (1, 0, 1)])
+def test_norms_from_pixels_in_a_step_that_is_compiled(stride, padding, dilation):
     torch.manual_seed(0)
-    x, w = torch.randn(3, 8, 9, 10), torch.randn(12, 8 // groups, 3, 3)
-    geometry = (stride,) * 2, (padding,) * 2, (dilation,) * 2, groups
+    x, w = torch.randn(3, 64, 6, 7), torch.randn(96, 64, 3, 3)
+    geometry = (stride,) * 2, (padding,) * 2, (dilation,) * 2
     b = torch.randn_like(torch.nn.functional.conv2d(x, w, None, *geometry))
-    plain = kernel_gradients(x.double(), b.double(), w, *geometry[:3], False, (0, 0), groups)
+    plain = kernel_gradients(x.double(), b.double(), w, *geometry, False, (0, 0), 1)
     exact = plain.rows().flatten(1).square().sum(1)
-    squares, _ = ghost.convolution_ghost_norms(*on_gpu(x, b), (3, 3), *geometry)
+    with kernels.left_to_the_compiler():
+        found = kernel_gradients(*on_gpu(x, b, w), *geometry, False, (0, 0), 1)
+        squares = torch.compile(lambda: found.squares())()
+    # TensorFloat-32 may cut the share that is added, which the bound allows for.
     assert bool((squares.cpu() >= exact).all())
-    assert bool((squares.cpu() <= 1.01 * exact).all())
+    assert bool((squares.cpu() <= 1.2 * exact).all())
 
 
 @pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 1, 1), (2, 2, 2)])
