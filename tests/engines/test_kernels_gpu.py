@@ -282,8 +282,8 @@ def test_every_tiling_of_the_kernels_gives_the_rows(case, over_places):
         torch.testing.assert_close(squares, found.flatten(1).square().sum(dim=1))
         torch.testing.assert_close(alone, squares)
         kept, scale = Stacked(found, squares), torch.rand(3, device="cuda")
-        expected = torch.einsum("b,b...->...", scale, found)
-        torch.testing.assert_close(kept.total(Scale(scale)), expected)
+        total = torch.einsum("b,b...->...", scale, found)
+        torch.testing.assert_close(kept.total(Scale(scale)), total)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items()])
