@@ -48,7 +48,7 @@ from tacit.engines.gradients import (
     added,
     in_pieces,
     piece,
-    small_stack,
+    rows_are_kept,
 )
 from tacit.engines.kernels import convolution as fused_kernel
 from tacit.engines.kernels import for_compiler
@@ -137,14 +137,12 @@ class Kernel:
 
     def gradients(self) -> RecordGradients:
         """Rows where they are smaller than what they come from, else norms and a contraction."""
-        row = self.window * self.others * self.groups
-        kept_anyway = sum(math.prod(side.shape[1:]) for side in (self.windowed, self.plain))
         fused = fused_kernel.fits(self.windowed, self.groups)
         if self.groups > 1 and self.channels == 1 and self.plain.is_cuda and len(self.counts) <= 2:
             return Stacked(self._rows_by_channel())
         # The GPU kernel gains nothing from larger rows; elsewhere they save a contraction.
-        few = row <= (1 if fused else 2) * kept_anyway
-        if few or small_stack(len(self.plain), row, self.plain.device):
+        times, row = 1 if fused else 2, math.prod(self.shape)
+        if rows_are_kept(row, self.windowed, self.plain, times=times):
             return self._fused_rows() if fused else Stacked(self.rows())
         by_rows = fused and self.positions > 1 and not (for_compiler() and self._pixels_are_few())
         return self.by_fused_norms() if by_rows else self.by_ghost_norms()

@@ -185,9 +185,12 @@ def in_pieces(
 _SMALL_STACK = 1 << 20
 
 
-def small_stack(batch: int, row: int, device: torch.device) -> bool:
-    """Whether all records' rows are so small that they are simply kept.
+def rows_are_kept(row: int, *factors: Tensor, times: int = 2) -> bool:
+    """Whether rows of so many numbers are kept, or only norms: the one place that chooses.
 
-    The norm is then of the very numbers that are added, without the slack of a ghost norm.
+    Rows that are not much larger than the factors they come from save a second contraction. On a
+    CPU small ones are kept too: their norm is of the very numbers that are added, without the slack
+    of a ghost norm.
     """
-    return device.type == "cpu" and batch * row <= _SMALL_STACK
+    few = row <= times * sum(math.prod(x.shape[1:]) for x in factors)
+    return few or (factors[0].device.type == "cpu" and len(factors[0]) * row <= _SMALL_STACK)

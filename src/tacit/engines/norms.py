@@ -63,7 +63,8 @@ def inner_products(x_BTD: Tensor, y_BSD: Tensor) -> Tensor:
     lead, width = x_BTD.shape[:-2], x_BTD.shape[-1]
     block = _block(width)
     flat_x, flat_y = (x.reshape(math.prod(lead), *x.shape[-2:]) for x in (x_BTD, y_BSD))
-    if x_BTD.is_cuda and x_BTD.dtype == torch.float32 and not _plain_products(x_BTD):
+    single = x_BTD.is_cuda and x_BTD.dtype == torch.float32
+    if single and (cuts_products(x_BTD) or not for_compiler()):
         # TensorFloat-32 keeps 10 bits, too few where terms cancel; this operator never uses it.
         total = ghost.inner_products(flat_x, flat_y, block)
     else:
@@ -72,11 +73,6 @@ def inner_products(x_BTD: Tensor, y_BSD: Tensor) -> Tensor:
         for x, y in zip(xs, ys, strict=True):
             total = torch.baddbmm(total, x, y.transpose(1, 2))
     return total.reshape(*lead, x_BTD.shape[-2], y_BSD.shape[-2])
-
-
-def _plain_products(x: Tensor) -> bool:
-    """Whether matrix products have all digits anyway, and are better left to a compiler."""
-    return for_compiler() and not cuts_products(x)
 
 
 def lengths(gram_BTT: Tensor, width: int) -> Tensor:

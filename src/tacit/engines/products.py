@@ -12,7 +12,6 @@ the sum: uses of one form are concatenated along T, and the two forms meet in a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from tacit.engines.gradients import (
     Stacked,
     in_pieces,
     piece,
-    small_stack,
+    rows_are_kept,
 )
 from tacit.engines.norms import (
     dot_depth,
@@ -175,13 +174,10 @@ def matrix_gradients(uses: Sequence[Dense | Lookup]) -> RecordGradients:
         num_rows = tables[0].num_rows
         table = Lookup(num_rows, _cat([u.tokens_BT for u in tables]), factors[-1])
         form = Tied(Dense(*factors[:2]), table) if dense else table
-    batch, row = len(factors[0]), num_rows * factors[0].shape[-1]
-    # Rows that are not much larger than what they come from are kept: no second contraction.
-    few = row <= 2 * sum(math.prod(x.shape[1:]) for x in factors)
-    if few or small_stack(batch, row, factors[0].device):
+    if rows_are_kept(num_rows * factors[0].shape[-1], *factors):
         return Stacked(form.rows())
     positions = sum(x.shape[1] for x in factors[1:] or factors)
-    norms, reach = in_pieces(batch, 4 * positions**2, form.norms)
+    norms, reach = in_pieces(len(factors[0]), 4 * positions**2, form.norms)
     return Contracted(norms, reach, form.total, form.rows, coarse)
 
 
