@@ -50,7 +50,9 @@ def changed(tensor: Tensor, mine: Tensor) -> Tensor:
         return torch.where(mine, ~tensor, tensor)
     if tensor.is_floating_point() or tensor.is_complex():
         return torch.where(mine, tensor * (1 + 0.3 * torch.rand(tensor.shape)), tensor)
-    return torch.where(mine, tensor.flatten()[torch.randperm(tensor.numel())].view_as(tensor), tensor)
+    return torch.where(
+        mine, tensor.flatten()[torch.randperm(tensor.numel())].view_as(tensor), tensor
+    )
 
 
 class RandomCall:

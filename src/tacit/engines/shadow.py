@@ -21,7 +21,7 @@ scalars in a list that becomes a tensor.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -221,20 +221,18 @@ class Shadow(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             if getattr(func, "overloadpacket", None) is torch.ops.aten.arange:
                 self._counting[output.untyped_storage()._cdata] = output
-            if self.phase == "forward":
+            if self.phase == "forward" and not self._whole:
                 self._sources.remember()
-            call = Call(func, args, kwargs, output, self._memory.find)
-            call.backward, call.in_order = self.phase == "backward", self._in_order
-            call.resizes = shapes != _shapes(func, args)
             try:
-                self._label(call)
+                self._label(func, args, kwargs, output, resized=shapes != _shapes(func, args))
             except Exception:  # a kind of tensor that no rule has met
-                self._deny(call)
+                self._deny(func, args, kwargs, output)
         return output
 
-    def _label(self, call: Call) -> None:
+    def _label(self, func: Any, args: Any, kwargs: Any, output: Any, resized: bool) -> None:
+        operands = [t for t in flat([args, *kwargs.values()]) if isinstance(t, Tensor)]
         opaque = touched = False
-        for tensor in call.operands:
+        for tensor in operands:
             try:
                 if not is_wrapper(tensor):
                     touched = touched or self._memory.known(tensor)
@@ -242,60 +240,56 @@ class Shadow(TorchDispatchMode):
                     touched = opaque = True
             except (NotImplementedError, RuntimeError):
                 opaque = True
-        if (
-            call.schema is None
-        ):  # a higher-order operator: its branches may reach what is no operand
-            return self._deny(call)
+        # The branches of a higher-order operator may reach what is no operand.
+        if getattr(func, "_schema", None) is None:
+            return self._deny(func, args, kwargs, output)
         if not touched:
-            return self._report(call, [])
-        if opaque or any(
-            tensor is not None and not _has_elements(tensor) for tensor in call.outputs
-        ):
-            if any(self._may_be_private(tensor) for tensor in call.operands):
-                self._deny(call)
+            return self._report(func)
+        call = Call(func, args, kwargs, output, self._memory.find)
+        if opaque or any(t is not None and not _has_elements(t) for t in call.outputs):
+            if any(self._may_be_private(tensor) for tensor in operands):
+                self._deny(func, args, kwargs, output)
             return None
-        if self._is_alias(call):
-            self._note_joined_elements(call)
-            return self._report(call, call.operands)
-        reads = call.reads()
-        self._report(call, reads)
+        if self._is_alias(call, operands):
+            self._note_joined_elements(call, operands[0])
+            if self.on_operator is not None:
+                self._report(func, *_bounds(map(self._memory.find, operands)))
+            return None
+        call.backward, call.in_order = self.phase == "backward", self._in_order
+        found = [labels for labels in map(call.find, call.reads()) if labels is not None]
+        low, high = _bounds(found)
+        private = bool(low or high)
+        self._report(func, low, high)
         written = [tensor for tensor in [*call.outputs, *call.mutated] if tensor is not None]
-        if not any(self._memory.known(tensor) for tensor in reads):
+        if not found:
             for tensor in written:
                 self._memory.write(tensor, 0)
         elif call.name not in METADATA:
-            private = any(self.private(tensor) for tensor in reads)
-            if private and call.name in LOOKS and not self._watch.inside_check:
-                self._note("looks", call)
+            if private and call.name in LOOKS and (self._whole or not self._watch.inside_check):
+                self._note("looks", func)
             if private and call.name == "_linalg_check_errors":
-                self._note("selections", call)  # a program may catch the error, and go another way
+                self._note("selections", func)  # a program may catch the error, and go another way
+            elif private and (resized or (not written and call.name not in LOOKS)):
+                self._deny(func, args, kwargs, output)
             elif written:
-                self._apply(call, private)
-            elif private and call.name not in LOOKS:
-                self._deny(call)
+                self._apply(call, private, had_several=low < 0)
         return None
 
-    def _apply(self, call: Call, private: bool) -> None:
-        # Labels that are overwritten below must be read first.
-        had_several = any(has_several(call.labels(t)) for t in call.reads() if call.private(t))
+    def _apply(self, call: Call, private: bool, had_several: bool) -> None:
         try:
-            if call.resizes:
-                raise ValueError("an operand has another shape than the one that was read")
             rule = find_rule(call.name) or self._decompose
             results = list(flat(rule(call)))
             results = results * len(call.outputs) if len(results) == 1 else results
-            targets = [
-                (tensor, _expand(label, tensor))
-                for tensor, label in zip(call.outputs, results, strict=True)
-            ]
+            pairs = zip(call.outputs, results, strict=True)
+            targets = [(tensor, _expand(label, tensor)) for tensor, label in pairs]
         except Exception:
             if private:
-                return self._deny(call)
+                return self._deny(call.func, call.args, call.kwargs, call.outputs)
             targets = [(tensor, 0) for tensor in call.outputs]
         if call.selects and private:
-            self._note("selections", call)
+            self._note("selections", call.func)
         if call.reorders:
-            self._note("reorders", call)
+            self._note("reorders", call.func)
         done = {id(tensor) for tensor in call.outputs} | set(call.written)
         targets += call.written.values()
         targets += [(tensor, call.whole()) for tensor in call.mutated if id(tensor) not in done]
@@ -304,7 +298,7 @@ class Shadow(TorchDispatchMode):
             if tensor is not None and tensor.numel():
                 self._memory.write(tensor, label, origin)
         if not had_several and any(isinstance(x, Tensor) and has_several(x) for _, x in targets):
-            self._note("meetings", call)
+            self._note("meetings", call.func)
         return None
 
     def _decompose(self, call: Call) -> Labels:
@@ -331,7 +325,7 @@ class Shadow(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotImplementedError("a decomposition that draws random numbers")
         if func._schema.is_mutable:
-            given = {tensor.untyped_storage()._cdata for tensor in self._whole[-1].operands}
+            given = {tensor.untyped_storage()._cdata for tensor in self._whole[-1].reads()}
             written = Call(func, args, kwargs, None, self._memory.find).mutated
             if any(tensor.untyped_storage()._cdata in given for tensor in written):
                 raise NotImplementedError("a decomposition that writes to an operand")
@@ -345,32 +339,33 @@ class Shadow(TorchDispatchMode):
         return torch.equal(index.flatten().long(), torch.arange(index.numel(), device=index.device))
 
     @staticmethod
-    def _is_alias(call: Call) -> bool:
+    def _is_alias(call: Call, operands: list[Tensor]) -> bool:
         """Whether the outputs are views of the operands, so that labels follow by themselves."""
         if torch.Tag.inplace_view in call.func.tags:
             return True
         if not call.func.is_view and call.name not in ALIASES:
             return False
-        sources = {tensor.untyped_storage()._cdata for tensor in call.operands}
+        sources = {tensor.untyped_storage()._cdata for tensor in operands}
         return all(t is None or t.untyped_storage()._cdata in sources for t in call.outputs)
 
-    def _note_joined_elements(self, call: Call) -> None:
+    def _note_joined_elements(self, call: Call, source: Tensor) -> None:
         """A view with larger elements joins labels; note it where records meet in one element."""
-        source = call.operands[0]
         for output in call.outputs:
             if output is not None and output.itemsize > source.itemsize:
                 had_several = has_several(self._memory.find(source))
                 if has_several(self._memory.find(output)) and not had_several:
-                    self._note("meetings", call)
+                    self._note("meetings", call.func)
 
-    def _deny(self, call: Call) -> None:
+    def _deny(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Label all that an operator returns or writes to as several records, and name it."""
-        self._note("unknown", call)
-        for tensor in [*call.outputs, *call.mutated]:
+        self._note("unknown", func)
+        written = [leaf for leaf in flat(output) if isinstance(leaf, Tensor)]
+        if getattr(func, "_schema", None) is not None:
+            written += Call(func, args, kwargs, output, self._memory.find).mutated
+        for tensor in written:
             with suppress(Exception):  # what cannot be labelled is named above all the same
-                if tensor is not None:
-                    for inner in (parts(tensor) or []) if is_wrapper(tensor) else [tensor]:
-                        self._memory.write(inner, SEVERAL, self.event(call.func))
+                for inner in (parts(tensor) or []) if is_wrapper(tensor) else [tensor]:
+                    self._memory.write(inner, SEVERAL, self.event(func))
 
     def _hides_private(self, wrapper: Tensor) -> bool:
         """Whether one of the tensors inside of a wrapper is private, or cannot be seen."""
@@ -385,16 +380,13 @@ class Shadow(TorchDispatchMode):
     def event(self, func: Any) -> Event:
         return Event(operator_name(func), self._sources.where(), self.phase)
 
-    def _report(self, call: Call, reads: list[Tensor]) -> None:
+    def _report(self, func: Any, low: int = 0, high: int = 0) -> None:
         if self.on_operator is not None and not self._whole:
-            found = [self._memory.find(tensor) for tensor in reads]
-            bounds = [torch.aminmax(distinct(x)) for x in found if x is not None and x.numel()]
-            has_record = any(int(high) > 0 for _, high in bounds)
-            self.on_operator(call.func, has_record, any(int(low) < 0 for low, _ in bounds))
+            self.on_operator(func, high > 0, low < 0)
 
-    def _note(self, kind: str, call: Call) -> None:
+    def _note(self, kind: str, func: Any) -> None:
         if not self._whole:
-            self._events[kind][self.event(call.func)] = None
+            self._events[kind][self.event(func)] = None
         elif kind == "selections":
             self._whole[-1].selects = True
         elif kind == "reorders":
@@ -480,6 +472,13 @@ def _scalars_in(value: Any) -> Iterator[Tensor]:
 def _has_elements(tensor: Tensor) -> bool:
     """Whether each element has a place in the tensor's own memory."""
     return tensor.layout is torch.strided and not tensor.is_nested and not is_wrapper(tensor)
+
+
+def _bounds(found: Iterable[Tensor | None]) -> tuple[int, int]:
+    """The smallest and largest of some labels, or 0."""
+    given = [labels for labels in found if labels is not None and labels.numel()]
+    pairs = [torch.aminmax(distinct(labels)) for labels in given]
+    return min((int(x) for x, _ in pairs), default=0), max((int(x) for _, x in pairs), default=0)
 
 
 def _shapes(func: Any, args: Any) -> list[torch.Size]:

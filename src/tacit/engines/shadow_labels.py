@@ -57,6 +57,17 @@ def distinct(labels: Tensor, keep: Iterable[int] = ()) -> Tensor:
     return labels.as_strided(sizes, strides)
 
 
+def compact(labels: Tensor) -> Tensor:
+    """The same labels, expanded along the last dimensions if they do not depend on them."""
+    small = distinct(labels)
+    for dim in range(labels.dim() if small.numel() > 64 else 0):
+        rows = small.flatten(dim)
+        if bool((rows == rows[..., :1]).all()):
+            rows = rows[..., 0].reshape(*small.shape[:dim], *[1] * (labels.dim() - dim))
+            return rows.expand(labels.shape)
+    return labels
+
+
 def has_several(labels: Tensor | None) -> bool:
     return labels is not None and labels.numel() > 0 and bool((distinct(labels) < 0).any())
 
@@ -74,7 +85,8 @@ def combine(*labels: Tensor | None) -> Tensor:
     for label in map(distinct, given[1:]):
         same = (label == 0) | (label == joined)
         joined = torch.where(joined == 0, label, torch.where(same, joined, SEVERAL))
-    return joined.expand(torch.broadcast_shapes(*[label.shape for label in given]))
+    shapes = {label.shape for label in given}
+    return joined.expand(shapes.pop() if len(shapes) == 1 else torch.broadcast_shapes(*shapes))
 
 
 def reduce_labels(
@@ -164,6 +176,7 @@ def layout(labels: Tensor, num_records: int) -> Layout:
         return Layout("scattered", ids=labels.long() - 1)
     if num_records == 1:
         return Layout("blocks", dim=0, outer=1, inner=labels.shape[0])
+    labels = compact(labels)
     records = torch.arange(1, num_records + 1, dtype=labels.dtype, device=labels.device)
     per_dim = [
         reduce_labels(labels, [k for k in range(labels.dim()) if k != dim])
@@ -243,17 +256,11 @@ class _Block(Generic[Origin]):
     def replace(self, tensor: Tensor, labels: Tensor) -> None:
         """Set all labels of the storage, which `tensor` covers, in as large chunks as possible."""
         order = sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
-        labels = labels.permute(order)
+        labels = compact(labels.permute(order))
         chunk = tensor.itemsize
         while labels.dim() and (labels.shape[-1] == 1 or labels.stride(-1) == 0):
             chunk *= labels.shape[-1]
             labels = labels.select(-1, 0)
-        for dim in range(labels.dim() if labels.numel() > 64 else 0):
-            rows = labels.flatten(dim)
-            if bool((rows == rows[..., :1]).all()):
-                chunk *= rows.shape[-1]
-                labels = rows[..., 0]
-                break
         with torch.inference_mode(False):
             self.labels = labels.reshape(-1).clone()
         self.chunk = chunk

@@ -19,8 +19,8 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any, TypeAlias
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -49,32 +49,28 @@ class Call:
         find: Callable[[Tensor], Tensor | None],
     ) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
-        self.schema = getattr(func, "_schema", None)
-        self.operands = [t for t in flat([args, *kwargs.values()]) if isinstance(t, Tensor)]
+        self.name, parameters = describe(func)
         self.arguments: dict[str, Any] = {}
         self.read_names: list[str] = []
         self.mutated: list[Tensor] = []
-        name = "" if self.schema is None else self.schema.name.removeprefix("aten::")
-        for position, argument in enumerate([] if self.schema is None else self.schema.arguments):
-            if position < len(args) and not argument.kwarg_only:
+        for position, parameter in enumerate(parameters):
+            if position < len(args) and not parameter.by_name:
                 value = args[position]
             else:
-                value = kwargs.get(argument.name, argument.default_value)
-            self.arguments[argument.name] = value
-            writes = argument.alias_info is not None and argument.alias_info.is_write
-            if writes:
+                value = kwargs.get(parameter.name, parameter.default)
+            self.arguments[parameter.name] = value
+            if parameter.is_written:
                 self.mutated += [t for t in flat(value) if isinstance(t, Tensor)]
-            is_out = writes and argument.kwarg_only
-            if not is_out and not (name in _OVERWRITES and position == 0):
-                self.read_names.append(argument.name)
-        self.name = name if name.endswith("__") else name.removesuffix("_")
+            if parameter.is_read:
+                self.read_names.append(parameter.name)
         found = [leaf if isinstance(leaf, Tensor) else None for leaf in flat(output)]
         self.outputs = found if any(t is not None for t in found) else [*self.mutated]
         self.device = next((t.device for t in self.outputs if t is not None), None)
         self.written: dict[int, tuple[Tensor, Tensor | int]] = {}
-        self.selects = self.reorders = self.backward = self.resizes = False
+        self.selects = self.reorders = self.backward = False
         self.in_order: Callable[[Tensor], bool] = lambda index: False
         self._find = find
+        self._found: dict[int, Tensor | None] = {}
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -92,16 +88,21 @@ class Call:
         values = [self.arguments[name] for name in self.read_names]
         return [item for value in values for item in flat(value) if isinstance(item, Tensor)]
 
+    def find(self, tensor: Tensor) -> Tensor | None:
+        """Labels of a tensor, on the device of the outputs, or None if its memory is public."""
+        if id(tensor) not in self._found:
+            found = self._find(tensor)
+            self._found[id(tensor)] = None if found is None else found.to(self.device)
+        return self._found[id(tensor)]
+
     def private(self, tensor: Tensor | None) -> bool:
         """Whether a tensor may be private."""
-        return tensor is not None and self._find(tensor) is not None
+        return tensor is not None and self.find(tensor) is not None
 
     def labels(self, tensor: Tensor) -> Tensor:
         """Labels of a tensor, on the device of the outputs."""
-        found = self._find(tensor)
-        if found is None:
-            return public_labels(tensor.shape, self.device)
-        return found.to(self.device)
+        found = self.find(tensor)
+        return public_labels(tensor.shape, self.device) if found is None else found
 
     def of(self, name: str) -> Tensor | None:
         """Labels of an argument, or None where it was not given."""
@@ -124,6 +125,32 @@ class Call:
         first = self.outputs[0]
         assert first is not None
         return first
+
+
+class Parameter(NamedTuple):
+    """What the schema of an operator says about one argument."""
+
+    name: str
+    default: Any
+    by_name: bool
+    is_tensor: bool
+    is_written: bool
+    is_read: bool
+
+
+@cache
+def describe(func: Any) -> tuple[str, tuple[Parameter, ...]]:
+    """The name of an operator without its namespace and underscore, and its parameters."""
+    name = func._schema.name.removeprefix("aten::")
+    parameters = []
+    for position, argument in enumerate(func._schema.arguments):
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        is_out = is_written and argument.kwarg_only
+        is_read = not is_out and not (name in _OVERWRITES and position == 0)
+        tensor = "Tensor" in str(argument.type)
+        default, by_name = argument.default_value, argument.kwarg_only
+        parameters.append(Parameter(argument.name, default, by_name, tensor, is_written, is_read))
+    return name if name.endswith("__") else name.removesuffix("_"), tuple(parameters)
 
 
 RULES: dict[str, Rule] = {}
@@ -351,25 +378,27 @@ def signature(text: str) -> Rule:
         terms = text.replace("tb", "bt") if records_first else text
         left, right = (side.split(",") for side in terms.split("->"))
         ranks = dict.fromkeys("MNO", len(call.get("normalized_shape", ())))
+        fixed = tuple(ranks.items())
         groups = call.get("groups", call.get("group", 1))
         operands: list[tuple[Tensor, dict[str, int]]] = []
         for k, value in enumerate(_tensor_arguments(call)):
             term = left[min(k, len(left) - 1)]
             for tensor in flat(value):
                 if term != "-" and isinstance(tensor, Tensor) and call.private(tensor):
-                    sizes = _parse(term, tensor.shape, ranks, groups)
+                    sizes = _parse(term, tensor.shape, fixed, groups)
                     labels = call.labels(tensor) if sizes else reduce_labels(call.labels(tensor))
                     operands.append((labels.reshape(list(sizes.values())), sizes))
         for letter in [letter for _, sizes in operands for letter in sizes]:
             if letter[0].isupper():
                 ranks[letter[0]] = max(ranks.get(letter[0], 0), int(letter[1:]))
+        bound = tuple(ranks.items())
         results: list[Tensor | int | None] = []
         for k, output in enumerate(call.outputs):
             term = right[min(k, len(right) - 1)]
             if output is None or term == "-":
                 results.append(0)
                 continue
-            sizes = _parse(term, output.shape, ranks, groups)
+            sizes = _parse(term, output.shape, bound, groups)
             joined = combine(*[_place(labels, own, sizes) for labels, own in operands])
             if "(" in term and sizes:
                 joined = joined.expand(list(sizes.values())).reshape(output.shape)
@@ -380,15 +409,18 @@ def signature(text: str) -> Rule:
 
 
 def _tensor_arguments(call: Call) -> list[Any]:
-    tensors = [a.name for a in call.func._schema.arguments if "Tensor" in str(a.type)]
-    return [call[name] for name in tensors if name in call.read_names]
+    return [call[p.name] for p in describe(call.func)[1] if p.is_tensor and p.is_read]
 
 
-def _parse(term: str, shape: Sequence[int], ranks: dict[str, int], groups: int) -> dict[str, int]:
+@lru_cache(4096)
+def _parse(
+    term: str, shape: torch.Size, bound: tuple[tuple[str, int], ...], groups: int
+) -> dict[str, int]:
     """The letter and size of each dimension; none where a term does not fit, to join everything.
 
     Dimensions of a capital letter are numbered from the right, and (gc) gives two letters.
     """
+    ranks = dict(bound)
     tokens = re.findall(r"\(\w\w\)|\w", term)
     free = [token for token in tokens if token.isupper() and token not in ranks]
     rest = len(shape) - sum(ranks.get(token, 1) for token in tokens if token not in free)
