@@ -158,7 +158,7 @@ class Shadow(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             if _has_elements(tensor):
                 return self._memory.open(tensor)
-            label = SEVERAL if self._may_be_private(tensor) or not is_wrapper(tensor) else 0
+            label = SEVERAL if self.private(tensor) or not is_wrapper(tensor) else 0
             return torch.full((1,), label, dtype=torch.int32, device=tensor.device)
 
     def layout(self, tensor: Tensor) -> Layout:
@@ -168,10 +168,11 @@ class Shadow(TorchDispatchMode):
             return Layout("public") if labels is None else layout(labels, self.num_records)
 
     def private(self, tensor: Tensor) -> bool:
-        """Whether any element of a tensor belongs to a record."""
+        """Whether any element of a tensor belongs to a record, or cannot be seen."""
         with torch._C.DisableTorchFunction():
             if is_wrapper(tensor):
-                return any(self.private(inner) for inner in parts(tensor) or ())
+                inside = parts(tensor)
+                return inside is None or any(self.private(inner) for inner in inside)
             try:
                 return is_private(self._memory.find(tensor))
             except (NotImplementedError, RuntimeError):
@@ -190,14 +191,10 @@ class Shadow(TorchDispatchMode):
 
         Storages that the caller marked do not count. A buffer that was written to does.
         """
-        if self._private_and_alive():
-            gc.collect()  # the slowest step of a certificate, so only where a cycle may hold some
-        return self._private_and_alive()
-
-    def _private_and_alive(self) -> list[Event]:
         with torch._C.DisableTorchFunction():
-            alive = [origin for labels, origin in self._memory.alive() if is_private(labels)]
-            return list(dict.fromkeys(origin for origin in alive if origin is not None))
+            if self._memory.private_origins():
+                gc.collect()  # the slowest step of a certificate, so only where it can matter
+            return self._memory.private_origins()
 
     # --- one operator -----------------------------------------------------------------------------
 
@@ -236,7 +233,7 @@ class Shadow(TorchDispatchMode):
             try:
                 if not is_wrapper(tensor):
                     touched = touched or self._memory.known(tensor)
-                elif self._hides_private(tensor):
+                elif self.private(tensor):
                     touched = opaque = True
             except (NotImplementedError, RuntimeError):
                 opaque = True
@@ -247,7 +244,7 @@ class Shadow(TorchDispatchMode):
             return self._report(func)
         call = Call(func, args, kwargs, output, self._memory.find)
         if opaque or any(t is not None and not _has_elements(t) for t in call.outputs):
-            if any(self._may_be_private(tensor) for tensor in operands):
+            if any(self.private(tensor) for tensor in operands):
                 self._deny(func, args, kwargs, output)
             return None
         if self._is_alias(call, operands):
@@ -367,14 +364,6 @@ class Shadow(TorchDispatchMode):
                 for inner in (parts(tensor) or []) if is_wrapper(tensor) else [tensor]:
                     self._memory.write(inner, SEVERAL, self.event(func))
 
-    def _hides_private(self, wrapper: Tensor) -> bool:
-        """Whether one of the tensors inside of a wrapper is private, or cannot be seen."""
-        inner = parts(wrapper)
-        return inner is None or any(self.private(tensor) for tensor in inner)
-
-    def _may_be_private(self, tensor: Tensor) -> bool:
-        return self._hides_private(tensor) if is_wrapper(tensor) else self.private(tensor)
-
     # --- events -----------------------------------------------------------------------------------
 
     def event(self, func: Any) -> Event:
@@ -396,7 +385,7 @@ class Shadow(TorchDispatchMode):
 
     def _note_error(self, name: str, operands: Any) -> None:
         with torch._C.DisableTorchFunction():
-            private = any(self._may_be_private(t) for t in flat(operands) if isinstance(t, Tensor))
+            private = any(self.private(t) for t in flat(operands) if isinstance(t, Tensor))
             if private and not self._whole:
                 where = self._sources.where()
                 self._events["looks"][Event(f"the error of {name}", where, self.phase)] = None

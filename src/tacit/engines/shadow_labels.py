@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Generic, TypeVar
 
 import torch
@@ -60,7 +61,7 @@ def distinct(labels: Tensor, keep: Iterable[int] = ()) -> Tensor:
 def compact(labels: Tensor) -> Tensor:
     """The same labels, expanded along the last dimensions if they do not depend on them."""
     small = distinct(labels)
-    for dim in range(labels.dim() if small.numel() > 64 else 0):
+    for dim in range(labels.dim() if small.numel() > 1024 else 0):
         rows = small.flatten(dim)
         if bool((rows == rows[..., :1]).all()):
             rows = rows[..., 0].reshape(*small.shape[:dim], *[1] * (labels.dim() - dim))
@@ -119,19 +120,14 @@ def scatter_labels(size: int, positions: Tensor, labels: Tensor) -> tuple[Tensor
 
     Returns the joined labels and whether anything was written to each element.
     """
-    flat = positions.reshape(-1)
-    values = labels.expand(positions.shape).reshape(-1)
-    upper = torch.where(values < 0, _NONE, values)
+    flat, values = positions.reshape(-1), labels.expand(positions.shape).reshape(-1)
+    largest = values.new_zeros(size).scatter_reduce(0, flat, values, "amax")
     lower = torch.where(values == 0, _NONE, values)
-    largest = torch.zeros(size, dtype=torch.int32, device=flat.device)
-    largest = largest.scatter_reduce(0, flat, upper.to(torch.int32), "amax")
-    smallest = torch.full((size,), _NONE, dtype=torch.int32, device=flat.device)
-    smallest = smallest.scatter_reduce(0, flat, lower.to(torch.int32), "amin")
+    smallest = values.new_full((size,), _NONE).scatter_reduce(0, flat, lower, "amin")
     single = torch.where(smallest == largest, largest, SEVERAL)
-    joined = torch.where((smallest == _NONE) & (largest == 0), 0, single).to(torch.int32)
     touched = torch.zeros(size, dtype=torch.bool, device=flat.device)
     touched[flat] = True
-    return joined, touched
+    return torch.where(smallest == _NONE, 0, single).to(torch.int32), touched
 
 
 # --- how records lie in a tensor --------------------------------------------------------------
@@ -178,29 +174,29 @@ def layout(labels: Tensor, num_records: int) -> Layout:
         return Layout("blocks", dim=0, outer=1, inner=labels.shape[0])
     labels = compact(labels)
     records = torch.arange(1, num_records + 1, dtype=labels.dtype, device=labels.device)
-    per_dim = [
-        reduce_labels(labels, [k for k in range(labels.dim()) if k != dim])
-        for dim in range(labels.dim())
-    ]
+
+    @cache
+    def slices(dim: int) -> Tensor:
+        return reduce_labels(labels, [k for k in range(labels.dim()) if k != dim])
+
     for dim, outer, inner in _block_candidates(labels.shape, num_records):
-        slices = per_dim[dim].reshape(outer, num_records, inner)
-        if bool(((slices == 0) | (slices == records[:, None])).all()):
+        blocks = slices(dim).reshape(outer, num_records, inner)
+        if bool(((blocks == 0) | (blocks == records[:, None])).all()):
             return Layout("blocks", dim=dim, outer=outer, inner=inner)
-    for dim, slices in enumerate(per_dim):
-        if bool((slices >= 0).all()):
-            return Layout("rows", dim=dim, ids=slices.long() - 1)
+    for dim in range(labels.dim()):
+        if bool((slices(dim) >= 0).all()):
+            return Layout("rows", dim=dim, ids=slices(dim).long() - 1)
     return Layout("scattered", ids=labels.long() - 1)
 
 
 def _block_candidates(shape: Sequence[int], num_records: int) -> list[tuple[int, int, int]]:
-    candidates = []
-    for dim, size in enumerate(shape):
-        if size % num_records:
-            continue
-        rest = size // num_records
-        for outer in range(1, rest + 1):
-            if rest % outer == 0:
-                candidates.append((dim, outer, rest // outer))
+    rests = [(dim, n // num_records) for dim, n in enumerate(shape) if n % num_records == 0]
+    candidates = [
+        (dim, outer, rest // outer)
+        for dim, rest in rests
+        for outer in range(1, rest + 1)
+        if rest % outer == 0
+    ]
     return sorted(candidates, key=lambda c: (c[1] * c[2] != 1, c[1] != 1, c[0], c[1]))
 
 
@@ -323,10 +319,11 @@ class LabelMemory(Generic[Origin]):
         block = self._blocks.get(_handle(tensor))
         return None if block is None else block.origin
 
-    def alive(self) -> list[tuple[Tensor, Origin | None]]:
-        """Label arrays and origins of all storages that still exist."""
+    def private_origins(self) -> list[Origin]:
+        """What made those storages private that still exist and still are."""
         self._sweep()
-        return [(block.labels, block.origin) for block in list(self._blocks.values())]
+        found = [block for block in self._blocks.values() if is_private(block.labels)]
+        return list(dict.fromkeys(b.origin for b in found if b.origin is not None))
 
     def _block(self, tensor: Tensor, origin: Origin | None) -> _Block[Origin]:
         handle = _handle(tensor)
