@@ -70,7 +70,7 @@ class Call:
         self.selects = self.reorders = self.backward = False
         self.in_order: Callable[[Tensor], bool] = lambda index: False
         self._find = find
-        self._found: dict[int, Tensor | None] = {}
+        self._found: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -92,8 +92,9 @@ class Call:
         """Labels of a tensor, on the device of the outputs, or None if its memory is public."""
         if id(tensor) not in self._found:
             found = self._find(tensor)
-            self._found[id(tensor)] = None if found is None else found.to(self.device)
-        return self._found[id(tensor)]
+            # The tensor is kept too: an id is another's once its tensor is gone.
+            self._found[id(tensor)] = (tensor, None if found is None else found.to(self.device))
+        return self._found[id(tensor)][1]
 
     def private(self, tensor: Tensor | None) -> bool:
         """Whether a tensor may be private."""
@@ -196,10 +197,8 @@ def decomposition(func: Any) -> Callable[..., Any] | None:
     """
     if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
         return None
-    if func.namespace not in ("aten", "prims"):
-        return None
-    if func.namespace == "prims":
-        return getattr(func, "impl_aten", None)
+    if func.namespace != "aten":
+        return getattr(func, "impl_aten", None) if func.namespace == "prims" else None
     importlib.import_module("torch._refs")  # on first use, for it is slow; it fills the table
     found = torch._decomp.decomposition_table.get(func)
     return func.decompose if found is None and func._can_decompose() else found
@@ -273,7 +272,10 @@ def move(call: Call) -> Labels:
     """The operator moves elements and fills with zeros: run it on the labels."""
 
     def swap(value: Any) -> Any:
-        return call.labels(value).clone() if isinstance(value, Tensor) else value
+        if not isinstance(value, Tensor):
+            return value
+        labels = call.labels(value)
+        return labels.clone() if call.func._schema.is_mutable else labels
 
     named = {name: value for name, value in call.kwargs.items() if name in call.read_names}
     args, named = tree_map(swap, (list(call.args), named))
