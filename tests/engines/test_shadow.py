@@ -118,7 +118,7 @@ def test_every_view_has_the_labels_of_its_elements() -> None:
         labels = torch.zeros(source.shape, dtype=torch.int32)
         dim = rng.randrange(source.dim())
         labels += torch.arange(source.shape[dim]).view([-1] + [1] * (source.dim() - dim - 1))
-        memory: LabelMemory[str] = LabelMemory()
+        memory = LabelMemory()
         memory.write(source, labels)
         flat = torch.zeros(source.numel(), dtype=torch.int32)
         flat.as_strided(source.shape, source.stride()).copy_(labels)

@@ -21,25 +21,23 @@ scalars in a list that becomes a tensor.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.engines import shadow_indexing  # noqa: F401  (registers rules)
-from tacit.engines.shadow_events import Event, SourceLines, operator_name
+from tacit.engines.shadow_events import Event, PythonWatch, SourceLines, operator_name
 from tacit.engines.shadow_labels import (
     SEVERAL,
     LabelMemory,
     Layout,
+    bounds,
     combine,
-    distinct,
+    has_elements,
     has_several,
     is_private,
     is_wrapper,
@@ -57,26 +55,10 @@ from tacit.engines.shadow_rules import (
     find_rule,
     flat,
     label_rule,
-    names,
 )
-from tacit.engines.torch_internals import call_back_inside, calls_back
 
 __all__ = ["Event", "Layout", "Shadow", "combine", "label_rule", "layout", "reduce_labels"]
 
-#: Methods of a tensor that hand its values to something other than the dispatcher.
-_HANDS_OUT_VALUES = names(
-    "tolist numpy __array__ __dlpack__ __reduce_ex__ to_dlpack __cuda_array_interface__ "
-    "__repr__ __format__ __float__ __int__ __bool__ __index__ __complex__ apply_"
-)
-#: Methods that hand out its memory: a kernel may read and write there unseen.
-_HANDS_OUT_MEMORY = names("data_ptr storage untyped_storage _typed_storage")
-#: Functions that read their arguments from this position on without the dispatcher.
-_READS_ARGUMENT = {"tensor_split": 1, "_pack_padded_sequence": 1, "map_": 0, "map2_": 0}
-#: Functions that copy scalars out of lists without the dispatcher.
-_READS_LISTS = names(
-    "tensor as_tensor asarray new_tensor new sparse_coo_tensor sparse_csr_tensor sparse_csc_tensor "
-    "sparse_bsr_tensor sparse_bsc_tensor sparse_compressed_tensor __getitem__ __setitem__"
-)
 #: So many records are not found in order by a random permutation, in one of 40,320 passes at most.
 _NOT_BY_CHANCE = 8
 
@@ -118,10 +100,10 @@ class Shadow(TorchDispatchMode):
         self.on_operator: Callable[[Any, bool, bool], None] | None = None
         kinds = ("meetings", "looks", "selections", "reorders", "unknown")
         self._events: dict[str, dict[Event, None]] = {kind: {} for kind in kinds}
-        self._memory: LabelMemory[Event] = LabelMemory()
+        self._memory = LabelMemory()
         self._counting: dict[int, Tensor] = {}  # what `arange` made, by its storage
         self._whole: list[Call] = []  # the operators whose decomposition is running
-        self._watch = _PythonWatch(self)
+        self._watch = PythonWatch(self.private, self._note_name, self._note_error)
         self._sources = SourceLines()
 
     def __enter__(self) -> Shadow:
@@ -156,7 +138,7 @@ class Shadow(TorchDispatchMode):
         elements have no labels (a sparse or nested one, a wrapper of others) has one label.
         """
         with torch._C.DisableTorchFunction():
-            if _has_elements(tensor):
+            if has_elements(tensor):
                 return self._memory.open(tensor)
             label = SEVERAL if self.private(tensor) or not is_wrapper(tensor) else 0
             return torch.full((1,), label, dtype=torch.int32, device=tensor.device)
@@ -164,7 +146,7 @@ class Shadow(TorchDispatchMode):
     def layout(self, tensor: Tensor) -> Layout:
         """How records lie in a tensor: `layout(shadow.labels(tensor), num_records)`, but faster."""
         with torch._C.DisableTorchFunction():
-            labels = self._memory.find(tensor) if _has_elements(tensor) else self.labels(tensor)
+            labels = self._memory.find(tensor) if has_elements(tensor) else self.labels(tensor)
             return Layout("public") if labels is None else layout(labels, self.num_records)
 
     def private(self, tensor: Tensor) -> bool:
@@ -243,18 +225,18 @@ class Shadow(TorchDispatchMode):
         if not touched:
             return self._report(func)
         call = Call(func, args, kwargs, output, self._memory.find)
-        if opaque or any(t is not None and not _has_elements(t) for t in call.outputs):
+        if opaque or any(t is not None and not has_elements(t) for t in call.outputs):
             if any(self.private(tensor) for tensor in operands):
                 self._deny(func, args, kwargs, output)
             return None
         if self._is_alias(call, operands):
             self._note_joined_elements(call, operands[0])
             if self.on_operator is not None:
-                self._report(func, *_bounds(map(self._memory.find, operands)))
+                self._report(func, *bounds(map(self._memory.find, operands)))
             return None
         call.backward, call.in_order = self.phase == "backward", self._in_order
         found = [labels for labels in map(call.find, call.reads()) if labels is not None]
-        low, high = _bounds(found)
+        low, high = bounds(found)
         private = bool(low or high)
         self._report(func, low, high)
         written = [tensor for tensor in [*call.outputs, *call.mutated] if tensor is not None]
@@ -375,7 +357,7 @@ class Shadow(TorchDispatchMode):
 
     def _note(self, kind: str, func: Any) -> None:
         if not self._whole:
-            self._events[kind][self.event(func)] = None
+            self._note_name(kind, operator_name(func))
         elif kind == "selections":
             self._whole[-1].selects = True
         elif kind == "reorders":
@@ -383,105 +365,24 @@ class Shadow(TorchDispatchMode):
         elif kind != "meetings":
             raise NotImplementedError(f"{kind} in the decomposition of {self._whole[-1].name}")
 
+    def _note_name(self, kind: str, name: str) -> None:
+        self._events[kind][Event(name, self._sources.where(), self.phase)] = None
+
     def _note_error(self, name: str, operands: Any) -> None:
         with torch._C.DisableTorchFunction():
             private = any(self.private(t) for t in flat(operands) if isinstance(t, Tensor))
             if private and not self._whole:
-                where = self._sources.where()
-                self._events["looks"][Event(f"the error of {name}", where, self.phase)] = None
-
-
-class _PythonWatch(TorchFunctionMode):
-    """Notices what the dispatcher does not: values and memory handed to other libraries."""
-
-    def __init__(self, shadow: Shadow) -> None:
-        super().__init__()
-        self._shadow = shadow
-        self.inside_check = False
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == "__get__":
-            name = getattr(getattr(getattr(func, "__self__", None), "fget", None), "__name__", "")
-        if name in _HANDS_OUT_VALUES:
-            self._note("looks", name, args[:1])
-        elif name in _HANDS_OUT_MEMORY:
-            self._note("unknown", name, args[:1])
-        elif name in _READS_ARGUMENT:
-            self._note("looks", name, [*args[_READS_ARGUMENT[name] :], *kwargs.values()])
-        elif func is F.gaussian_nll_loss or (
-            func is F.one_hot and _num_classes(*args, **kwargs) >= 0
-        ):
-            # They read values to refuse those out of range; nothing of them reaches Python.
-            self.inside_check = True
-            try:
-                return func(*args, **kwargs)
-            except Exception:
-                self._shadow._note_error(name, [*args, *kwargs.values()])
-                raise
-            finally:
-                self.inside_check = False
-        elif name in _READS_LISTS:
-            data = [*args, *kwargs.values()]
-            if name in ("__getitem__", "__setitem__"):  # `x[i, [j, k]]`: i is given as a tensor
-                index = args[1]
-                data = list(index) if isinstance(index, tuple) else [index]
-            lists = [value for value in data if not isinstance(value, Tensor)]
-            self._note("looks", name, _scalars_in(lists))
-        elif calls_back(func):
-            return call_back_inside(self, func, args, kwargs)
-        return func(*args, **kwargs)
-
-    def _note(self, kind: str, name: str, values: Any) -> None:
-        if any(isinstance(value, Tensor) and self._shadow.private(value) for value in values):
-            event = Event(f"Tensor.{name}", self._shadow._sources.where(), self._shadow.phase)
-            self._shadow._events[kind][event] = None
-
-
-def _scalars_in(value: Any) -> Iterator[Tensor]:
-    """Tensors of one element that are somewhere in a list, or in whatever can be read like one."""
-    if isinstance(value, Tensor):
-        if _has_elements(value) and value.numel() == 1:
-            yield value
-    elif not isinstance(value, (str, bytes, range, Mapping, np.ndarray)) and (
-        hasattr(value, "__len__") and hasattr(value, "__getitem__")
-    ):
-        with suppress(LookupError, TypeError):  # PyTorch cannot read it either
-            for k in range(len(value)):
-                yield from _scalars_in(value[k])
-
-
-def _has_elements(tensor: Tensor) -> bool:
-    """Whether each element has a place in the tensor's own memory."""
-    return tensor.layout is torch.strided and not tensor.is_nested and not is_wrapper(tensor)
-
-
-def _bounds(found: Iterable[Tensor | None]) -> tuple[int, int]:
-    """The smallest and largest of some labels, or 0."""
-    given = [labels for labels in found if labels is not None and labels.numel()]
-    pairs = [torch.aminmax(distinct(labels)) for labels in given]
-    return min((int(x) for x, _ in pairs), default=0), max((int(x) for _, x in pairs), default=0)
-
-
-def _shapes(func: Any, args: Any) -> list[torch.Size]:
-    """The shapes of the operands of an operator that may change them."""
-    if not getattr(getattr(func, "_schema", None), "is_mutable", False):
-        return []
-    return [x.shape for x in flat(args) if isinstance(x, Tensor) and _has_elements(x)]
-
-
-def _num_classes(tensor: Tensor, num_classes: int = -1) -> int:
-    return num_classes
+                self._note_name("looks", f"the error of {name}")
 
 
 def _expand(label: Any, tensor: Tensor | None) -> Any:
     if tensor is None or label is None or isinstance(label, int) or tensor.numel() == 0:
         return 0 if label is None else label
     return label.expand(tensor.shape)
+
+
+def _shapes(func: Any, args: Any) -> list[torch.Size]:
+    """The shapes of the operands of an operator that may change them."""
+    if not getattr(getattr(func, "_schema", None), "is_mutable", False):
+        return []
+    return [x.shape for x in flat(args) if isinstance(x, Tensor) and has_elements(x)]

@@ -24,17 +24,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from tacit.checks.certificate import Event
+
 SEVERAL = -1
 _NONE = 1 << 30  # larger than any record: "no record here" while looking for the smallest label
-
-Origin = TypeVar("Origin")
 
 
 # --- the algebra ------------------------------------------------------------------------------
@@ -75,6 +74,13 @@ def has_several(labels: Tensor | None) -> bool:
 
 def is_private(labels: Tensor | None) -> bool:
     return labels is not None and bool((distinct(labels) != 0).any())
+
+
+def bounds(found: Iterable[Tensor | None]) -> tuple[int, int]:
+    """The smallest and largest of some labels, or 0."""
+    given = [labels for labels in found if labels is not None and labels.numel()]
+    pairs = [torch.aminmax(distinct(labels)) for labels in given]
+    return min((int(x) for x, _ in pairs), default=0), max((int(x) for _, x in pairs), default=0)
 
 
 def combine(*labels: Tensor | None) -> Tensor:
@@ -203,13 +209,13 @@ def _block_candidates(shape: Sequence[int], num_records: int) -> list[tuple[int,
 # --- memory -----------------------------------------------------------------------------------
 
 
-class _Block(Generic[Origin]):
+class _Block:
     """The labels of one storage, one per `chunk` bytes, and what first made it private."""
 
     __slots__ = ("chunk", "labels", "marked", "origin", "storage")
 
     def __init__(
-        self, storage: StorageWeakRef, chunk: int, labels: Tensor, origin: Origin | None
+        self, storage: StorageWeakRef, chunk: int, labels: Tensor, origin: Event | None
     ) -> None:
         self.storage = storage
         self.chunk = chunk
@@ -262,11 +268,11 @@ class _Block(Generic[Origin]):
         self.chunk = chunk
 
 
-class LabelMemory(Generic[Origin]):
+class LabelMemory:
     """The labels of all private storages. A storage without labels is public."""
 
     def __init__(self) -> None:
-        self._blocks: dict[int, _Block[Origin]] = {}
+        self._blocks: dict[int, _Block] = {}
         self._sweep_at = 256
 
     def known(self, tensor: Tensor) -> bool:
@@ -278,7 +284,7 @@ class LabelMemory(Generic[Origin]):
         block = self._blocks.get(_handle(tensor))
         return None if block is None else block.view(tensor)
 
-    def open(self, tensor: Tensor, origin: Origin | None = None) -> Tensor:
+    def open(self, tensor: Tensor, origin: Event | None = None) -> Tensor:
         """The labels of a tensor, as a view that may be written to."""
         return self._block(tensor, origin).view(tensor, writable=True)
 
@@ -287,7 +293,7 @@ class LabelMemory(Generic[Origin]):
         self.write(tensor, labels)
         self._blocks[_handle(tensor)].marked = True
 
-    def write(self, tensor: Tensor, labels: Tensor | int, origin: Origin | None = None) -> None:
+    def write(self, tensor: Tensor, labels: Tensor | int, origin: Event | None = None) -> None:
         """Set the labels of a tensor, broadcasting them to its shape."""
         if isinstance(labels, int):
             if labels == 0 and not self.known(tensor):
@@ -305,7 +311,7 @@ class LabelMemory(Generic[Origin]):
         else:
             block.view(tensor, writable=True).copy_(labels)
 
-    def remember(self, earlier: LabelMemory[Origin], label: int) -> None:
+    def remember(self, earlier: LabelMemory, label: int) -> None:
         """Give `label` to everything private of an earlier pass that still exists."""
         earlier._sweep()
         for handle, block in earlier._blocks.items():
@@ -315,17 +321,17 @@ class LabelMemory(Generic[Origin]):
                 held.marked = True
                 self._blocks[handle] = held
 
-    def origin(self, tensor: Tensor) -> Origin | None:
+    def origin(self, tensor: Tensor) -> Event | None:
         block = self._blocks.get(_handle(tensor))
         return None if block is None else block.origin
 
-    def private_origins(self) -> list[Origin]:
+    def private_origins(self) -> list[Event]:
         """What made those storages private that still exist and still are."""
         self._sweep()
         found = [block for block in self._blocks.values() if is_private(block.labels)]
         return list(dict.fromkeys(b.origin for b in found if b.origin is not None))
 
-    def _block(self, tensor: Tensor, origin: Origin | None) -> _Block[Origin]:
+    def _block(self, tensor: Tensor, origin: Event | None) -> _Block:
         handle = _handle(tensor)
         block = self._blocks.get(handle)
         if block is None:
@@ -376,6 +382,11 @@ def _overlaps(tensor: Tensor) -> bool:
 def is_wrapper(tensor: Tensor) -> bool:
     """Whether a tensor holds its values in other tensors: jagged, masked or quantised ones."""
     return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def has_elements(tensor: Tensor) -> bool:
+    """Whether each element has a place in the tensor's own memory."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not is_wrapper(tensor)
 
 
 def parts(tensor: Tensor) -> list[Tensor] | None:
