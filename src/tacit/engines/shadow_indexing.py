@@ -135,7 +135,7 @@ def _write(call: Call) -> Labels:
     base, key = _locate(call, call.need("self"))
     positions = torch.arange(base.numel(), device=call.device).view(base.shape)[key.key]
     found = [call.of(name) for name in ("values", "source", "src", "value")]
-    values = combine(*found)
+    values = combine(public_labels((), call.device), *found)
     if call.name == "put":
         values = values.reshape(positions.shape)
     elif call.name in _ALONG and values.dim():

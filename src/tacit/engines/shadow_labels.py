@@ -298,8 +298,8 @@ class LabelMemory:
         if isinstance(labels, int):
             if labels == 0 and not self.known(tensor):
                 return
-            labels = torch.full((), labels, dtype=torch.int32, device=tensor.device)
-        labels = labels.expand(tensor.shape)
+            labels = torch.full((), labels, dtype=torch.int32)
+        labels = labels.to(tensor.device).expand(tensor.shape)
         block = self._block(tensor, origin)
         if _overlaps(tensor):
             # Several elements share memory, and which of them is written last is not defined.
