@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tacit.engines.shadow import Event, Shadow, combine, layout, reduce_labels
+from tacit.engines.shadow_labels import LabelMemory
 from tacit.engines.torch_internals import plain_program
 
 # --- the algebra and the layout -------------------------------------------------------------------
@@ -106,6 +107,36 @@ def test_views_share_labels_and_public_writes_clear_them() -> None:
     c = torch.zeros(1).expand(3, 2)
     shadow.mark(c)
     assert (shadow.labels(c) == -1).all()
+
+
+def test_every_view_has_the_labels_of_its_elements() -> None:
+    """Storages keep one label per row where they can; views of any strides must not notice."""
+    rng = random.Random(0)
+    for _ in range(300):
+        shape = [rng.randint(1, 5) for _ in range(rng.randint(1, 4))]
+        source = torch.zeros(shape).permute(rng.sample(range(len(shape)), len(shape)))
+        labels = torch.zeros(source.shape, dtype=torch.int32)
+        dim = rng.randrange(source.dim())
+        labels += torch.arange(source.shape[dim]).view([-1] + [1] * (source.dim() - dim - 1))
+        memory = LabelMemory()
+        memory.write(source, labels)
+        flat = torch.zeros(source.numel(), dtype=torch.int32)
+        flat.as_strided(source.shape, source.stride()).copy_(labels)
+        for _ in range(4):
+            sizes = [rng.randint(1, 3) for _ in range(rng.randint(0, 3))]
+            strides = [rng.randint(0, 4) for _ in sizes]
+            extent = sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+            if extent >= source.numel():
+                continue
+            view = (sizes, strides, rng.randrange(source.numel() - extent))
+            found = memory.find(source.as_strided(*view))
+            assert found is not None
+            assert torch.equal(found, flat.as_strided(*view))
+            if len(set(strides)) == len(strides) and rng.random() < 0.3:
+                memory.write(source.as_strided(*view), 7)
+                everything = memory.open(source.as_strided((source.numel(),), (1,)))
+                assert (everything.as_strided(*view) == 7).all() or (everything < 0).any()
+                flat = everything.clone()
 
 
 def test_records_that_share_one_element_meet() -> None:
@@ -477,6 +508,69 @@ def test_a_rule_that_cannot_label_is_an_unknown_operator(monkeypatch) -> None:
     assert [event.operator for event in shadow.unknown] == ["aten.exp", "aten.add_"]
     assert (shadow.labels(c) == -1).all()
     assert (shadow.labels(b) == -1).all()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda a, dim=-1: (torch.rand(3), a[..., ::2].clone())[1],
+        lambda a, dim=-1: a.add_(1)[..., ::2].clone(),
+        lambda a, dim=-1: a[..., ::2].clone() if a.max() > 0 else a[..., 1::2].clone(),
+        lambda a, dim=-1: a.clone(),
+    ],
+)
+def test_decompositions_that_draw_write_or_look_are_not_trusted(
+    body: Callable, monkeypatch
+) -> None:
+    monkeypatch.setitem(torch._decomp.decomposition_table, torch.ops.aten.glu.default, body)
+    shadow = Shadow(3)
+    a = torch.randn(3, 4)
+    before, state = a.clone(), torch.get_rng_state()
+    shadow.mark(a)
+    with shadow:
+        out = F.glu(a)
+    assert [event.operator for event in shadow.unknown] == ["aten.glu"]
+    assert (shadow.labels(out) == -1).all()
+    assert not shadow.looks
+    assert torch.equal(a, before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_event_inside_a_decomposition_is_the_operators() -> None:
+    shadow = Shadow(3)
+    a, b = torch.rand(3, 4), torch.rand(3, 4)
+    shadow.mark(a)
+    seen: list[str] = []
+    shadow.on_operator = lambda func, one, several: seen.append(str(func))
+    with shadow:
+        F.huber_loss(a, b)
+        F.glu(a)
+    assert [event.operator for event in shadow.meetings] == ["aten.huber_loss"]
+    assert seen == ["aten.huber_loss.default", "aten.glu.default"]
+
+
+def test_an_operand_that_gets_another_shape_is_denied() -> None:
+    shadow = Shadow(3)
+    a = torch.ones(1)
+    shadow.labels(a).fill_(1)
+    with shadow:
+        a.addbmm_(torch.ones(2, 3, 4), torch.ones(2, 4, 5))
+    assert [event.operator for event in shadow.unknown] == ["aten.addbmm_"]
+    assert (shadow.labels(a) == -1).all()
+
+
+def test_a_number_from_an_unknown_operator_is_denied() -> None:
+    library = torch.library.Library("tacit_numbers", "DEF")
+    library.define("largest(Tensor a) -> float")
+    library.impl("largest", lambda a: float(a.detach().numpy().max()), "CPU")
+    shadow = Shadow(3)
+    a = torch.ones(3)
+    shadow.mark(a)
+    with shadow:
+        torch.ops.tacit_numbers.largest(torch.ones(2))
+        assert not shadow.unknown
+        torch.ops.tacit_numbers.largest(a)
+    assert [event.operator for event in shadow.unknown] == ["tacit_numbers.largest"]
 
 
 @pytest.mark.parametrize(

@@ -21,65 +21,43 @@ scalars in a list that becomes a tensor.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tacit.engines import (  # noqa: F401  (these register rules)
-    shadow_rules_index,
-    shadow_rules_losses,
-    shadow_rules_matrix,
-    shadow_rules_nn,
+from tacit.engines import shadow_indexing  # noqa: F401  (registers rules)
+from tacit.engines.shadow_events import Event, PythonWatch, SourceLines, operator_name
+from tacit.engines.shadow_labels import (
+    SEVERAL,
+    LabelMemory,
+    Layout,
+    bounds,
+    combine,
+    has_elements,
+    has_several,
+    is_private,
+    is_wrapper,
+    layout,
+    parts,
+    reduce_labels,
 )
-from tacit.engines.shadow_events import Event, SourceLines, operator_name
-from tacit.engines.shadow_labels import SEVERAL, Layout, combine, layout, reduce_labels
-from tacit.engines.shadow_memory import ShadowMemory, is_wrapper, parts
 from tacit.engines.shadow_rules import (
     ALIASES,
     LOOKS,
-    MAY_RAISE,
     METADATA,
-    OVERWRITES,
-    RULES,
     Call,
-    Rule,
-    elementwise,
-    foreach,
+    Labels,
+    decomposition,
+    find_rule,
+    flat,
     label_rule,
-    names,
 )
-from tacit.engines.shadow_schema import base_name, bind, flat, pointwise_names
-from tacit.engines.torch_internals import call_back_inside, calls_back
 
 __all__ = ["Event", "Layout", "Shadow", "combine", "label_rule", "layout", "reduce_labels"]
-
-#: Methods of a tensor that hand its values to something other than the dispatcher.
-_HANDS_OUT_VALUES = names(
-    "tolist numpy __array__ __dlpack__ __reduce_ex__ to_dlpack __cuda_array_interface__ "
-    "__repr__ __format__ __float__ __int__ __bool__ __index__ __complex__ apply_"
-)
-#: Methods that hand out its memory: a kernel may read and write there unseen.
-_HANDS_OUT_MEMORY = names("data_ptr storage untyped_storage _typed_storage")
-#: Functions that read their arguments from this position on without the dispatcher.
-_READS_ARGUMENT = {
-    "tensor_split": 1,
-    "_pack_padded_sequence": 1,
-    "map_": 0,
-    "map2_": 0,
-}
-#: Functions that copy scalars out of lists without the dispatcher.
-_READS_LISTS = names(
-    "tensor as_tensor asarray new_tensor new sparse_coo_tensor sparse_csr_tensor sparse_csc_tensor "
-    "sparse_bsr_tensor sparse_bsc_tensor sparse_compressed_tensor __getitem__ __setitem__"
-)
-
 
 #: So many records are not found in order by a random permutation, in one of 40,320 passes at most.
 _NOT_BY_CHANCE = 8
@@ -107,6 +85,12 @@ class Shadow(TorchDispatchMode):
     #: Without this, PyTorch refuses to run operators such as `torch.cond` under the mode.
     supports_higher_order_operators = True
 
+    meetings = property(lambda self: list(self._events["meetings"]))
+    looks = property(lambda self: list(self._events["looks"]))
+    selections = property(lambda self: list(self._events["selections"]))
+    reorders = property(lambda self: list(self._events["reorders"]))
+    unknown = property(lambda self: list(self._events["unknown"]))
+
     def __init__(self, num_records: int) -> None:
         super().__init__()
         if num_records < 1:
@@ -114,37 +98,13 @@ class Shadow(TorchDispatchMode):
         self.num_records = num_records
         self.phase = "forward"
         self.on_operator: Callable[[Any, bool, bool], None] | None = None
-        self._events: dict[str, dict[Event, None]] = {
-            "meetings": {},
-            "looks": {},
-            "selections": {},
-            "reorders": {},
-            "unknown": {},
-        }
-        self._memory: ShadowMemory[Event] = ShadowMemory()
+        kinds = ("meetings", "looks", "selections", "reorders", "unknown")
+        self._events: dict[str, dict[Event, None]] = {kind: {} for kind in kinds}
+        self._memory = LabelMemory()
         self._counting: dict[int, Tensor] = {}  # what `arange` made, by its storage
-        self._watch = _PythonWatch(self)
+        self._whole: list[Call] = []  # the operators whose decomposition is running
+        self._watch = PythonWatch(self.private, self._note_name, self._note_error)
         self._sources = SourceLines()
-
-    @property
-    def meetings(self) -> list[Event]:
-        return list(self._events["meetings"])
-
-    @property
-    def looks(self) -> list[Event]:
-        return list(self._events["looks"])
-
-    @property
-    def selections(self) -> list[Event]:
-        return list(self._events["selections"])
-
-    @property
-    def reorders(self) -> list[Event]:
-        return list(self._events["reorders"])
-
-    @property
-    def unknown(self) -> list[Event]:
-        return list(self._events["unknown"])
 
     def __enter__(self) -> Shadow:
         super().__enter__()
@@ -174,26 +134,31 @@ class Shadow(TorchDispatchMode):
     def labels(self, tensor: Tensor) -> Tensor:
         """The int32 labels of a tensor, of its shape. Writing to them marks the tensor.
 
-        A view to another element size (`view(dtype)`, `view_as_real`) makes new label memory; ask
-        for the labels again after it. A tensor whose elements have no labels (a sparse or nested
-        one, a wrapper of others) has one label.
+        Ask again after another operator has run: it may have made new label memory. A tensor whose
+        elements have no labels (a sparse or nested one, a wrapper of others) has one label.
         """
         with torch._C.DisableTorchFunction():
-            if _has_elements(tensor):
+            if has_elements(tensor):
                 return self._memory.open(tensor)
-            label = SEVERAL if self._may_be_private(tensor) or not is_wrapper(tensor) else 0
+            label = SEVERAL if self.private(tensor) or not is_wrapper(tensor) else 0
             return torch.full((1,), label, dtype=torch.int32, device=tensor.device)
 
+    def layout(self, tensor: Tensor) -> Layout:
+        """How records lie in a tensor: `layout(shadow.labels(tensor), num_records)`, but faster."""
+        with torch._C.DisableTorchFunction():
+            labels = self._memory.find(tensor) if has_elements(tensor) else self.labels(tensor)
+            return Layout("public") if labels is None else layout(labels, self.num_records)
+
     def private(self, tensor: Tensor) -> bool:
-        """Whether any element of a tensor belongs to a record."""
+        """Whether any element of a tensor belongs to a record, or cannot be seen."""
         with torch._C.DisableTorchFunction():
             if is_wrapper(tensor):
-                return any(self.private(inner) for inner in parts(tensor) or ())
+                inside = parts(tensor)
+                return inside is None or any(self.private(inner) for inner in inside)
             try:
-                found = self._memory.find(tensor)
+                return is_private(self._memory.find(tensor))
             except (NotImplementedError, RuntimeError):
                 return False
-            return found is not None and bool((found != 0).any())
 
     def origin(self, tensor: Tensor) -> Event | None:
         """The operator that first wrote something private into a tensor's memory."""
@@ -208,19 +173,10 @@ class Shadow(TorchDispatchMode):
 
         Storages that the caller marked do not count. A buffer that was written to does.
         """
-        found = self._private_and_alive()
-        if not found:
-            return []
-        gc.collect()  # the slowest step of a certificate, so only where a cycle may hold something
-        return self._private_and_alive()
-
-    def _private_and_alive(self) -> list[Event]:
         with torch._C.DisableTorchFunction():
-            found: dict[Event, None] = {}
-            for labels, origin in self._memory.alive():
-                if origin is not None and bool((labels != 0).any()):
-                    found[origin] = None
-            return list(found)
+            if self._memory.private_origins():
+                gc.collect()  # the slowest step of a certificate, so only where it can matter
+            return self._memory.private_origins()
 
     # --- one operator -----------------------------------------------------------------------------
 
@@ -228,10 +184,13 @@ class Shadow(TorchDispatchMode):
         self,
         func: Any,
         types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if self._whole:
+            self._require_harmless(func, args, kwargs)
+        shapes = _shapes(func, args)
         try:
             output = func(*args, **kwargs)
         except Exception:
@@ -241,148 +200,114 @@ class Shadow(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             if getattr(func, "overloadpacket", None) is torch.ops.aten.arange:
                 self._counting[output.untyped_storage()._cdata] = output
-            if self.phase == "forward":
+            if self.phase == "forward" and not self._whole:
                 self._sources.remember()
             try:
-                self._label(func, args, kwargs, output)
+                self._label(func, args, kwargs, output, resized=shapes != _shapes(func, args))
             except Exception:  # a kind of tensor that no rule has met
                 self._deny(func, args, kwargs, output)
         return output
 
-    def _label(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        operands = _tensors((args, *kwargs.values()))
-        opaque = False
-        touched = False
+    def _label(self, func: Any, args: Any, kwargs: Any, output: Any, resized: bool) -> None:
+        operands = [t for t in flat([args, *kwargs.values()]) if isinstance(t, Tensor)]
+        opaque = touched = False
         for tensor in operands:
             try:
                 if not is_wrapper(tensor):
                     touched = touched or self._memory.known(tensor)
-                elif self._hides_private(tensor):
+                elif self.private(tensor):
                     touched = opaque = True
             except (NotImplementedError, RuntimeError):
                 opaque = True
-        schema = getattr(func, "_schema", None)
-        if schema is None:  # a higher-order operator: its branches may reach what is no operand
-            self._deny(func, args, kwargs, output)
-            return
+        # The branches of a higher-order operator may reach what is no operand.
+        if getattr(func, "_schema", None) is None:
+            return self._deny(func, args, kwargs, output)
         if not touched:
-            if self.on_operator is not None:
-                self.on_operator(func, False, False)
-            return
-        outputs = [leaf if isinstance(leaf, Tensor) else None for leaf in flat(output)]
-        opaque = opaque or any(t is not None and not _has_elements(t) for t in outputs)
-        if opaque:
-            if any(self._may_be_private(tensor) for tensor in operands):
+            return self._report(func)
+        call = Call(func, args, kwargs, output, self._memory.find)
+        if opaque or any(t is not None and not has_elements(t) for t in call.outputs):
+            if any(self.private(tensor) for tensor in operands):
                 self._deny(func, args, kwargs, output)
-            return
-        name = base_name(schema.name)
-        if self._is_alias(func, name, operands, outputs):
-            self._note_joined_elements(func, operands[0], outputs)
-            self._report(func, operands)
-            return
-        arguments, read_names, mutated = bind(schema, args, kwargs, name in OVERWRITES)
-        if name.endswith("_") and not name.endswith("__"):
-            name = name[:-1]
-        written: list[Tensor | None] = outputs
-        if not any(tensor is not None for tensor in outputs):
-            written = list(mutated)
+            return None
+        if self._is_alias(call, operands):
+            self._note_joined_elements(call, operands[0])
+            if self.on_operator is not None:
+                self._report(func, *bounds(map(self._memory.find, operands)))
+            return None
+        call.backward, call.in_order = self.phase == "backward", self._in_order
+        found = [labels for labels in map(call.find, call.reads()) if labels is not None]
+        low, high = bounds(found)
+        private = bool(low or high)
+        self._report(func, low, high)
+        written = [tensor for tensor in [*call.outputs, *call.mutated] if tensor is not None]
+        if not found:
+            for tensor in written:
+                self._memory.write(tensor, 0)
+        elif call.name not in METADATA:
+            if private and call.name in LOOKS and (self._whole or not self._watch.inside_check):
+                self._note("looks", func)
+            if private and call.name == "_linalg_check_errors":
+                self._note("selections", func)  # a program may catch the error, and go another way
+            elif private and (resized or (not written and call.name not in LOOKS)):
+                self._deny(func, args, kwargs, output)
+            elif written:
+                self._apply(call, private, had_several=low < 0)
+        return None
+
+    def _apply(self, call: Call, private: bool, had_several: bool) -> None:
         try:
-            call = Call(
-                name,
-                func,
-                arguments,
-                written,
-                self._memory.find,
-                self._set(func),
-                read_names,
-                backward=self.phase == "backward",
-                in_order=self._in_order,
-            )
-            reads = call.reads()
-        except IndexError:
-            return
-        self._report(func, reads)
-        private_reads = [tensor for tensor in reads if self._memory.known(tensor)]
-        if not private_reads:
-            for target in [*written, *mutated]:
-                if target is not None and self._memory.known(target):
-                    self._memory.write(target, 0)
-            return
-        if name in METADATA:
-            return
-        looks = name in LOOKS and not self._watch.inside_check
-        if looks and any(self.private(tensor) for tensor in private_reads):
-            self._note("looks", func)
-        if name in MAY_RAISE and any(self.private(tensor) for tensor in private_reads):
-            self._note("selections", func)
-        if not any(tensor is not None for tensor in written):
-            return
-        self._apply(call, func, private_reads, mutated)
-
-    def _apply(
-        self, call: Call, func: Any, private_reads: list[Tensor], mutated: list[Tensor]
-    ) -> None:
-        rule = self._rule(call)
-        written = call.outputs
-        # Reading the memory of the operands first: an in-place operator overwrites it below.
-        several_before = [self._memory.find(tensor) for tensor in private_reads]
-        had_several: bool | None = None
-        if any(t is not None and self._memory.known(t) for t in [*written, *mutated]):
-            had_several = any(_has_several(labels) for labels in several_before)
-        known = rule is not None
-        results: list[Any] = []
-        if rule is not None:
-            try:
-                result = rule(call)
-                results = list(result) if isinstance(result, (list, tuple)) else [result]
-                if len(results) == 1:
-                    results = results * len(written)
-                if len(results) != len(written):
-                    raise ValueError("a rule must give one label tensor per output")
-                results = [
-                    _expand(label, tensor) for label, tensor in zip(results, written, strict=True)
-                ]
-            except Exception:
-                known = False
-        if not known:
-            if not any(self.private(tensor) for tensor in private_reads):
-                results = [0] * len(written)
-            else:
-                self._note("unknown", func)
-                results = [-1] * len(written)
-        elif call.selects and any(self.private(tensor) for tensor in private_reads):
-            self._note("selections", func)
+            rule = find_rule(call.name) or self._decompose
+            results = list(flat(rule(call)))
+            results = results * len(call.outputs) if len(results) == 1 else results
+            pairs = zip(call.outputs, results, strict=True)
+            targets = [(tensor, _expand(label, tensor)) for tensor, label in pairs]
+        except Exception:
+            if private:
+                return self._deny(call.func, call.args, call.kwargs, call.outputs)
+            targets = [(tensor, 0) for tensor in call.outputs]
+        if call.selects and private:
+            self._note("selections", call.func)
         if call.reorders:
-            self._note("reorders", func)
-        origin = self.event(func)
-        for tensor, label in zip(written, results, strict=True):
-            if tensor is None or tensor.numel() == 0:
-                continue
-            try:
-                self._memory.write(tensor, 0 if label is None else label, origin)
-            except (NotImplementedError, RuntimeError):
-                self._note("unknown", func)
-        done = {id(tensor) for tensor in written}
-        for tensor in mutated:
-            if id(tensor) not in done and call.name not in _WRITES_ITSELF:
-                label = call.whole()
-                results.append(label)
+            self._note("reorders", call.func)
+        done = {id(tensor) for tensor in call.outputs} | set(call.written)
+        targets += call.written.values()
+        targets += [(tensor, call.whole()) for tensor in call.mutated if id(tensor) not in done]
+        origin = self.event(call.func)
+        for tensor, label in targets:
+            if tensor is not None and tensor.numel():
                 self._memory.write(tensor, label, origin)
-        if known:
-            gave_several = any(isinstance(r, Tensor) and _has_several(r) for r in results)
-            if gave_several:
-                if had_several is None:
-                    had_several = any(_has_several(labels) for labels in several_before)
-                if not had_several:
-                    self._note("meetings", func)
+        if not had_several and any(isinstance(x, Tensor) and has_several(x) for _, x in targets):
+            self._note("meetings", call.func)
+        return None
 
-    def _rule(self, call: Call) -> Rule | None:
-        rule = RULES.get(call.name)
-        if rule is None and call.name.startswith("_foreach_"):
-            return foreach
-        if rule is None and call.name in pointwise_names():
-            return elementwise
-        return rule
+    def _decompose(self, call: Call) -> Labels:
+        """The labels that the decomposition of an operator gives to its outputs."""
+        program = decomposition(call.func)
+        if program is None or any(call.func is whole.func for whole in self._whole):
+            raise NotImplementedError(f"no rule for {call.name}")
+        self._whole.append(call)
+        super().__enter__()
+        try:
+            results = list(flat(program(*call.args, **call.kwargs)))
+        finally:
+            super().__exit__(None, None, None)
+            self._whole.pop()
+        labels = []
+        for output, result in zip(call.outputs, results, strict=True):
+            if output is not None and output.shape != result.shape:
+                raise ValueError("an unexpected shape")
+            labels.append(None if output is None else self._memory.find(result))
+        return labels
+
+    def _require_harmless(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Part of a decomposition must not draw numbers, or write to what it was given."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise NotImplementedError("a decomposition that draws random numbers")
+        if func._schema.is_mutable:
+            given = {tensor.untyped_storage()._cdata for tensor in self._whole[-1].reads()}
+            written = Call(func, args, kwargs, None, self._memory.find).mutated
+            if any(tensor.untyped_storage()._cdata in given for tensor in written):
+                raise NotImplementedError("a decomposition that writes to an operand")
 
     def _in_order(self, index: Tensor) -> bool:
         """Whether an index counts its rows: made by `arange`, or like it and not by chance."""
@@ -392,164 +317,62 @@ class Shadow(TorchDispatchMode):
             return False
         return torch.equal(index.flatten().long(), torch.arange(index.numel(), device=index.device))
 
-    def _set(self, func: Any) -> Callable[[Tensor, Tensor | int], None]:
-        return lambda tensor, labels: self._memory.write(tensor, labels, self.event(func))
-
-    def _is_alias(
-        self, func: Any, name: str, operands: list[Tensor], outputs: list[Tensor | None]
-    ) -> bool:
+    @staticmethod
+    def _is_alias(call: Call, operands: list[Tensor]) -> bool:
         """Whether the outputs are views of the operands, so that labels follow by themselves."""
-        if torch.Tag.inplace_view in func.tags:
+        if torch.Tag.inplace_view in call.func.tags:
             return True
-        if not func.is_view and name not in ALIASES:
+        if not call.func.is_view and call.name not in ALIASES:
             return False
         sources = {tensor.untyped_storage()._cdata for tensor in operands}
-        return all(t is None or t.untyped_storage()._cdata in sources for t in outputs)
+        return all(t is None or t.untyped_storage()._cdata in sources for t in call.outputs)
 
-    def _note_joined_elements(
-        self, func: Any, source: Tensor, outputs: list[Tensor | None]
-    ) -> None:
+    def _note_joined_elements(self, call: Call, source: Tensor) -> None:
         """A view with larger elements joins labels; note it where records meet in one element."""
-        for output in outputs:
-            if output is None or output.itemsize <= source.itemsize:
-                continue
-            before = self._memory.find(source)
-            had_several = before is not None and _has_several(before)
-            after = self._memory.find(output)
-            if after is not None and _has_several(after) and not had_several:
-                self._note("meetings", func)
+        for output in call.outputs:
+            if output is not None and output.itemsize > source.itemsize:
+                had_several = has_several(self._memory.find(source))
+                if has_several(self._memory.find(output)) and not had_several:
+                    self._note("meetings", call.func)
 
-    def _deny(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _deny(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Label all that an operator returns or writes to as several records, and name it."""
         self._note("unknown", func)
-        written = _tensors(output)
+        written = [leaf for leaf in flat(output) if isinstance(leaf, Tensor)]
         if getattr(func, "_schema", None) is not None:
-            written += bind(func._schema, args, kwargs, False)[2]
+            written += Call(func, args, kwargs, output, self._memory.find).mutated
         for tensor in written:
             with suppress(Exception):  # what cannot be labelled is named above all the same
                 for inner in (parts(tensor) or []) if is_wrapper(tensor) else [tensor]:
                     self._memory.write(inner, SEVERAL, self.event(func))
 
-    def _hides_private(self, wrapper: Tensor) -> bool:
-        """Whether one of the tensors inside of a wrapper is private, or cannot be seen."""
-        inner = parts(wrapper)
-        return inner is None or any(self.private(tensor) for tensor in inner)
-
-    def _may_be_private(self, tensor: Tensor) -> bool:
-        return self._hides_private(tensor) if is_wrapper(tensor) else self.private(tensor)
-
-    def _report(self, func: Any, reads: list[Tensor]) -> None:
-        if self.on_operator is None:
-            return
-        has_record = has_several = False
-        for tensor in reads:
-            labels = self._memory.find(tensor)
-            if labels is not None and labels.numel():
-                low, high = (int(bound) for bound in torch.aminmax(labels))
-                has_record = has_record or high > 0
-                has_several = has_several or low < 0
-        self.on_operator(func, has_record, has_several)
-
     # --- events -----------------------------------------------------------------------------------
-
-    def _note(self, kind: str, func: Any) -> None:
-        self._events[kind][self.event(func)] = None
-
-    def _note_error(self, name: str, operands: Any) -> None:
-        with torch._C.DisableTorchFunction():
-            if any(self._may_be_private(tensor) for tensor in _tensors(operands)):
-                where = self._sources.where()
-                self._events["looks"][Event(f"the error of {name}", where, self.phase)] = None
 
     def event(self, func: Any) -> Event:
         return Event(operator_name(func), self._sources.where(), self.phase)
 
+    def _report(self, func: Any, low: int = 0, high: int = 0) -> None:
+        if self.on_operator is not None and not self._whole:
+            self.on_operator(func, high > 0, low < 0)
 
-class _PythonWatch(TorchFunctionMode):
-    """Notices what the dispatcher does not: values and memory handed to other libraries."""
+    def _note(self, kind: str, func: Any) -> None:
+        if not self._whole:
+            self._note_name(kind, operator_name(func))
+        elif kind == "selections":
+            self._whole[-1].selects = True
+        elif kind == "reorders":
+            self._whole[-1].reorders = True
+        elif kind != "meetings":
+            raise NotImplementedError(f"{kind} in the decomposition of {self._whole[-1].name}")
 
-    def __init__(self, shadow: Shadow) -> None:
-        super().__init__()
-        self._shadow = shadow
-        self.inside_check = False
+    def _note_name(self, kind: str, name: str) -> None:
+        self._events[kind][Event(name, self._sources.where(), self.phase)] = None
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == "__get__":
-            name = getattr(getattr(getattr(func, "__self__", None), "fget", None), "__name__", "")
-        if name in _HANDS_OUT_VALUES:
-            self._note("looks", name, args[:1])
-        elif name in _HANDS_OUT_MEMORY:
-            self._note("unknown", name, args[:1])
-        elif name in _READS_ARGUMENT:
-            self._note("looks", name, [*args[_READS_ARGUMENT[name] :], *kwargs.values()])
-        elif func is F.gaussian_nll_loss or (
-            func is F.one_hot and _num_classes(*args, **kwargs) >= 0
-        ):
-            # They read values to refuse those out of range; nothing of them reaches Python.
-            self.inside_check = True
-            try:
-                return func(*args, **kwargs)
-            except Exception:
-                self._shadow._note_error(name, [*args, *kwargs.values()])
-                raise
-            finally:
-                self.inside_check = False
-        elif name in _READS_LISTS:
-            data = [*args, *kwargs.values()]
-            if name in ("__getitem__", "__setitem__"):  # `x[i, [j, k]]`: i is given as a tensor
-                index = args[1]
-                data = list(index) if isinstance(index, tuple) else [index]
-            lists = [value for value in data if not isinstance(value, Tensor)]
-            self._note("looks", name, _scalars_in(lists))
-        elif calls_back(func):
-            return call_back_inside(self, func, args, kwargs)
-        return func(*args, **kwargs)
-
-    def _note(self, kind: str, name: str, values: Any) -> None:
-        if any(isinstance(value, Tensor) and self._shadow.private(value) for value in values):
-            event = Event(f"Tensor.{name}", self._shadow._sources.where(), self._shadow.phase)
-            self._shadow._events[kind][event] = None
-
-
-#: Rules of these operators write the labels of running statistics themselves.
-_WRITES_ITSELF = names(
-    "native_batch_norm _native_batch_norm_legit cudnn_batch_norm _batch_norm_with_update "
-    "_batch_norm_no_update rrelu_with_noise"
-)
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in flat(values) if isinstance(leaf, Tensor)]
-
-
-def _scalars_in(value: Any) -> Iterator[Tensor]:
-    """Tensors of one element that are somewhere in a list, or in whatever can be read like one."""
-    if isinstance(value, Tensor):
-        if _has_elements(value) and value.numel() == 1:
-            yield value
-    elif not isinstance(value, (str, bytes, range, Mapping, np.ndarray)) and (
-        hasattr(value, "__len__") and hasattr(value, "__getitem__")
-    ):
-        with suppress(LookupError, TypeError):  # PyTorch cannot read it either
-            for k in range(len(value)):
-                yield from _scalars_in(value[k])
-
-
-def _has_elements(tensor: Tensor) -> bool:
-    """Whether each element has a place in the tensor's own memory."""
-    return tensor.layout is torch.strided and not tensor.is_nested and not is_wrapper(tensor)
-
-
-def _num_classes(tensor: Tensor, num_classes: int = -1) -> int:
-    return num_classes
+    def _note_error(self, name: str, operands: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            private = any(self.private(t) for t in flat(operands) if isinstance(t, Tensor))
+            if private and not self._whole:
+                self._note_name("looks", f"the error of {name}")
 
 
 def _expand(label: Any, tensor: Tensor | None) -> Any:
@@ -558,5 +381,8 @@ def _expand(label: Any, tensor: Tensor | None) -> Any:
     return label.expand(tensor.shape)
 
 
-def _has_several(labels: Tensor | None) -> bool:
-    return labels is not None and labels.numel() > 0 and bool((labels < 0).any())
+def _shapes(func: Any, args: Any) -> list[torch.Size]:
+    """The shapes of the operands of an operator that may change them."""
+    if not getattr(getattr(func, "_schema", None), "is_mutable", False):
+        return []
+    return [x.shape for x in flat(args) if isinstance(x, Tensor) and has_elements(x)]

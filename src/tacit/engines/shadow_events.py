@@ -1,6 +1,7 @@
-"""What shadow memory reports: an operator and the line of the user's program that called it.
+"""What shadow memory reports, and what it notices beside PyTorch's dispatcher.
 
-An operator of the backward pass is reported with the line of the forward pass that it belongs to.
+An event is an operator and the line of the user's program that called it. An operator of the
+backward pass is reported with the line of the forward pass that it belongs to.
 """
 
 from __future__ import annotations
@@ -9,15 +10,39 @@ import linecache
 import os
 import sys
 import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from tacit.checks.certificate import Event
+from tacit.engines.shadow_labels import has_elements
+from tacit.engines.shadow_rules import names
+from tacit.engines.torch_internals import call_back_inside, calls_back
 
-__all__ = ["Event", "SourceLines"]
+__all__ = ["Event", "PythonWatch", "SourceLines", "operator_name"]
+
+#: Methods of a tensor that hand its values to something other than the dispatcher.
+_HANDS_OUT_VALUES = names(
+    "tolist numpy __array__ __dlpack__ __reduce_ex__ to_dlpack __cuda_array_interface__ "
+    "__repr__ __format__ __float__ __int__ __bool__ __index__ __complex__ apply_"
+)
+#: Methods that hand out its memory: a kernel may read and write there unseen.
+_HANDS_OUT_MEMORY = names("data_ptr storage untyped_storage _typed_storage")
+#: Functions that read their arguments from this position on without the dispatcher.
+_READS_ARGUMENT = {"tensor_split": 1, "_pack_padded_sequence": 1, "map_": 0, "map2_": 0}
+#: Functions that copy scalars out of lists without the dispatcher.
+_READS_LISTS = names(
+    "tensor as_tensor asarray new_tensor new sparse_coo_tensor sparse_csr_tensor sparse_csc_tensor "
+    "sparse_bsr_tensor sparse_bsc_tensor sparse_compressed_tensor __getitem__ __setitem__"
+)
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _MODULES = os.path.join(_TORCH_FOLDER, "nn", "modules") + os.sep
@@ -94,3 +119,80 @@ def _is_user_file(name: str) -> bool:
 def _format_line(filename: str, number: int) -> str:
     line = linecache.getline(filename, number).strip()
     return f"{os.path.basename(filename)}:{number}: {line}"
+
+
+class PythonWatch(TorchFunctionMode):
+    """Notices what the dispatcher does not: values and memory handed to other libraries."""
+
+    def __init__(
+        self,
+        private: Callable[[Tensor], bool],
+        note: Callable[[str, str], None],
+        note_error: Callable[[str, Any], None],
+    ) -> None:
+        super().__init__()
+        self._private = private
+        self._note = note
+        self._note_error = note_error
+        self.inside_check = False
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            name = getattr(getattr(getattr(func, "__self__", None), "fget", None), "__name__", "")
+        if name in _HANDS_OUT_VALUES:
+            self._look_for("looks", name, args[:1])
+        elif name in _HANDS_OUT_MEMORY:
+            self._look_for("unknown", name, args[:1])
+        elif name in _READS_ARGUMENT:
+            self._look_for("looks", name, [*args[_READS_ARGUMENT[name] :], *kwargs.values()])
+        elif func is F.gaussian_nll_loss or (
+            func is F.one_hot and _num_classes(*args, **kwargs) >= 0
+        ):
+            # They read values to refuse those out of range; nothing of them reaches Python.
+            self.inside_check = True
+            try:
+                return func(*args, **kwargs)
+            except Exception:
+                self._note_error(name, [*args, *kwargs.values()])
+                raise
+            finally:
+                self.inside_check = False
+        elif name in _READS_LISTS:
+            data = [*args, *kwargs.values()]
+            if name in ("__getitem__", "__setitem__"):  # `x[i, [j, k]]`: i is given as a tensor
+                index = args[1]
+                data = list(index) if isinstance(index, tuple) else [index]
+            lists = [value for value in data if not isinstance(value, Tensor)]
+            self._look_for("looks", name, _scalars_in(lists))
+        elif calls_back(func):
+            return call_back_inside(self, func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _look_for(self, kind: str, name: str, values: Iterable[Any]) -> None:
+        if any(isinstance(value, Tensor) and self._private(value) for value in values):
+            self._note(kind, f"Tensor.{name}")
+
+
+def _scalars_in(value: Any) -> Iterator[Tensor]:
+    """Tensors of one element that are somewhere in a list, or in whatever can be read like one."""
+    if isinstance(value, Tensor):
+        if has_elements(value) and value.numel() == 1:
+            yield value
+    elif not isinstance(value, (str, bytes, range, Mapping, np.ndarray)) and (
+        hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    ):
+        with suppress(LookupError, TypeError):  # PyTorch cannot read it either
+            for k in range(len(value)):
+                yield from _scalars_in(value[k])
+
+
+def _num_classes(tensor: Tensor, num_classes: int = -1) -> int:
+    return num_classes

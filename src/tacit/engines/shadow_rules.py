@@ -1,23 +1,30 @@
-"""How labels pass through an operator: the registry, and the rules of general tensor operators.
+"""How labels pass through an operator.
 
 A rule takes a `Call` and returns the labels of the operator's outputs: one tensor that broadcasts
 to each output, or a list with one entry per output (0 for a public one). It must be sound: an
 output element that can change when record i changes has label i or -1. An operator without a rule,
 and a rule that raises, give -1 everywhere; so a rule may be strict about what it understands.
 
-In-place variants (`add_`) and `out=` variants share the rule of the functional operator.
+Most rules are rows of a table. `_FAMILIES` names the operators that share a function. `_SIGNATURES`
+says in the manner of `einsum` which elements meet in an output element: `mm` is "ik,kj->ij".
+Pointwise operators are found by the tag that PyTorch gives them. An operator in no table is
+labelled by its decomposition, as `decomposition` explains. Operators that read or write at
+positions given by a tensor are in `shadow_indexing`.
 
-The other rules are in `shadow_rules_matrix`, `shadow_rules_index`, `shadow_rules_nn` and
-`shadow_rules_losses`.
+In-place variants (`add_`) and `out=` variants share the rule of the functional operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+import importlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from tacit.engines.shadow_labels import combine, public_labels, reduce_labels
 
@@ -35,30 +42,35 @@ class Call:
 
     def __init__(
         self,
-        name: str,
         func: Any,
-        arguments: dict[str, Any],
-        outputs: list[Tensor | None],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        output: Any,
         find: Callable[[Tensor], Tensor | None],
-        write: Callable[[Tensor, Tensor | int], None],
-        read_names: Sequence[str],
-        *,
-        backward: bool = False,
-        in_order: Callable[[Tensor], bool] = lambda index: False,
     ) -> None:
-        self.name = name
-        self.func = func
-        self.arguments = arguments
-        self.outputs = outputs
-        self.write = write
-        self.selects = False
-        self.reorders = False
-        self.backward = backward
-        self.in_order = in_order
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.name, parameters = describe(func)
+        self.arguments: dict[str, Any] = {}
+        self.read_names: list[str] = []
+        self.mutated: list[Tensor] = []
+        for position, parameter in enumerate(parameters):
+            if position < len(args) and not parameter.by_name:
+                value = args[position]
+            else:
+                value = kwargs.get(parameter.name, parameter.default)
+            self.arguments[parameter.name] = value
+            if parameter.is_written:
+                self.mutated += [t for t in flat(value) if isinstance(t, Tensor)]
+            if parameter.is_read:
+                self.read_names.append(parameter.name)
+        found = [leaf if isinstance(leaf, Tensor) else None for leaf in flat(output)]
+        self.outputs = found if any(t is not None for t in found) else [*self.mutated]
+        self.device = next((t.device for t in self.outputs if t is not None), None)
+        self.written: dict[int, tuple[Tensor, Tensor | int]] = {}
+        self.selects = self.reorders = self.backward = False
+        self.in_order: Callable[[Tensor], bool] = lambda index: False
         self._find = find
-        self.read_names = read_names
-        shaped = [tensor for tensor in outputs if tensor is not None] or self.reads()
-        self.device = shaped[0].device
+        self._found: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -67,25 +79,31 @@ class Call:
         value = self.arguments.get(name)
         return default if value is None else value
 
+    def write(self, tensor: Tensor, labels: Tensor | int) -> None:
+        """Set the labels of a tensor that is written to and not returned."""
+        self.written[id(tensor)] = (tensor, labels)
+
     def reads(self) -> list[Tensor]:
         """All tensors that the operator reads, in the order of its arguments."""
-        found: list[Tensor] = []
-        for name in self.read_names:
-            value = self.arguments[name]
-            items = value if isinstance(value, (list, tuple)) else (value,)
-            found += [item for item in items if isinstance(item, Tensor)]
-        return found
+        values = [self.arguments[name] for name in self.read_names]
+        return [item for value in values for item in flat(value) if isinstance(item, Tensor)]
+
+    def find(self, tensor: Tensor) -> Tensor | None:
+        """Labels of a tensor, on the device of the outputs, or None if its memory is public."""
+        if id(tensor) not in self._found:
+            found = self._find(tensor)
+            # The tensor is kept too: an id is another's once its tensor is gone.
+            self._found[id(tensor)] = (tensor, None if found is None else found.to(self.device))
+        return self._found[id(tensor)][1]
 
     def private(self, tensor: Tensor | None) -> bool:
         """Whether a tensor may be private."""
-        return tensor is not None and self._find(tensor) is not None
+        return tensor is not None and self.find(tensor) is not None
 
     def labels(self, tensor: Tensor) -> Tensor:
         """Labels of a tensor, on the device of the outputs."""
-        found = self._find(tensor)
-        if found is None:
-            return public_labels(tensor.shape, self.device)
-        return found.to(self.device)
+        found = self.find(tensor)
+        return public_labels(tensor.shape, self.device) if found is None else found
 
     def of(self, name: str) -> Tensor | None:
         """Labels of an argument, or None where it was not given."""
@@ -110,6 +128,32 @@ class Call:
         return first
 
 
+class Parameter(NamedTuple):
+    """What the schema of an operator says about one argument."""
+
+    name: str
+    default: Any
+    by_name: bool
+    is_tensor: bool
+    is_written: bool
+    is_read: bool
+
+
+@cache
+def describe(func: Any) -> tuple[str, tuple[Parameter, ...]]:
+    """The name of an operator without its namespace and underscore, and its parameters."""
+    name = func._schema.name.removeprefix("aten::")
+    parameters = []
+    for position, argument in enumerate(func._schema.arguments):
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        is_out = is_written and argument.kwarg_only
+        is_read = not is_out and not (name in _OVERWRITES and position == 0)
+        tensor = "Tensor" in str(argument.type)
+        default, by_name = argument.default_value, argument.kwarg_only
+        parameters.append(Parameter(argument.name, default, by_name, tensor, is_written, is_read))
+    return name if name.endswith("__") else name.removesuffix("_"), tuple(parameters)
+
+
 RULES: dict[str, Rule] = {}
 
 
@@ -117,11 +161,47 @@ def label_rule(*operators: str) -> Callable[[Rule], Rule]:
     """Register a rule: `@label_rule("mm")`, or with its namespace for an operator outside ATen."""
 
     def register(rule: Rule) -> Rule:
-        for name in operators:
-            RULES[name] = rule
+        RULES.update(dict.fromkeys(operators, rule))
         return rule
 
     return register
+
+
+def find_rule(name: str) -> Rule | None:
+    """The rule of an operator that need not be decomposed."""
+    if name in RULES:
+        return RULES[name]
+    if name.startswith("_foreach_"):
+        return foreach
+    if _ON_PIXELS.fullmatch(name):
+        dims = int(re.findall(r"([123])d", name)[0])
+        return signature(f"B{'uvw'[:dims]}->B{'xyz'[:dims]}")
+    return elementwise if _is_pointwise(name) else None
+
+
+@cache
+def _is_pointwise(name: str) -> bool:
+    """Whether PyTorch itself tags an operator of ATen as pointwise."""
+    packets = [getattr(torch.ops.aten, found, None) for found in (name, f"{name}_")]
+    functions = [getattr(p, o) for p in packets if p is not None for o in p.overloads()]
+    return any(torch.Tag.pointwise in function.tags for function in functions)
+
+
+def decomposition(func: Any) -> Callable[..., Any] | None:
+    """A program of simpler operators that computes what an operator does, or None.
+
+    Labels of an operator without a rule are those that its decomposition gets, run on the same
+    operands under the same labelling. This is sound: PyTorch's decompositions compute the same
+    function by calling operators alone, so whatever an output depends on passes through rules. One
+    that draws random numbers, or writes to an operand, is not run: that would change the program.
+    """
+    if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
+        return None
+    if func.namespace != "aten":
+        return getattr(func, "impl_aten", None) if func.namespace == "prims" else None
+    importlib.import_module("torch._refs")  # on first use, for it is slow; it fills the table
+    found = torch._decomp.decomposition_table.get(func)
+    return func.decompose if found is None and func._can_decompose() else found
 
 
 def names(text: str) -> frozenset[str]:
@@ -129,16 +209,17 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def register(rule: Rule, operators: str) -> None:
-    """Give one rule to several operators, written as one string."""
-    for name in names(operators):
-        RULES[name] = rule
+def flat(values: Any) -> Iterator[Any]:
+    """The leaves of nested lists and tuples, in order."""
+    if isinstance(values, (list, tuple)):
+        for value in values:
+            yield from flat(value)
+    else:
+        yield values
 
-
-# --- operators without arithmetic -------------------------------------------------------------
 
 #: The first argument is overwritten, so what it held does not matter.
-OVERWRITES = names(
+_OVERWRITES = names(
     "copy copy_ zero zero_ fill fill_ normal_ uniform uniform_ random random_ exponential "
     "exponential_ geometric geometric_ cauchy cauchy_ log_normal log_normal_ normal_functional "
     "_foreach_copy _foreach_copy_ _foreach_zero _foreach_zero_ bernoulli_ _philox_normal_ "
@@ -152,9 +233,7 @@ METADATA = names(
     "_assert_tensor_metadata _has_same_storage_numel dense_dim sparse_dim qscheme"
 )
 #: Operators that change what a tensor refers to, or alias their input: labels follow the storage.
-ALIASES = names("_unsafe_view _reshape_alias lift lift_fresh detach alias _resize_output_")
-#: Operators that raise an error for some values, which a program may catch and go another way.
-MAY_RAISE = names("_linalg_check_errors")
+ALIASES = names("_unsafe_view _reshape_alias lift lift_fresh detach alias _resize_output")
 #: Operators that hand a value to Python or to the shape of their output.
 LOOKS = names(
     "_local_scalar_dense item is_nonzero equal allclose _is_all_true _is_any_true _assert_async "
@@ -163,38 +242,356 @@ LOOKS = names(
 )
 
 
+# --- families of operators ------------------------------------------------------------------------
+
+
 def public(call: Call) -> Labels:
     """New memory with the shape of another tensor, or random draws."""
     return 0
 
 
-register(
-    public,
-    "zeros_like ones_like empty_like rand_like randn_like randint_like full_like new_zeros "
-    "new_empty new_ones new_full new_empty_strided zero uniform random exponential geometric "
-    "cauchy log_normal normal_functional _efficientzerotensor _new_zeros_with_same_feature_meta "
-    "_foreach_zero _philox_normal _philox_uniform _cudnn_init_dropout_state",
-)
-
-
 def elementwise(call: Call) -> Labels:
     """Output element k depends on element k of each operand, after broadcasting."""
-    return combine(*call.all())
+    return combine(*[call.labels(tensor) for tensor in call.reads() if call.private(tensor)])
 
 
-register(
-    elementwise,
-    "clone _to_copy copy fill lift_fresh_copy contiguous _copy_from _lazy_clone _conj_physical "
-    "floor_divide masked_fill where nan_to_num _prelu_kernel _prelu_kernel_backward _masked_scale "
-    "native_dropout_backward rrelu_with_noise_backward threshold_backward gelu_backward "
-    "silu_backward elu_backward hardswish hardswish_backward hardsigmoid_backward "
-    "hardtanh_backward leaky_relu_backward sigmoid_backward tanh_backward softplus_backward "
-    "softshrink_backward hardshrink_backward mish_backward logit_backward log_sigmoid_backward "
-    "_standard_gamma_grad normal isnan isinf polar complex "
-    "_pin_memory dequantize _add_relu __lshift__ __rshift__ __ilshift__ __irshift__ "
-    "fake_quantize_per_tensor_affine_cachemask log_sigmoid_forward "
-    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+def foreach(call: Call) -> Labels:
+    """Tensor k of the output depends on tensor k of each list, and on single tensors."""
+    values = [call[name] for name in call.read_names]
+    lists = [v for v in values if isinstance(v, (list, tuple)) and v and isinstance(v[0], Tensor)]
+    single = [reduce_labels(call.labels(t)) for t in values if isinstance(t, Tensor)]
+    groups = zip(*lists, strict=True)
+    return [combine(*[call.labels(tensor) for tensor in group], *single) for group in groups]
+
+
+def foreach_reduction(call: Call) -> Labels:
+    return [reduce_labels(call.labels(tensor)) for tensor in call["self"]]
+
+
+def move(call: Call) -> Labels:
+    """The operator moves elements and fills with zeros: run it on the labels."""
+
+    def swap(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        labels = call.labels(value)
+        return labels.clone() if call.func._schema.is_mutable else labels
+
+    named = {name: value for name, value in call.kwargs.items() if name in call.read_names}
+    args, named = tree_map(swap, (list(call.args), named))
+    moved = list(flat(call.func.overloadpacket(*args, **named)))
+    if any(labels.dtype is not torch.int32 for labels in moved):
+        raise ValueError("labels must stay numbers")
+    return moved
+
+
+def reduction(call: Call) -> Labels:
+    """Each output depends on all elements along the reduced dimensions."""
+    if call.name in ("max", "min") and "other" in call.arguments:
+        return elementwise(call)
+    dims = None if call.get("dim", []) == [] else call["dim"]
+    reduced = reduce_labels(combine(*call.all()), dims, bool(call.get("keepdim", False)))
+    if reduced.shape != call.output.shape:
+        raise ValueError("an unexpected shape")
+    return reduced
+
+
+def along(call: Call) -> Labels:
+    """Each output depends on all elements along one dimension; that dimension stays."""
+    return reduce_labels(combine(*call.all()), call.get("dim", -1), keepdim=True)
+
+
+def draws_by_value(call: Call) -> Labels:
+    """Pointwise, but how many numbers are drawn depends on the data.
+
+    The generator is shared: with the same seed, one record shifts what the others draw.
+    """
+    call.selects = True
+    return elementwise(call)
+
+
+_FAMILIES: dict[Rule, str] = {
+    public: (
+        "zeros_like ones_like empty_like rand_like randn_like randint_like full_like new_zeros "
+        "new_empty new_ones new_full new_empty_strided zero uniform random exponential geometric "
+        "cauchy log_normal normal_functional _efficientzerotensor _foreach_zero _philox_normal "
+        "_new_zeros_with_same_feature_meta _philox_uniform _cudnn_init_dropout_state"
+    ),
+    # Those that PyTorch does not tag as pointwise.
+    elementwise: (
+        "_to_copy copy fill lift_fresh_copy contiguous _copy_from _lazy_clone detach_copy "
+        "_conj_copy _neg_view_copy floor_divide _prelu_kernel _prelu_kernel_backward _masked_scale "
+        "rrelu_with_noise_backward elu_backward hardswish hardswish_backward hardsigmoid_backward "
+        "hardtanh_backward leaky_relu_backward softplus_backward softshrink_backward "
+        "hardshrink_backward mish_backward log_sigmoid_forward log_sigmoid_backward "
+        "_standard_gamma_grad normal polar complex _pin_memory dequantize _add_relu fill_diagonal "
+        "__lshift__ __rshift__ __ilshift__ __irshift__ fake_quantize_per_tensor_affine_cachemask "
+        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
+    ),
+    draws_by_value: "poisson binomial _standard_gamma",
+    foreach_reduction: "_foreach_norm _foreach_max _foreach_powsum",
+    move: (
+        "cat stack _stack roll flip repeat tril triu rot90 native_channel_shuffle block_diag "
+        "diag_embed slice_backward select_backward diagonal_backward select_scatter slice_scatter "
+        "diagonal_scatter unsafe_split unsafe_split_with_sizes split_copy select_copy slice_copy "
+        "_reshape_copy _chunk_cat"
+    ),
+    reduction: (
+        "sum nansum mean max min amax amin aminmax var var_mean std std_mean prod any all argmax "
+        "argmin median nanmedian mode kthvalue logsumexp linalg_vector_norm linalg__powsum norm "
+        "count_nonzero dist hash_tensor"
+    ),
+    along: (
+        "_softmax _log_softmax softmax log_softmax _safe_softmax _softmax_backward_data "
+        "_log_softmax_backward_data cumsum cumprod cummax cummin logcumsumexp _logcumsumexp sort "
+        "argsort topk multinomial linalg_cross _fft_c2c _fft_c2r _fft_r2c _sample_dirichlet "
+        "_dirichlet_grad _cummax_helper _cummin_helper"
+    ),
+}
+for _rule, _operators in _FAMILIES.items():
+    label_rule(*_operators.split())(_rule)
+
+
+# --- signatures -----------------------------------------------------------------------------------
+
+
+def signature(text: str) -> Rule:
+    """A rule from a signature such as "ik,kj->ij".
+
+    There is one term for each tensor among the arguments and one for each output, and the last term
+    of either side stands for all that follow. A letter is a dimension. An output element depends on
+    the elements of an operand that have the same index in the dimensions that both name, whatever
+    their index is in the others.
+
+    - A capital letter is any number of dimensions, aligned at the last as in broadcasting; M, N
+      and O have as many as `normalized_shape`.
+    - (gc) is one dimension that is divided into groups, as in a convolution.
+    - An operand with fewer dimensions than letters lacks the first ones, as in broadcasting.
+    - "-" is an operand that is not read, or a public output.
+
+    Where sizes of one letter differ, all elements along it are joined, which is always sound.
+    """
+
+    def rule(call: Call) -> Labels:
+        if call.get("batch_sizes"):
+            raise NotImplementedError("packed sequences in a fused recurrent layer")
+        # The layers of oneDNN always get (time, records, width), whatever the flag says.
+        records_first = call.get("batch_first") and "cudnn" in call.name
+        terms = text.replace("tb", "bt") if records_first else text
+        left, right = (side.split(",") for side in terms.split("->"))
+        ranks = dict.fromkeys("MNO", len(call.get("normalized_shape", ())))
+        fixed = tuple(ranks.items())
+        groups = call.get("groups", call.get("group", 1))
+        operands: list[tuple[Tensor, dict[str, int]]] = []
+        for k, value in enumerate(_tensor_arguments(call)):
+            term = left[min(k, len(left) - 1)]
+            for tensor in flat(value):
+                if term != "-" and isinstance(tensor, Tensor) and call.private(tensor):
+                    sizes = _parse(term, tensor.shape, fixed, groups)
+                    labels = call.labels(tensor) if sizes else reduce_labels(call.labels(tensor))
+                    operands.append((labels.reshape(list(sizes.values())), sizes))
+        for letter in [letter for _, sizes in operands for letter in sizes]:
+            if letter[0].isupper():
+                ranks[letter[0]] = max(ranks.get(letter[0], 0), int(letter[1:]))
+        bound = tuple(ranks.items())
+        results: list[Tensor | int | None] = []
+        for k, output in enumerate(call.outputs):
+            term = right[min(k, len(right) - 1)]
+            if output is None or term == "-":
+                results.append(0)
+                continue
+            sizes = _parse(term, output.shape, bound, groups)
+            joined = combine(*[_place(labels, own, sizes) for labels, own in operands])
+            if "(" in term and sizes:
+                joined = joined.expand(list(sizes.values())).reshape(output.shape)
+            results.append(joined)
+        return results
+
+    return rule
+
+
+def _tensor_arguments(call: Call) -> list[Any]:
+    return [call[p.name] for p in describe(call.func)[1] if p.is_tensor and p.is_read]
+
+
+@lru_cache(4096)
+def _parse(
+    term: str, shape: torch.Size, bound: tuple[tuple[str, int], ...], groups: int
+) -> dict[str, int]:
+    """The letter and size of each dimension; none where a term does not fit, to join everything.
+
+    Dimensions of a capital letter are numbered from the right, and (gc) gives two letters.
+    """
+    ranks = dict(bound)
+    tokens = re.findall(r"\(\w\w\)|\w", term)
+    free = [token for token in tokens if token.isupper() and token not in ranks]
+    rest = len(shape) - sum(ranks.get(token, 1) for token in tokens if token not in free)
+    if rest < 0 and all(token.islower() for token in tokens):
+        tokens, rest = tokens[-rest:], 0
+    if len(free) > 1 or rest < 0 or (rest > 0 and not free):
+        return {}
+    found: dict[str, int] = {}
+    remaining = iter(shape)
+    for token in tokens:
+        if token[0] == "(":
+            found |= {token[1]: groups, token[2]: next(remaining) // groups}
+        elif token.isupper():
+            numbers = range(ranks.get(token, rest), 0, -1)
+            found |= {f"{token}{number}": next(remaining) for number in numbers}
+        else:
+            found[token] = next(remaining)
+    return found
+
+
+def _place(labels: Tensor, own: dict[str, int], wanted: dict[str, int]) -> Tensor:
+    """The labels of an operand, in the dimensions of an output."""
+    joined = [k for k, (x, size) in enumerate(own.items()) if size not in (1, wanted.get(x))]
+    labels = reduce_labels(labels, joined, keepdim=True)
+    sizes = dict(zip(own, labels.shape, strict=True))
+    assert [x for x in own if x in wanted] == [x for x in wanted if x in own]
+    return labels.reshape([sizes.get(x, 1) for x in wanted])
+
+
+_SIGNATURES = {
+    # matrices
+    "mm _int_mm": "ik,kj->ij",
+    "bmm": "bik,bkj->bij",
+    "addmm _addmm_activation": "ij,ik,kj->ij",
+    "baddbmm": "bij,bik,bkj->bij",
+    "addbmm": "ij,bik,bkj->ij",
+    "mv": "ik,k->i",
+    "addmv": "i,ik,k->i",
+    "addr": "ij,i,j->ij",
+    "dot vdot": "i,i->",
+    "linear mkldnn_linear": "Bk,jk,j->Bj",
+    "_cdist_forward _euclidean_dist": "Bik,Bjk->Bij",
+    "_cdist_backward": "Bij,Bil,Bjl,Bij->Bik",
+    "linalg_inv_ex linalg_cholesky_ex cholesky cholesky_inverse _linalg_svd _linalg_eigh linalg_qr "
+    "_linalg_det _linalg_slogdet linalg_lu_factor_ex linalg_lu linalg_matrix_exp linalg_eig "
+    "_linalg_eigvals linalg_solve_triangular triangular_solve _cholesky_solve_helper geqrf "
+    "_linalg_solve_ex cholesky_solve linalg_ldl_factor_ex": "Bij->BZ",
+    "linalg_householder_product lu_unpack": "Bij,Bk->BZ",
+    "linalg_lu_solve linalg_ldl_solve": "Bij,Bk,Bij->BZ",
+    "searchsorted": "Bk,Bv,Bk->Bv",
+    # everything depends on everything
+    "histc histogram _aminmax trace bincount native_norm _unique _unique2 unique_dim isin "
+    "unique_consecutive unique_dim_consecutive _pdist_forward _pdist_backward segment_reduce "
+    "_segment_reduce_backward embedding_renorm _weight_norm_interface_backward": "A->Z",
+    # losses
+    "nll_loss_backward": "B,-,B,A,A->Bc",
+    "nll_loss2d_backward": "nhw,-,nhw,A,A->nchw",
+    "multi_margin_loss_backward": "B,Bc,B,A->Bd",
+    "multilabel_margin_loss_backward": "B,Bc->Bd",
+    "_ctc_loss": "tnc,ns,nA->nZ",
+    "_ctc_loss_backward": "n,tnc,ns,nA->xny",
+    # networks
+    "convolution _convolution cudnn_convolution mkldnn_convolution": "n(gc)A,(gw)B,(gk)->n(gk)Z",
+    "convolution_backward": "n(gk)A,n(gc)B,(gw)C->n(gc)Z,(gw)Z,(gk)",
+    "im2col col2im affine_grid_generator fractional_max_pool2d fractional_max_pool3d "
+    "fractional_max_pool2d_backward fractional_max_pool3d_backward grid_sampler_2d_backward "
+    "grid_sampler_3d_backward cudnn_grid_sampler_backward": "nA->nZ",
+    "grid_sampler_2d grid_sampler_3d _grid_sampler_2d_cpu_fallback cudnn_grid_sampler": (
+        "ncA,nB->ncZ"
+    ),
+    "native_layer_norm _fused_rms_norm": "BM,N,N->BN,BO",
+    "native_layer_norm_backward": "BM,BM,BO,BO,M->BN,Z",
+    "_fused_rms_norm_backward": "BM,BM,BO,M->BN,Z",
+    "native_group_norm": "n(gd)A,(gc),(gc)->n(gc)Z,ng",
+    "native_group_norm_backward": "n(gd)A,n(gd)A,ng,ng,(gd)->n(gc)Z,(gc)",
+    "native_dropout _fused_dropout": "R->R,-",
+    # recurrence
+    "_thnn_fused_lstm_cell _thnn_fused_gru_cell": "bg,bg,bh,A,A->bz",
+    "_thnn_fused_lstm_cell_backward_impl": "bg->bz,bz,z",
+    "_thnn_fused_gru_cell_backward": "bg->bz,bz,bz,z",
+    "mkldnn_rnn_layer": "tbi,A,A,A,A,Lbh->tbo,Lbh,Lbh,-",
+    "mkldnn_rnn_layer_backward": (
+        "tbi,A,A,A,A,Lbh,Lbh,tbo,Lbh,Lbh,tbo,Lbh,Lbh,-->tbi,Z,Z,Z,Z,Lbh,Lbh"
+    ),
+    "_cudnn_rnn": "tbi,A,-,Lbh,Lbh,-->tbo,Lbh,Lbh,-",
+    "_cudnn_rnn_backward": "tbi,A,-,Lbh,Lbh,tbo,tbo,Lbh,Lbh,-->tbi,Lbh,Lbh,Z",
+}
+for _operators, _text in _SIGNATURES.items():
+    label_rule(*_operators.split())(signature(_text))
+
+_HEADS = "bhA,bhA,bhA"  # query, key and value are (records, heads, time, width)
+_MASK = "bhqk"
+_ATTENDED = "bhZ,bhZ,-,-,-,-,-,-,bhZ"  # output, log-sum, lengths and random state, probabilities
+for _kind, _forward, _backward in (
+    ("flash_attention", _HEADS, f"{_HEADS},bhA"),
+    ("flash_attention_for_cpu", f"{_HEADS},{_MASK}", f"{_HEADS},{_HEADS},{_MASK}"),
+    ("efficient_attention", f"{_HEADS},{_MASK}", f"{_HEADS},bhA,{_MASK},bhA"),
+    ("cudnn_attention", f"{_HEADS},{_MASK}", f"{_HEADS},{_HEADS},-,-,{_MASK},-"),
+    ("fused_attention_overrideable", f"{_HEADS},{_MASK}", f"{_HEADS},bhA,{_MASK},bhA"),
+):
+    label_rule(f"_scaled_dot_product_{_kind}")(signature(f"{_forward}->{_ATTENDED}"))
+    label_rule(f"_scaled_dot_product_{_kind}_backward")(signature(f"{_backward}->bhZ"))
+
+#: Pooling, resizing and the backward of padding keep apart everything but the pixels.
+_ON_PIXELS = re.compile(
+    r"_?(adaptive_)?(avg|max)_(un)?pool[123]d(_with_indices)?(_backward)?"
+    r"|_?upsample_\w+[123]d(_aa)?(_backward)?|(reflection|replication)_pad[123]d_backward"
 )
+
+
+# --- operators whose signature depends on their arguments -----------------------------------------
+
+
+@label_rule("nll_loss_forward", "nll_loss2d_forward")
+def _nll(call: Call) -> Labels:
+    if call["reduction"]:
+        return call.whole()
+    elements = "nchw,nhw,A->nhw,-" if "2d" in call.name else "Bc,B,A->B,-"
+    return signature(elements)(call)
+
+
+@label_rule("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm")
+def _batch_norm(call: Call) -> Labels:
+    training = call.get("training", not call.name.endswith("no_training"))
+    # The fourth output is scratch memory that only this operator's backward reads.
+    results = signature("mcA,c,c,-->ncB,c,c,-" if training else "ncR,c->ncR,-")(call)
+    assert isinstance(results, list)
+    for name in ("running_mean", "running_var"):
+        if isinstance(call.get(name), Tensor):
+            call.write(call[name], combine(call.need(name), results[1] if training else None))
+    return results
+
+
+label_rule("miopen_batch_norm", "_native_batch_norm_legit_no_training")(_batch_norm)
+# Without running statistics the second one uses those of the batch too.
+label_rule("_batch_norm_with_update", "_batch_norm_no_update")(_batch_norm)
+
+
+@label_rule("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
+def _fast_attention(call: Call) -> Labels:
+    sources, weights = (1, 12) if "src" in call.arguments else (3, 4)
+    mask = "nt" if call.get("mask_type") == 1 and call["mask"].dim() == 2 else "A"
+    return signature("nA," * sources + "A," * weights + mask + "->nZ")(call)
+
+
+@label_rule("_grouped_mm")
+def _grouped_mm(call: Call) -> Labels:
+    # `offs` only says where one group of rows ends: which weight a row meets is a selection.
+    call.selects = call.selects or call.private(call.get("offs"))
+    if call["self"].dim() == 2 and call["mat2"].dim() == 3:
+        return signature("rk,Gkn,-,n->rn")(call)
+    return call.whole()
+
+
+@label_rule("_trilinear")
+def _trilinear(call: Call) -> Labels:
+    operands = []
+    for name, expand in (("i1", "expand1"), ("i2", "expand2"), ("i3", "expand3")):
+        labels = call.need(name)
+        for dim in sorted(call[expand]):
+            labels = labels.unsqueeze(dim)
+        operands.append(labels)
+    joined = combine(*operands)
+    return reduce_labels(joined, call["sumdim"]) if call["sumdim"] else joined
+
+
+@label_rule("constant_pad_nd")
+def _pad(call: Call) -> Labels:
+    return torch.constant_pad_nd(call.need("self"), call["pad"], 0)
 
 
 @label_rule("bernoulli")
@@ -206,208 +603,9 @@ def _bernoulli(call: Call) -> Labels:
     return call.need("self")
 
 
-@label_rule("poisson", "binomial", "_standard_gamma")
-def _sampler(call: Call) -> Labels:
-    # How many numbers are drawn depends on the data, and the generator is shared: with the same
-    # seed, one record shifts what the others draw.
-    call.selects = True
-    return combine(*call.all())
-
-
 @label_rule("rrelu_with_noise")
 def _rrelu(call: Call) -> Labels:
     labels = call.need("self")
     call.selects = bool(call["training"])
     call.write(call["noise"], labels)
     return labels
-
-
-@label_rule("native_dropout", "_fused_dropout")
-def _dropout(call: Call) -> Labels:
-    return [call.labels(call.reads()[0]), 0]
-
-
-@label_rule("_foreach_norm", "_foreach_max", "_foreach_powsum")
-def _foreach_reduce(call: Call) -> Labels:
-    return [reduce_labels(call.labels(tensor)) for tensor in call["self"]]
-
-
-def foreach(call: Call) -> Labels:
-    """Tensor k of the output depends on tensor k of each list, and on single tensors."""
-    values = [call[name] for name in call.read_names]
-    lists = [v for v in values if isinstance(v, (list, tuple)) and v and isinstance(v[0], Tensor)]
-    single = [reduce_labels(call.labels(t)) for t in values if isinstance(t, Tensor)]
-    result: list[Tensor | int | None] = []
-    for group in zip(*lists, strict=True):
-        result.append(combine(*[call.labels(tensor) for tensor in group], *single))
-    return result
-
-
-# --- moving elements around ------------------------------------------------------------------
-
-
-def _on_labels(call: Call, convert: torch.dtype | None = None) -> list[Tensor]:
-    def swap(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            labels = call.labels(value)
-            labels = labels.clone() if call.func._schema.is_mutable else labels
-            return labels if convert is None else labels.to(convert)
-        if isinstance(value, (list, tuple)):
-            return type(value)(swap(item) for item in value)
-        return value
-
-    positional, named = [], {}
-    for argument in call.func._schema.arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write and argument.kwarg_only:
-            continue  # out=
-        if argument.kwarg_only:
-            named[argument.name] = swap(call[argument.name])
-        else:
-            positional.append(swap(call[argument.name]))
-    moved = call.func.overloadpacket(*positional, **named)
-    moved = list(moved) if isinstance(moved, (list, tuple)) else [moved]
-    return moved if convert is None else [labels.to(torch.int32) for labels in moved]
-
-
-def move(call: Call) -> Labels:
-    """The operator moves elements and fills with zeros: run it on the labels."""
-    return _on_labels(call)
-
-
-register(
-    move,
-    "stack _stack roll flip repeat tril triu rot90 pixel_shuffle pixel_unshuffle channel_shuffle "
-    "native_channel_shuffle block_diag diag_embed slice_backward select_backward "
-    "diagonal_backward select_scatter slice_scatter diagonal_scatter as_strided_scatter "
-    "unsafe_split unsafe_split_with_sizes split_with_sizes_copy split_copy unbind_copy "
-    "narrow_copy view_copy _reshape_copy _reshape_alias_copy expand_copy permute_copy "
-    "transpose_copy t_copy select_copy slice_copy squeeze_copy unsqueeze_copy unfold_copy "
-    "diagonal_copy as_strided_copy alias_copy detach_copy _chunk_cat",
-)
-
-
-@label_rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
-def _move_as_numbers(call: Call) -> Labels:
-    # Some padding kernels exist for floating-point numbers only; float64 holds labels exactly.
-    return _on_labels(call, torch.float64)
-
-
-register(_move_as_numbers, "replication_pad1d replication_pad2d replication_pad3d")
-
-
-@label_rule("cat")
-def _cat(call: Call) -> Labels:
-    return torch.cat([call.labels(tensor) for tensor in call["tensors"]], call["dim"])
-
-
-@label_rule("constant_pad_nd")
-def _pad(call: Call) -> Labels:
-    return torch.constant_pad_nd(call.need("self"), call["pad"], 0)
-
-
-@label_rule("_unsafe_view", "_conj_copy", "_neg_view_copy", "view_as_real_copy")
-def _reshape(call: Call) -> Labels:
-    labels = call.need("self")
-    if labels.numel() != call.output.numel():
-        labels = labels.unsqueeze(-1).expand(call.output.shape)
-    return labels.reshape(call.output.shape)
-
-
-@label_rule("unfold_backward")
-def _unfold_backward(call: Call) -> Labels:
-    grad = reduce_labels(call.need("grad_in"), -1)
-    return reduce_labels(grad, call["dim"], keepdim=True) if grad.dim() else grad
-
-
-@label_rule("fill_diagonal")
-def _fill_diagonal(call: Call) -> Labels:
-    return call.need("self")
-
-
-# --- reductions and operators along a dimension -------------------------------------------------
-
-
-def reduction(call: Call) -> Labels:
-    """Each output depends on all elements along the reduced dimensions."""
-    if "other" in call.arguments and call.name in ("max", "min"):
-        return combine(*call.all())
-    dims = call.get("dim")
-    if isinstance(dims, (list, tuple)) and len(dims) == 0:
-        dims = None
-    reduced = reduce_labels(combine(*call.all()), dims, bool(call.get("keepdim", False)))
-    if reduced.shape != call.output.shape:
-        raise ValueError("an unexpected shape")
-    return reduced
-
-
-register(
-    reduction,
-    "sum nansum mean amax amin aminmax var var_mean std std_mean prod any all argmax argmin max "
-    "min median nanmedian mode kthvalue logsumexp linalg_vector_norm linalg__powsum norm "
-    "count_nonzero dist dot vdot hash_tensor",
-)
-
-
-@label_rule("histc", "histogram", "_aminmax", "trace", "bincount", "native_norm")
-def whole(call: Call) -> Labels:
-    """Everything depends on everything."""
-    return call.whole()
-
-
-register(
-    whole, "_unique _unique2 unique_dim unique_consecutive unique_dim_consecutive _pdist_forward"
-)
-register(whole, "_pdist_backward isin segment_reduce _segment_reduce_backward")
-
-
-def along(call: Call) -> Labels:
-    """Each output depends on all elements along one dimension; that dimension stays."""
-    labels = combine(*call.all())
-    dim = call.get("dim", -1)
-    if labels.dim() == 0:
-        return labels
-    return reduce_labels(labels, dim, keepdim=True)
-
-
-register(
-    along,
-    "_softmax _log_softmax softmax log_softmax _safe_softmax _softmax_backward_data "
-    "_log_softmax_backward_data cumsum cumprod cummax cummin logcumsumexp _logcumsumexp sort "
-    "argsort topk multinomial linalg_cross _fft_c2c _fft_c2r _fft_r2c _sample_dirichlet "
-    "_cummax_helper _cummin_helper",
-)
-
-
-@label_rule("_dirichlet_grad")
-def _dirichlet_grad(call: Call) -> Labels:
-    return reduce_labels(combine(*call.all()), -1, keepdim=True)
-
-
-@label_rule("renorm")
-def _renorm(call: Call) -> Labels:
-    labels = call.need("self")
-    kept = call["dim"] % labels.dim()
-    return reduce_labels(labels, [k for k in range(labels.dim()) if k != kept], keepdim=True)
-
-
-@label_rule("glu")
-def _glu(call: Call) -> Labels:
-    return combine(*call.need("self").chunk(2, call["dim"]))
-
-
-@label_rule("glu_backward")
-def _glu_backward(call: Call) -> Labels:
-    dim = call["dim"]
-    half = combine(call.need("grad_output"), *call.need("self").chunk(2, dim))
-    return torch.cat([half, half], dim)
-
-
-@label_rule("searchsorted", "bucketize")
-def _search(call: Call) -> Labels:
-    if call.name == "bucketize":
-        values, borders = call.of("self"), call.need("boundaries")
-    else:
-        values, borders = call.of("self"), call.need("sorted_sequence")
-        borders = combine(borders, call.of("sorter"))
-    borders = reduce_labels(borders, -1, keepdim=borders.dim() > 1)
-    return combine(values, borders).expand(call.output.shape)
