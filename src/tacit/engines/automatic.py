@@ -18,7 +18,7 @@ from tacit.engines.draws import Start
 from tacit.engines.recorder import Outputs, Recorder
 from tacit.engines.sums import clipped
 from tacit.engines.task import Clipped, Task
-from tacit.engines.torch_internals import swapped
+from tacit.engines.torch_internals import OtherOperators, swapped
 from tacit.pytrees import Tree, map_tensors, tensors_of
 
 _SHAPES_AN_OCTAVE = 16
@@ -72,10 +72,6 @@ class Automatic:
     def forget(self) -> None:
         """Give the recordings' memory back; later steps record anew."""
         self.recorder.forget()
-
-
-class OtherOperators(RuntimeError):
-    """A pass took another path through the model's code than the one that was planned."""
 
 
 @dataclass

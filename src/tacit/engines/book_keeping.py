@@ -34,9 +34,12 @@ from tacit.engines.task import Clipped, Task
 from tacit.engines.torch_internals import (
     Graph,
     Operators,
+    OtherOperators,
     before_node,
     gradients,
+    note_arrivals,
     plain_program,
+    planned_backward,
     run_node,
 )
 from tacit.losses.record_losses import losses_of
@@ -127,6 +130,8 @@ class BookKeeping:
                 except NotFinite:
                     start.restore()
                     return gradients_alone(task, inputs, targets)
+                except OtherOperators:  # Python took another way in the backward pass
+                    pass
             start.restore()
         planned = planned_pass(task, inputs, targets, num_records)
         plan = planned.plan
@@ -135,7 +140,7 @@ class BookKeeping:
         if plan.alone:
             self._say_alone(task.model, plan.alone)
         else:
-            with suppress(NotFinite):
+            with suppress(NotFinite, OtherOperators):
                 return record_gradients(plan, planned.graph, planned.losses, task)
         start.restore()
         return gradients_alone(task, inputs, targets)
@@ -164,7 +169,7 @@ def planned_program(
     """The losses, their graph, and the signature by which the plan of such a pass is known."""
     with Operators(tensors_of((inputs, targets))) as operators:
         losses = run_program(task.model, task.loss, inputs, targets, fused_functions)
-    graph = Graph(losses)
+    graph = Graph(losses, operators)
     return losses, graph, (operators.signature, graph.signature())
 
 
@@ -190,7 +195,8 @@ def record_gradients(
     """Each parameter's per-record gradients of the mean over a record's views."""
     total = losses.sum() if task.views == 1 else losses.sum() / task.views
     # A checkpointed block runs again in the backward pass, and must run as it did before.
-    with full_precision(losses.device), plain_program(plan.fused_functions):
+    back = planned_backward(graph.operators, plan.in_python)
+    with full_precision(losses.device), plain_program(plan.fused_functions), back:
         uses = _uses(plan, graph, total)
         with torch.no_grad():
             found = _by_parameter(plan, graph, uses, task)
@@ -221,6 +227,8 @@ def _uses(plan: Plan, graph: Graph, total: Tensor) -> dict[tuple[int, int], list
     # Where a node runs too, because the pass goes on behind it, `grad` gives its cotangent from
     # before the hooks of the user (`tensor.register_hook`); the node has seen it after them.
     cotangents |= {node: list(arrived) for node, arrived in ran.items()}
+    for node, those in cotangents.items():
+        note_arrivals(node, those)
     uses: dict[tuple[int, int], list[Use]] = {}
     for site in plan.sites:
         for edge in site.edges:

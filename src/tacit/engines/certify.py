@@ -18,7 +18,7 @@ the same for all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,8 +29,6 @@ from torch import Tensor, nn
 from tacit.batch import Batch
 from tacit.checks import refuse_mixing
 from tacit.checks.certificate import (
-    Certificate,
-    Event,
     require_apart,
     require_no_memory,
     require_nothing_written,
@@ -40,9 +38,14 @@ from tacit.engines.draws import GENERATORS, Draws, NoDropout, OwnDraws, SteadyDr
 from tacit.engines.gradients import Scale
 from tacit.engines.plan import Planned, make_plan
 from tacit.engines.precision import no_autocast, wide
-from tacit.engines.shadow import Shadow
 from tacit.engines.task import Task
-from tacit.engines.torch_internals import gradients, has_gradient_hooks, plain_program, swapped
+from tacit.engines.torch_internals import (
+    OtherOperators,
+    gradients,
+    has_gradient_hooks,
+    plain_program,
+    swapped,
+)
 from tacit.errors import MixesRecords, UnsupportedModule
 from tacit.pytrees import Tree, device_of, map_tensors, num_rows, take_rows, tensors_of
 from tacit.tensor_float import all_digits
@@ -95,11 +98,10 @@ def _certify(task: Task, batch: Batch, most: int, seen: Callable[[Tree], Tree], 
         proved = plan.certificate.proves and not plan.alone
         if proved:
             _require_exact(planned, plain)
-        shadow = planned.without_results()
+        del planned
         if plan.certificate.proves:
             state.restore()
-            again = _second_pass(plain, (inputs, targets), count, shadow)
-            _require_unread(again, shadow.kept(), task.model)
+            _second_pass(plain, (inputs, targets), count)
         half = slice((count + 1) // 2, None) if count > 1 else slice(None)
         others = take_rows(inputs, half), take_rows(targets, half)
         _require_same_again(plain, (inputs, targets), others, state)
@@ -190,10 +192,8 @@ def sample(batch: Batch, most: int = _RECORDS) -> tuple[Tree, Tree]:
     return whole.inputs, whole.targets
 
 
-def _second_pass(
-    task: Task, records: tuple[Tree, Tree], num_records: int, earlier: Shadow
-) -> Certificate:
-    """The same pass in new memory, with what is left of the earlier one as a record of its own."""
+def _second_pass(task: Task, records: tuple[Tree, Tree], num_records: int) -> None:
+    """The same pass in new memory: what is left of the earlier one must not reach the losses."""
     inputs, targets = map_tensors(torch.clone, records)
 
     def run() -> Tensor:
@@ -201,13 +201,11 @@ def _second_pass(
         return losses.sum().reshape(1) if num_records == 1 else losses
 
     private = (inputs, targets)
-    made = make_plan(task.model, run, private, task.parameters, num_records, earlier)
-    return made.plan.certificate
-
-
-def _require_unread(again: Certificate, kept: Sequence[Event], model: nn.Module) -> None:
+    made = make_plan(task.model, run, private, task.parameters, num_records, backward=False)
+    again = made.plan.certificate
     if again.meets and not again.alone:
-        require_no_memory(kept[0] if kept else again.meets[0], model)
+        event = again.remembers[0] if again.remembers else again.meets[0]
+        require_no_memory(event, task.model)
 
 
 def _require_no_memory_alone(task: Task, records: tuple[Tree, Tree], state: _State) -> None:
@@ -218,14 +216,12 @@ def _require_no_memory_alone(task: Task, records: tuple[Tree, Tree], state: _Sta
         return run_program(task.model, task.loss, inputs, targets).sum().reshape(1)
 
     state.restore()
-    planned = make_plan(task.model, run, (inputs, targets), task.parameters, 1)
-    certificate = planned.plan.certificate
+    certificate = make_plan(task.model, run, (inputs, targets), task.parameters, 1).plan.certificate
     require_nothing_written(certificate, task.model)
-    shadow = planned.without_results()
     if certificate.alone or certificate.meets:
         return
     state.restore()
-    _require_unread(_second_pass(task, records, 1, shadow), shadow.kept(), task.model)
+    _second_pass(task, records, 1)
 
 
 def _require_no_memory_of_one(task: Task, inputs: Tree, targets: Tree, state: _State) -> None:
@@ -312,7 +308,7 @@ def _require_exact(planned: Planned, task: Task) -> None:
     plan, graph, losses = planned.plan, planned.graph, planned.losses
     try:
         found = record_gradients(plan, graph, losses, task)
-    except NotFinite:
+    except (NotFinite, OtherOperators):  # which an engine runs record by record
         return
     parameters = list(task.parameters.values())
     for record in range(min(plan.num_records, _COMPARED)):
