@@ -22,7 +22,7 @@ from tacit.batch import Batch
 from tacit.checks.certificate import require_apart
 from tacit.checks.side_effects import kind_of
 from tacit.engines.chains import Disjoint, Moved, Moves, pull_back_rows, share_no_element
-from tacit.engines.draws import Start
+from tacit.engines.draws import State
 from tacit.engines.gradients import RecordGradients, Stacked
 from tacit.engines.loop import gradients_alone
 from tacit.engines.plan import Plan, Planned, Site, make_plan
@@ -119,7 +119,7 @@ class BookKeeping:
             return gradients_alone(task, inputs, targets)
         known = self._known(task, inputs, targets)
         rewrites = [plan.rewrites for plan in known.values()]
-        start = Start(inputs, task.model, frozenset().union(*rewrites) if known else None)
+        start = State(inputs, task.model, frozenset().union(*rewrites) if known else None)
         if known and not any(plan.dynamic for plan in known.values()):
             fused = any(plan.fused_functions for plan in known.values())
             losses, graph, signature = planned_program(task, inputs, targets, fused)

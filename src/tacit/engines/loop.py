@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tacit.batch import Batch
 from tacit.checks.certificate import Event, require_no_memory
-from tacit.engines.draws import Buffers
+from tacit.engines.draws import State
 from tacit.engines.gradients import RecordGradients, Stacked
 from tacit.engines.precision import wide
 from tacit.engines.shadow_events import SourceLines, operator_name
@@ -29,7 +29,7 @@ def gradients_alone(task: Task, inputs: Tree, targets: Tree) -> dict[str, Record
     num_records = len(tensors_of(inputs)[0]) // task.views
     parameters = list(task.parameters.values())
     stacks: list[list[Tensor]] = [[] for _ in parameters]
-    buffers, written = Buffers(task.model), frozenset[str]()
+    buffers, written = State(None, task.model), frozenset[str]()
     for record in range(num_records):
         written = buffers.changed() if record == 1 else written
         buffers.restore(written)  # every record meets the model as the first one did

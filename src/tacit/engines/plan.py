@@ -33,8 +33,9 @@ from torch import Tensor, nn
 
 from tacit.checks.certificate import Certificate, Event
 from tacit.checks.side_effects import allow_writes
+from tacit.checks.views import same_tensors
 from tacit.engines.chains import Moves, moves_to_parameter, parameters_below
-from tacit.engines.draws import Buffers, Draws, same_entries
+from tacit.engines.draws import State
 from tacit.engines.rules import rule_for
 from tacit.engines.shadow import Layout, Shadow, layout
 from tacit.engines.shadow_labels import SEVERAL
@@ -113,13 +114,6 @@ class Planned:
     plan: Plan
     losses: Tensor
     graph: Graph
-    shadow: Shadow
-
-    def without_results(self) -> Shadow:
-        """Drop the losses and the graph; what is private and alive after this was kept."""
-        shadow = self.shadow
-        del self.losses, self.graph
-        return shadow
 
 
 @dataclass
@@ -146,11 +140,11 @@ def make_plan(
 
     `run` gives one loss per row; rows iK … iK + K − 1 belong to record i where there are K rows
     per record. What earlier passes have left behind counts as of several records. Without a
-    `backward` pass there are no sites, and no write is allowed.
+    `backward` pass there are no sites.
     Buffers that are found to be written with public numbers alone may be written in this step;
     for that, `private` must be a pair of inputs and targets.
     """
-    draws = Draws(private)
+    start = State(private, model)
     shadow = Shadow(num_records)
     remembers: list[Event] = []
 
@@ -165,11 +159,10 @@ def make_plan(
         labels = _labels(rows, num_records, tensor.device)
         shadow.mark(tensor, labels)
     shadow.phase = "forward"
-    buffers = Buffers(model)
     operators = Operators(tensors_of(private), left_behind)
     with shadow, operators, plain_program() as functions:
         losses = run()
-    rewrites = buffers.changed()
+    rewrites = start.changed()
     entries = _entries(model, rewrites)
     own = _labels(len(losses), num_records, losses.device)
     found = shadow.labels(losses.detach())
@@ -201,11 +194,11 @@ def make_plan(
         functions is None or functions.replaced,
         frozenset(found_back.in_python),
     )
-    if rewrites and backward:
-        again = _entries_again(model, rewrites, buffers, draws, private, shadow)
-        same = {n for n, b in again.items() if n in entries and same_entries(b, entries[n])}
+    if rewrites:
+        again = _entries_again(model, rewrites, start, private, shadow)
+        same = {n for n, b in again.items() if n in entries and same_tensors(b, entries[n])}
         allow_writes(model, same & _public(certificate, model, rewrites))
-    return Planned(plan, losses, graph, shadow)
+    return Planned(plan, losses, graph)
 
 
 def _labels(rows: int, num_records: int, device: torch.device) -> Tensor:
@@ -374,25 +367,21 @@ def _has_schema(operator: str) -> bool:
 def _entries_again(
     model: nn.Module,
     names: frozenset[str],
-    buffers: Buffers,
-    draws: Draws,
+    start: State,
     private: Tree,
     shadow: Shadow,
 ) -> dict[str, Tensor]:
     """What is written by a pass over another number of rows: that number is private as well."""
-    now, rows = Draws(private), num_rows(private)
+    rows = num_rows(private)
     other = torch.arange(2 if rows > 2 else 2 * rows) % rows
-    draws.restore()
     try:
         # Under shadow memory, so that what the model keeps of this pass has labels too.
-        with buffers.as_before(names), shadow, plain_program(), torch.enable_grad():
+        with start.as_before(names), shadow, plain_program(), torch.enable_grad():
             inputs, _ = take_rows(private, other)
             call_model(model, inputs)
             return _entries(model, names)
     except Exception:  # a program that takes no other number of rows
         return {}
-    finally:
-        now.restore()
 
 
 def _entries(model: nn.Module, names: frozenset[str]) -> dict[str, Tensor]:

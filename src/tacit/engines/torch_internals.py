@@ -509,13 +509,13 @@ def _noted(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     if not _watching:
         return call(*args, **kwargs)
     mode = _watching[-1]
-    if not mode.always:
-        calls, outer = _CallsBack(), sys.getprofile()
+    if not mode.always and sys.getprofile() is None:  # else somebody else keeps one
+        calls = _CallsBack()
         sys.setprofile(calls)
         try:
             found = call(*args, **kwargs)
         finally:
-            sys.setprofile(outer)
+            sys.setprofile(None)
         if not calls.any:
             return found
     mode.caller = sys._getframe()
