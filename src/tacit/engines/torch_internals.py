@@ -35,9 +35,8 @@ _UNSIGNED = 1 << 63
 class Graph:
     """The autograd graph below some losses: nodes from the losses down to the parameters.
 
-    `signature` describes the nodes, their connections, the shapes of their cotangents and the
-    places of views. Two passes with equal signatures ran the same differentiable operators on the
-    same shapes.
+    `signature` describes the nodes, their connections and the shapes of their cotangents: which of
+    the operators that ran (`Operators`) are differentiated, and through what.
     """
 
     def __init__(self, losses: Tensor, operators: Operators | None = None) -> None:
@@ -56,10 +55,9 @@ class Graph:
     def signature(self) -> tuple[Any, ...]:
         return tuple(
             (
-                _SAME.get(name := node.name(), name),
+                _SAME.get(node.name(), node.name()),
                 *self.next[i],
                 *(tuple(m.shape) for m in node._input_metadata),
-                *(saved(node, place) for place in _PLACES.get(name, ())),
             )
             for i, node in enumerate(self.nodes)
         )
@@ -84,13 +82,6 @@ class Graph:
         return GradientEdge(self.nodes[index], output) if variable is None else variable
 
 
-# Where a view lies: numbers of Python's, which may be drawn anew in each pass.
-_PLACES = {
-    "SelectBackward0": ("dim", "index"),
-    "SliceBackward0": ("dim", "start", "end", "step"),
-    "RollBackward0": ("dims", "shifts"),
-    "AsStridedBackward0": ("storage_offset", "stride"),
-}
 # One operator under several names, depending on whether a dispatch mode is active.
 _SAME = {"ReshapeAliasBackward0": "ViewBackward0", "UnsafeViewBackward0": "ViewBackward0"}
 
@@ -231,7 +222,43 @@ _left: dict[int, StorageWeakRef] = {}
 _LEFT_BEHIND, _COTANGENT = -(1 << 40), -(1 << 41)  # names of operands, beside those of records
 
 
-class Operators(TorchDispatchMode):
+class _Noted(TorchDispatchMode):
+    """Notes operators with their operands and integers, and which memory is computed from records.
+
+    That memory is *left behind* if it outlives the pass: it has one name in all later ones.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: dict[int, StorageWeakRef] = {}
+        self._reads_records = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # programs run uncompiled here anyway
+        return False
+
+    def _name_of(self, func: Any, memory: int, tensor: Tensor) -> int:
+        """The name of an operand; `_reads_records` is set if it is computed from records."""
+        raise NotImplementedError
+
+    def _note(self, func: Any, value: Any, found: list[Any]) -> None:
+        kind = type(value)
+        if kind is list or kind is tuple:
+            for inner in value:
+                self._note(func, inner, found)
+        elif isinstance(value, Tensor):
+            found.append(self._name_of(func, _memory(value), value))
+            if value.layout is torch.strided and not value.is_nested:
+                found += value.shape
+                found += value.stride()
+                found.append(value.storage_offset())
+        elif kind in _DECISIONS:
+            found.append(value)
+
+
+class Operators(_Noted):
     """Notes which operators run, in order, on which operands and with which integers.
 
     The autograd graph does not show what is done to records before a parameter meets them, or to
@@ -241,39 +268,35 @@ class Operators(TorchDispatchMode):
     its place there. Floats are left out: a rate or a temperature may change in every step, and
     moves no record. So are casts and copies, which autocast keeps from one pass to the next.
 
-    What a pass has computed from records, and a model keeps, is one operand in all later passes:
-    *left behind*. A program that reads it is another one than a program that reads a public tensor
-    in that place. `on_left_behind` is called with each such operand before its operator runs.
+    A program that reads what an earlier pass has left behind is another one than a program that
+    reads a public tensor in that place. `on_left_behind` is called with each such operand before
+    its operator runs.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(
         self, records: Sequence[Tensor], on_left_behind: Callable[[Any, Tensor], None] | None = None
     ) -> None:
         super().__init__()
         self._found: list[Any] = []
-        self._held: dict[int, StorageWeakRef] = {}
         self._on_left_behind = on_left_behind
-        self._reads_records = self._reads_left_behind = False
+        self._reads_left_behind = False
         with torch._C.DisableTorchFunction():
             for memory in [memory for memory, held in _left.items() if held.expired()]:
                 del _left[memory]
+            own = {_memory(tensor): tensor for tensor in records}
+            self._of_left_behind = _left.keys() - own.keys()
             self.names = dict.fromkeys(_left, _LEFT_BEHIND)
-            self._of_left_behind = set(_left)
-            for k, tensor in enumerate(records):
-                self.names[_memory(tensor)] = -1 - k
-                self._of_left_behind.discard(_memory(tensor))
-                _left.setdefault(_memory(tensor), _weak(tensor))
+            self.names |= {memory: -1 - k for k, memory in enumerate(own)}
             self.of_records = set(self.names)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:  # programs run uncompiled here anyway
-        return False
+            _left.update((memory, _weak(tensor)) for memory, tensor in own.items() if memory)
 
     @property
     def signature(self) -> int:
         return hash(tuple(self._found))
+
+    def has_left_behind(self, tensor: Tensor) -> bool:
+        """Whether something left behind may be in a result of this pass. Told by whole storages."""
+        return _memory(tensor) in self._of_left_behind
 
     def __exit__(self, *exc: Any) -> None:
         _left.update((m, held) for m, held in self._held.items() if m in self.of_records)
@@ -285,77 +308,59 @@ class Operators(TorchDispatchMode):
         with torch._C.DisableTorchFunction():  # these questions are not the program's
             self._reads_records = self._reads_left_behind = False
             if func in _MOVES_NOTHING:
-                noted, self._found = self._found, []
-                self._note(func, args)
-                source = self._found[0] if self._found else 0
-                self._found = noted
+                source = next(iter(self._noted(func, args, [])), 0)
             else:
                 self._found.append(func)
-                self._note(func, args)
+                self._note(func, args, self._found)
                 if kwargs:
-                    self._note(func, tuple(kwargs.values()))
+                    self._note(func, tuple(kwargs.values()), self._found)
                 source = len(self._found)
-            reads_records = self._reads_records and func not in _READS_NO_VALUE
+            written = _written(func, args) if self._reads_records else ()
         output = func(*args, **kwargs) if kwargs else func(*args)
         with torch._C.DisableTorchFunction():
-            written = _written(func, args) if reads_records else ()
             for each in (*written, *(output if isinstance(output, tuple | list) else (output,))):
                 if isinstance(each, Tensor):
-                    self._wrote(each, source, reads_records)
-                    if reads_records and self._reads_left_behind:
-                        self._of_left_behind.add(_memory(each))
+                    self._wrote(func, each, source)
         return output
 
-    def has_left_behind(self, tensor: Tensor) -> bool:
-        """Whether something left behind may be in a result of this pass. Told by whole storages."""
-        return _memory(tensor) in self._of_left_behind
+    def _noted(self, func: Any, args: tuple[Any, ...], found: list[Any]) -> list[Any]:
+        self._note(func, args, found)
+        return found
 
-    def _wrote(self, tensor: Tensor, source: int, reads_records: bool) -> None:
+    def _name_of(self, func: Any, memory: int, tensor: Tensor) -> int:
+        name = self.names.get(memory, 0)
+        if memory in self.of_records:
+            self._reads_records = True
+            self._reads_left_behind |= memory in self._of_left_behind
+            if name == _LEFT_BEHIND and self._on_left_behind is not None:
+                self._on_left_behind(func, tensor)
+        return name
+
+    def _wrote(self, func: Any, tensor: Tensor, source: int) -> None:
         memory = _memory(tensor)
         if memory and memory not in self.names:
             # PyTorch gives no other memory this handle while a weak reference to it exists.
             self._held[memory] = _weak(tensor)
         self.names[memory] = source
-        if reads_records:
+        if self._reads_records and _computes(func):
             self.of_records.add(memory)
-
-    def _note(self, func: Any, value: Any) -> None:
-        kind = type(value)
-        if kind is list or kind is tuple:
-            for inner in value:
-                self._note(func, inner)
-        elif isinstance(value, Tensor):
-            memory, found = _memory(value), self._found
-            name = self.names.get(memory, 0)
-            found.append(name)
-            if memory in self.of_records:
-                self._reads_records = True
-                self._reads_left_behind |= memory in self._of_left_behind
-                if name == _LEFT_BEHIND and self._on_left_behind is not None:
-                    self._on_left_behind(func, value)
-            if value.layout is torch.strided and not value.is_nested:
-                found += value.shape
-                found += value.stride()
-                found.append(value.storage_offset())
-        elif kind in _DECISIONS:
-            self._found.append(value)
+            if self._reads_left_behind:
+                self._of_left_behind.add(memory)
 
 
 class OtherOperators(RuntimeError):
     """A pass took another path through the model's code than the one that was planned."""
 
 
-class PythonOperators(TorchDispatchMode):
+class PythonOperators(_Noted):
     """Notes the operators that Python code asks for in a backward pass, and what they give.
 
     A backward pass is the graph's own, but for hooks, a user's `autograd.Function` and checkpointed
     blocks that run again. Each operator that they ask for gets a name, made from its own, its
-    integers and the names of its operands; so does each operator of autograd that works on such a
-    result, and each such result that arrives at a node (`arrived`). A pass may do what has a name
-    that was planned, and nothing else, through whichever part of the graph it goes.
+    integers and the names of its operands; so does each result that arrives at a node (`arrived`),
+    made from such operators alone or by autograd. A pass may do what has a name that was planned,
+    and nothing else, through whichever part of the graph it goes.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(self, forward: Operators, always: bool) -> None:
         super().__init__()
@@ -363,12 +368,7 @@ class PythonOperators(TorchDispatchMode):
         self.names: set[int] = set()
         self.caller: FrameType | None = None
         self._forward, self._own = forward, dict[int, int]()
-        self._held: dict[int, StorageWeakRef] = {}
-        self._reads_records = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
+        self._reads_own: set[int] = set()
 
     def __exit__(self, *exc: Any) -> None:
         _left.update(self._held)
@@ -377,21 +377,19 @@ class PythonOperators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name, self._reads_records = 0, True
         asked = not self._is_engine(sys._getframe().f_back)
+        name, self._reads_records = 0, not asked
         if asked or self._own:
             with torch._C.DisableTorchFunction():
-                name = self._name(func, args, kwargs or {}, asked)
-        reads_records = self._reads_records and func not in _READS_NO_VALUE
+                name = self._named(func, (args, tuple((kwargs or {}).values())), asked)
+        reads_records = self._reads_records
         output = func(*args, **kwargs) if kwargs else func(*args)
         if not getattr(func, "is_view", False):
             with torch._C.DisableTorchFunction():
-                written = _written(func, args) if name else ()
                 several = output if isinstance(output, tuple | list) else (output,)
-                for each in (*written, *several):
-                    if isinstance(each, Tensor):
-                        memory = _memory(each)
-                        if reads_records and memory and memory not in self._held:
+                for each in (*(_written(func, args) if name else ()), *several):
+                    if isinstance(each, Tensor) and (memory := _memory(each)):
+                        if reads_records and _computes(func) and memory not in self._held:
                             self._held[memory] = _weak(each)
                         if name or memory in self._own:
                             self._own[memory] = name
@@ -406,43 +404,30 @@ class PythonOperators(TorchDispatchMode):
                     self.names.add(hash((node, output, name)))
 
     def _is_engine(self, frame: FrameType | None) -> bool:
-        """Whether autograd itself asks: on a GPU's thread, or called by `torch.autograd.grad`."""
+        """Whether autograd itself asks: on a GPU's thread, or called by `caller`."""
         while frame is not None and frame.f_code.co_filename in _AUTOGRAD:
             frame = frame.f_back
         return frame is None or frame is self.caller
 
-    def _name(self, func: Any, args: Any, kwargs: dict[str, Any], asked: bool) -> int:
-        found: list[Any] = [_IN_PLACE.get(func, func)]
-        self._reads_records = not asked
-        own = self._operands((args, tuple(kwargs.values())), found)
-        if not asked and not own:
-            return 0
+    def _named(self, func: Any, operands: Any, asked: bool) -> int:
+        found: list[Any] = [func]
+        self._reads_own = set()
+        self._note(func, operands, found)
+        if not asked:  # a result of autograd's is known by those of Python's that it is made from
+            own = self._reads_own
+            return (own.pop() if len(own) == 1 else hash(frozenset(own))) if own else 0
         if func in _MOVES_NOTHING:
-            return next((name for name in found[1:] if type(name) is int), 0)
-        name = hash(tuple(found))
-        self.names.add(name)
+            return found[1]
+        self.names.add(name := hash(tuple(found)))
         return name
 
-    def _operands(self, value: Any, found: list[Any]) -> bool:
-        kind, own = type(value), False
-        if kind is list or kind is tuple:
-            for inner in value:
-                own |= self._operands(inner, found)
-        elif isinstance(value, Tensor):
-            memory = _memory(value)
-            own, arrived = memory in self._own, memory in self._held
-            if own:
-                name = self._own[memory]
-            else:
-                name = _COTANGENT if arrived else self._forward.names.get(memory, 0)
-            if arrived or memory in self._forward.of_records:
-                self._reads_records = True
-            found.append(name)
-            if value.layout is torch.strided and not value.is_nested:
-                found += (*value.shape, *value.stride(), value.storage_offset())
-        elif kind in _DECISIONS:
-            found.append(value)
-        return own
+    def _name_of(self, func: Any, memory: int, tensor: Tensor) -> int:
+        arrived = memory in self._held
+        self._reads_records |= arrived or memory in self._forward.of_records
+        if memory in self._own:
+            self._reads_own.add(self._own[memory])
+            return self._own[memory]
+        return _COTANGENT if arrived else self._forward.names.get(memory, 0)
 
 
 _watching: list[PythonOperators] = []  # the passes that `gradients` runs now are noted here
@@ -453,8 +438,6 @@ _GRAD, _RUNS_BACKWARD = (
     torch.autograd.grad.__code__,
     torch.autograd.graph._engine_run_backward.__code__,
 )
-# Autograd adds cotangents up in place where nobody else holds them.
-_IN_PLACE = {torch.ops.aten.add_.Tensor: torch.ops.aten.add.Tensor}
 
 
 @contextmanager
@@ -538,6 +521,12 @@ _READS_NO_VALUE = frozenset(
     for packet in (getattr(torch.ops.aten, f"{made}_like"), getattr(torch.ops.aten, f"new_{made}"))
     for overload in [getattr(packet, kind) for kind in packet.overloads()]
 )
+
+
+@cache
+def _computes(func: Any) -> bool:
+    """Whether an operator's results hold something of its operands' values, in other memory."""
+    return func not in _READS_NO_VALUE and not getattr(func, "is_view", False)
 
 
 def _memory(tensor: Tensor) -> int:
