@@ -243,20 +243,21 @@ class _Asked:
                     got = found[name].total(Scale(weights)).reshape(parameter.shape)
                 exact += _square(true)
                 error += _square(got - true)
-            bound = float(squares[0]) ** 0.5 if weights is one else math.inf
-            self._compare_norms(exact**0.5, error**0.5, bound)
-
-    def _compare_norms(self, exact: float, error: float, bound: float) -> None:
-        if not exact < 1e18:  # not finite, or so long that it is left out
-            return
-        tolerance = _tolerance(self.task, tensors_of(list(self.task.parameters.values()))[0])
-        if error > tolerance * exact + 1e-9 or bound < exact * (1 - tolerance) - 1e-9:
-            raise UnsupportedModule(
-                f"the per-record gradients of {type(self.task.model).__name__} are off by "
-                f"{error / max(exact, 1e-30):.1e} of their norm. Is a rule of "
-                "tacit.gradient_rule wrong, or does the model draw from a generator of its own? "
-                "engine=tacit.PerRecord() runs each record alone"
-            )
+            exact, error = exact**0.5, error**0.5
+            if not exact < 1e18:  # not finite, or so long that it is left out
+                continue
+            tolerance, size, below = _tolerance(self.task, losses), exact, False
+            if weights is one:
+                below = float(squares[0]) ** 0.5 < exact * (1 - tolerance) - 1e-9
+            else:  # of equal records, some are taken away from the others
+                size = max(exact, plan.num_records**0.5)
+            if below or error > tolerance * size + 1e-9:
+                raise UnsupportedModule(
+                    f"the per-record gradients of {type(self.task.model).__name__} are off by "
+                    f"{error / max(exact, 1e-30):.1e} of their norm. Is a rule of "
+                    "tacit.gradient_rule wrong, or does the model draw from a generator of its "
+                    "own? engine=tacit.PerRecord() runs each record alone"
+                )
 
     # --- answers ----------------------------------------------------------------------------------
 
