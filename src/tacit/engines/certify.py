@@ -34,7 +34,7 @@ from tacit.checks import refuse_mixing
 from tacit.checks.certificate import require_apart, require_no_memory, require_nothing_written
 from tacit.checks.side_effects import current_watch
 from tacit.engines.book_keeping import NotFinite, planned_pass, record_gradients, run_program
-from tacit.engines.draws import NoDropout, State, SteadyDraws
+from tacit.engines.draws import State, SteadyDraws
 from tacit.engines.gradients import Scale
 from tacit.engines.plan import Plan, Planned, make_plan
 from tacit.engines.precision import no_autocast, wide
@@ -323,7 +323,7 @@ class _Asked:
         self.state.restore_entries() if buffers else self.state.restore_draws()
         with _in_double(self.task, records) if double else _as_it_is(self.task, records) as asked:
             task, records = asked
-            with NoDropout(), SteadyDraws():
+            with SteadyDraws():
                 losses = run_program(task.model, task.loss, *records)
                 of = losses.sum() if alone else losses[-1]
                 if not of.requires_grad:
@@ -344,7 +344,7 @@ class _Asked:
         answers: list[list[Tensor]] = []
         for some in (records, take_rows(records, slice(_ASKED))):
             self.state.restore_entries()
-            with NoDropout(), SteadyDraws():
+            with SteadyDraws():
                 losses = run_program(self.task.model, self.task.loss, *some)
             if self.state.drew():
                 return

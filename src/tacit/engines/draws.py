@@ -11,10 +11,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.checks.side_effects import allowed_writes
@@ -222,56 +220,26 @@ def _same_state(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, Tensor) else repr(one) == repr(other)
 
 
-_DROPOUTS = (
-    "dropout",
-    "alpha_dropout",
-    "feature_alpha_dropout",
-    "feature_dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-)
-
-
-class NoDropout(TorchFunctionMode):
-    """Dropout of every kind, called as a module or as a function, is the identity."""
-
-    _functions = frozenset(
-        getattr(place, name) for place in (F, torch) for name in _DROPOUTS if hasattr(place, name)
-    )
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in self._functions:
-            return args[0] if args else kwargs["input"]
-        if func is F.scaled_dot_product_attention:
-            # Fifth of its arguments.
-            if len(args) > 4:
-                args = (*args[:4], 0.0, *args[5:])
-            else:
-                kwargs = {**kwargs, "dropout_p": 0.0}
-        return func(*args, **kwargs)
-
-
 class SteadyDraws(TorchDispatchMode):
     """Random numbers that are the same for every record, place and batch size.
 
-    Uniform and normal draws are a constant, coins fall on their likelier side, permutations keep
-    the order. So a model with random draws can be asked twice, in batches of other sizes. Draws of
-    other kinds are left as they are.
+    Uniform and normal draws are a constant, coins fall on one if they can (dropout keeps all),
+    permutations keep the order. So a model with random draws can be asked twice, in batches of
+    other sizes. Draws of other kinds are left as they are.
     """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        steady = None
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            steady = _STEADY.get(func.overloadpacket.__name__)
-        if steady is None:
+        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **kwargs)
+        steady = _STEADY.get(func.overloadpacket.__name__)
+        if steady is None:  # a fused kernel of attention draws by itself
+            names = [argument.name for argument in func._schema.arguments[: len(args)]]
+            pairs = zip(names, args, strict=True)
+            args = tuple(0.0 if name == "dropout_p" else value for name, value in pairs)
+            return func(*args, **kwargs | ({"dropout_p": 0.0} if "dropout_p" in kwargs else {}))
         return steady(*args, **{name: v for name, v in kwargs.items() if name != "generator"})
 
 
@@ -289,7 +257,7 @@ def _normal(mean: Any, std: Any = 1.0, size: Any = (), **options: Any) -> Tensor
 
 
 def _coin(p: Any) -> Tensor:
-    return torch.as_tensor(p) >= 0.5
+    return torch.as_tensor(p) > 0
 
 
 _STEADY: dict[str, Callable[..., Any]] = {
