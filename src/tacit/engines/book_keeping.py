@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -140,8 +140,14 @@ class BookKeeping:
         if plan.alone:
             self._say_alone(task.model, plan.alone)
         else:
-            with suppress(NotFinite, OtherOperators):
+            try:
                 return record_gradients(plan, planned.graph, planned.losses, task)
+            except OtherOperators:
+                why = "Python code in the backward pass does something else each time it runs"
+                known[plan.signature] = replace(plan, alone=why)
+                self._say_alone(task.model, why)
+            except NotFinite:
+                pass
         start.restore()
         return gradients_alone(task, inputs, targets)
 
