@@ -13,10 +13,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import tacit
 from tacit.batch import batch_of
 from tacit.errors import MixesRecords
+from tacit.queries import BookKeeping
 from tacit.sampling.schemes import Poisson
 
 STEPS, MIXED = 12, 5  # not a step at which a model is checked
@@ -105,3 +107,250 @@ def test_the_same_program_is_planned_once():
 def test_another_way_that_keeps_records_apart_is_taken(change):
     random.seed(0)
     assert len(list(steps(change))) == STEPS
+
+
+# What an earlier step has left behind ------------------------------------------------------------
+
+
+class Keeps(nn.Module):
+    """Reads a public table in every step but one, and there what an earlier step has left."""
+
+    def __init__(self, keep) -> None:
+        super().__init__()
+        self.first, self.last, self.keep = nn.Linear(6, 8), nn.Linear(8, 3), keep
+        self.table, self.held = torch.randn(9, 6), [torch.randn(9, 6)]
+        self.schedule = {"step": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        now = self.schedule["step"] == MIXED
+        other = self.held[-1] if now else self.table
+        hidden = self.first(x + other[0]).tanh()
+        self.keep(self, x, hidden)
+        return self.last(hidden)
+
+
+def keep_records(model, x, hidden):
+    model.held.append(x)
+
+
+def keep_a_part(model, x, hidden):
+    model.held.append(x.detach().clone())
+
+
+def keep_in_place(model, x, hidden):
+    model.held[0][: len(x)] = x.flip(0)
+
+
+def keep_by_cast(model, x, hidden):
+    model.held.append(x.double().float())
+
+
+def keep_a_cotangent(model, x, hidden):
+    hidden.register_hook(lambda g: model.held.append(g[:, :6]))
+
+
+def keep_nothing(model, x, hidden):
+    pass
+
+
+def keep_a_new_table(model, x, hidden):
+    model.table = model.table + 1.0
+
+
+def keep_a_table_like_the_records(model, x, hidden):
+    model.held.append(torch.ones_like(x))
+
+
+def keep_a_note(model, x, hidden):
+    model.note = 0.9 * getattr(model, "note", 0.0) + x.detach().mean()
+
+
+def kept(keep, piece=None, engine=None, between=lambda model: None):
+    """A query for each step, over records that are new in each."""
+    torch.manual_seed(0)
+    model, query = Keeps(keep), tacit.PerSampleClip(1.0, engine=engine)
+    for step in range(STEPS):
+        model.schedule["step"] = step
+        labels = torch.arange(9) % 3
+        batch = batch_of(
+            torch.randn(9, 6), labels, divisor=9.0, scheme=Poisson(0.5), max_physical=piece
+        )
+        between(model)
+        query(model, F.cross_entropy, batch)
+        yield query.engine, model
+
+
+@pytest.mark.parametrize("piece", [None, 4])
+@pytest.mark.parametrize(
+    "keep", [keep_records, keep_a_part, keep_in_place, keep_by_cast, keep_a_cotangent]
+)
+def test_what_an_earlier_step_has_left_is_not_read_in_the_place_of_a_public_tensor(keep, piece):
+    running = kept(keep, piece)
+    for _ in range(MIXED):
+        next(running)
+    with pytest.raises(MixesRecords, match=r"(is stateful|records meet).*other\[0\]"):
+        next(running)
+
+
+@pytest.mark.parametrize("keep", [keep_records, keep_a_part, keep_in_place])
+def test_record_by_record_nothing_that_was_left_is_read_either(keep):
+    running = kept(keep, engine=tacit.PerRecord())
+    for _ in range(MIXED):
+        next(running)
+    with pytest.raises(MixesRecords, match="is stateful"):
+        next(running)
+
+
+@pytest.mark.parametrize("engine", [BookKeeping, tacit.PerRecord])
+@pytest.mark.parametrize("keep", [keep_nothing, keep_a_table_like_the_records, keep_a_note])
+def test_public_tensors_and_notes_may_be_kept(keep, engine):
+    assert len(list(kept(keep, engine=engine()))) == STEPS
+
+
+def test_a_table_may_be_another_in_each_step():
+    def between(model):
+        model.table, model.held = torch.randn(9, 6), [torch.randn(9, 6)]
+
+    engine, model = list(kept(keep_nothing, between=between))[-1]
+    (plans,) = engine.eager._plans[model].values()
+    assert len(plans) == 1
+
+
+# Another way in the backward pass ----------------------------------------------------------------
+
+
+class Changed(torch.autograd.Function):
+    """The identity, with a backward pass of its own."""
+
+    @staticmethod
+    def forward(ctx, hidden, change, schedule):
+        ctx.change, ctx.schedule = change, schedule
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return ctx.change(cotangent, ctx.schedule["step"] == MIXED), None, None
+
+
+def in_a_function(hidden, change, schedule):
+    return Changed.apply(hidden, change, schedule)
+
+
+def in_a_hook(hidden, change, schedule):
+    hidden.register_hook(lambda g: change(g, schedule["step"] == MIXED))
+    return hidden
+
+
+def in_a_hook_of_that_step(hidden, change, schedule):
+    if schedule["step"] == MIXED:
+        hidden.register_hook(lambda g: change(g, True))
+    return hidden
+
+
+def in_a_node(hidden, change, schedule):
+    hidden.grad_fn.register_prehook(lambda gs: (change(gs[0], schedule["step"] == MIXED),))
+    return hidden
+
+
+def recomputed(hidden, change, schedule):
+    """A checkpointed block: its second pass is part of the backward pass."""
+    passes = []
+
+    def block(z):
+        passes.append(1)
+        return change(z, len(passes) > 1 and schedule["step"] == MIXED).sin()
+
+    return checkpoint(block, hidden, use_reentrant=False)
+
+
+class Backwards(nn.Module):
+    def __init__(self, change, where) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.change, self.where, self.schedule = change, where, {"step": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.where(self.first(x).tanh(), self.change, self.schedule).tanh())
+
+
+def averaged(g, now):
+    return g.mean(0, keepdim=True).expand_as(g) if now else 1 * g
+
+
+def rolled_back(g, now):
+    return g.roll(int(now), 0)
+
+
+def returned(g, now):
+    """The same operators; which result is given back is no operator's."""
+    mixed, own = g.flip(0), g * 1.0
+    return mixed if now else own
+
+
+def halved(g, now):
+    return g / 2 if now else 1 * g
+
+
+def unchanged(g, now):
+    return 0.5 * g
+
+
+def backward_steps(change, where, engine=None):
+    torch.manual_seed(0)
+    model, query = Backwards(change, where), tacit.PerSampleClip(1.0, engine=engine)
+    batch = batch_of(torch.randn(9, 6), torch.arange(9) % 3, divisor=9.0, scheme=Poisson(0.5))
+    for step in range(STEPS):
+        model.schedule["step"] = step
+        yield query(model, F.cross_entropy, batch), query.engine, model
+
+
+PLACES = [in_a_function, in_a_hook, in_a_hook_of_that_step, in_a_node]
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("change", [averaged, rolled_back, returned])
+def test_mixing_in_a_backward_pass_is_refused_in_the_step_that_mixes(change, where):
+    running = backward_steps(change, where)
+    for _ in range(MIXED):
+        next(running)
+    with pytest.raises(MixesRecords, match=r"in the backward pass|records meet"):
+        next(running)
+
+
+@pytest.mark.parametrize("change", [averaged, rolled_back])
+def test_a_checkpointed_block_that_runs_otherwise_again_is_refused(change):
+    running = backward_steps(change, recomputed)
+    for _ in range(MIXED):
+        next(running)
+    with pytest.raises(MixesRecords):
+        next(running)
+
+
+@pytest.mark.parametrize("where", [*PLACES, recomputed])
+def test_another_way_back_that_keeps_records_apart_is_taken(where):
+    sums = [
+        [bounded.blocks[0].sums[0], model] for bounded, _, model in backward_steps(halved, where)
+    ]
+    assert len(sums) == STEPS
+    assert not torch.equal(sums[MIXED][0], sums[0][0])
+    torch.testing.assert_close(sums[MIXED + 1][0], sums[0][0])
+
+
+@pytest.mark.parametrize("where", [in_a_function, in_a_hook, in_a_node, recomputed])
+def test_the_same_way_back_is_planned_once(where):
+    *_, (_, engine, model) = backward_steps(unchanged, where)
+    (plans,) = engine.eager._plans[model].values()
+    assert len(plans) == 1
+
+
+@pytest.mark.parametrize("where", [in_a_function, in_a_hook])
+def test_a_way_back_that_is_drawn_at_random_is_exact(where):
+    """Planned for the way that it took, or run record by record: never by another way's plan."""
+    drawn = random.Random(0)
+
+    def change(g, now):
+        return g.flip(0).flip(0) if drawn.random() < 0.5 else 1 * g
+
+    found = [bounded.blocks[0].sums[0] for bounded, *_ in backward_steps(change, where)]
+    for sums in found[1:]:
+        torch.testing.assert_close(sums, found[0], rtol=1e-5, atol=1e-5)

@@ -36,6 +36,7 @@ class Certificate:
     unknown: tuple[Event, ...] = ()  # operators that shadow memory has no rule for
     selections: tuple[Event, ...] = ()  # rows selected by value: how many there are is private
     reorders: tuple[Event, ...] = ()  # rows in an order that may be drawn anew
+    remembers: tuple[Event, ...] = ()  # operators that read what an earlier pass has left behind
 
     @property
     def refutes(self) -> bool:
@@ -65,9 +66,11 @@ class Certificate:
 
 def require_apart(certificate: Certificate, model: nn.Module) -> None:
     """Raise MixesRecords if records meet in the program, are looked at, or leave something."""
+    require_nothing_written(certificate, model)
+    if certificate.remembers and certificate.refutes:
+        require_no_memory(certificate.remembers[0], model)
     if certificate.looks:
         _refuse_look(certificate.looks[0], model)
-    require_nothing_written(certificate, model)
     if certificate.meets and not certificate.alone:
         _refuse_meeting(certificate.meets[0], model)
 

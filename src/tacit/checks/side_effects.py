@@ -24,15 +24,16 @@ _FLAGS = frozenset({bool, str, type(None)})
 
 
 @dataclass
-class _Watch:
-    """The steps of one model under one key, and the buffers that it may write in them."""
+class Watch:
+    """The steps of one model under one key, and what was found of it before them."""
 
     steps: int = 0
-    public: set[str] = field(default_factory=set)
+    public: set[str] = field(default_factory=set)  # buffers that it may write
+    proved: bool = False  # that records stay apart in a batch
 
 
-_watches: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, _Watch]] = weakref.WeakKeyDictionary()
-_open: list[tuple[nn.Module, set[str]]] = []
+_watches: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Watch]] = weakref.WeakKeyDictionary()
+_open: list[tuple[nn.Module, Watch]] = []  # the steps that last now
 # The numbers that modules hold as attributes: the last value, and how often it has changed.
 _numbers: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, int]]] = (
     weakref.WeakKeyDictionary()
@@ -73,12 +74,13 @@ def watched_step(
     watches = _watches.setdefault(model, {})
     if key not in watches and len(watches) >= _MOST_KEYS:  # hooks that are new in each step
         watches.clear()
-    watch = watches.setdefault(key, _Watch())
+    watch = watches.setdefault(key, Watch())
     step = watch.steps + 1
     due = step & (step - 1) == 0
     told = True
-    public = watch.public if certified else set()
-    _open.append((model, public))
+    if not certified:
+        watch.public = set()
+    _open.append((model, watch))
     try:
         if due and check is not None and step.bit_length() % 3 == 1:  # a power of 8
             told = check()
@@ -91,7 +93,7 @@ def watched_step(
         yield
     finally:
         _open.pop()
-    _refuse_writes(model, before, copies, public)
+    _refuse_writes(model, before, copies, watch.public if certified else ())
     watch.steps = step if told else step - 1
 
 
@@ -100,14 +102,22 @@ def allow_writes(model: nn.Module, names: Collection[str]) -> None:
 
     To be called with what a pass under shadow memory has proved, by whoever ran it.
     """
-    for watched, public in _open:
-        if watched is model:
-            public.update(names)
+    for watch in _watches_of(model):
+        watch.public.update(names)
 
 
 def allowed_writes(model: nn.Module) -> frozenset[str]:
     """The buffers that the step that lasts now may write."""
-    return frozenset(n for watched, public in _open if watched is model for n in public)
+    return frozenset(name for watch in _watches_of(model) for name in watch.public)
+
+
+def current_watch(model: nn.Module) -> Watch:
+    """What is known of the model in the step that lasts now; nothing, where none does."""
+    return next(iter(_watches_of(model)), Watch())
+
+
+def _watches_of(model: nn.Module) -> list[Watch]:
+    return [watch for watched, watch in reversed(_open) if watched is model]
 
 
 def settings_of(modules: Iterable[nn.Module]) -> Hashable:

@@ -14,11 +14,11 @@ from torch.nn.functional import pad
 from tacit.batch import Batch
 from tacit.engines.book_keeping import BookKeeping, NotFinite, planned_program, record_gradients
 from tacit.engines.clipping import flattened
-from tacit.engines.draws import Start
+from tacit.engines.draws import State
 from tacit.engines.recorder import Outputs, Recorder
 from tacit.engines.sums import clipped
 from tacit.engines.task import Clipped, Task
-from tacit.engines.torch_internals import swapped
+from tacit.engines.torch_internals import OtherOperators, swapped
 from tacit.pytrees import Tree, map_tensors, tensors_of
 
 _SHAPES_AN_OCTAVE = 16
@@ -56,7 +56,7 @@ class Automatic:
             gradients = record_gradients(plan, graph, losses, task)
             return clipped(task, gradients, plan.num_records, mask.device, mask)
 
-        start = Start(inputs, task.model, plan.rewrites)
+        start = State(inputs, task.model, plan.rewrites)
         try:
             return ClippingStep(task, inputs, targets, work).through(self.recorder, piece.mask)
         except (OtherOperators, NotFinite):  # another path through the model needs its own plan
@@ -72,10 +72,6 @@ class Automatic:
     def forget(self) -> None:
         """Give the recordings' memory back; later steps record anew."""
         self.recorder.forget()
-
-
-class OtherOperators(RuntimeError):
-    """A pass took another path through the model's code than the one that was planned."""
 
 
 @dataclass

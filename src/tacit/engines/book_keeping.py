@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,7 +22,7 @@ from tacit.batch import Batch
 from tacit.checks.certificate import require_apart
 from tacit.checks.side_effects import kind_of
 from tacit.engines.chains import Moves, pull_back_rows, share_no_element
-from tacit.engines.draws import Start
+from tacit.engines.draws import State
 from tacit.engines.gradients import Moved, RecordGradients, Stacked, added
 from tacit.engines.loop import gradients_alone
 from tacit.engines.plan import Plan, Planned, Site, make_plan
@@ -31,7 +31,16 @@ from tacit.engines.products import Dense, Lookup, matrix_gradients
 from tacit.engines.rules import NotFinite, Use, gradients_of
 from tacit.engines.sums import clipped, norms_of_blocks
 from tacit.engines.task import Clipped, Task
-from tacit.engines.torch_internals import Graph, Operators, before_node, gradients, plain_program
+from tacit.engines.torch_internals import (
+    Graph,
+    Operators,
+    OtherOperators,
+    before_node,
+    gradients,
+    note_arrivals,
+    plain_program,
+    planned_backward,
+)
 from tacit.losses.record_losses import losses_of
 from tacit.pytrees import Tree, call_model, device_of, tensors_of
 
@@ -107,7 +116,7 @@ class BookKeeping:
             return gradients_alone(task, inputs, targets)
         known = self._known(task, inputs, targets)
         rewrites = [plan.rewrites for plan in known.values()]
-        start = Start(inputs, task.model, frozenset().union(*rewrites) if known else None)
+        start = State(inputs, task.model, frozenset().union(*rewrites) if known else None)
         if known and not any(plan.dynamic for plan in known.values()):
             fused = any(plan.fused_functions for plan in known.values())
             losses, graph, signature = planned_program(task, inputs, targets, fused)
@@ -118,6 +127,8 @@ class BookKeeping:
                 except NotFinite:
                     start.restore()
                     return gradients_alone(task, inputs, targets)
+                except OtherOperators:  # Python took another way in the backward pass
+                    pass
             start.restore()
         planned = planned_pass(task, inputs, targets, num_records)
         plan = planned.plan
@@ -126,8 +137,14 @@ class BookKeeping:
         if plan.alone:
             self._say_alone(task.model, plan.alone)
         else:
-            with suppress(NotFinite):
+            try:
                 return record_gradients(plan, planned.graph, planned.losses, task)
+            except OtherOperators:
+                why = "Python code in the backward pass does something else each time it runs"
+                known[plan.signature] = replace(plan, alone=why)
+                self._say_alone(task.model, why)
+            except NotFinite:
+                pass
         start.restore()
         return gradients_alone(task, inputs, targets)
 
@@ -155,7 +172,7 @@ def planned_program(
     """The losses, their graph, and the signature by which the plan of such a pass is known."""
     with Operators(tensors_of((inputs, targets))) as operators:
         losses = run_program(task.model, task.loss, inputs, targets, fused_functions)
-    graph = Graph(losses)
+    graph = Graph(losses, operators)
     return losses, graph, (operators.signature, graph.signature())
 
 
@@ -178,7 +195,8 @@ def record_gradients(
     """Each parameter's per-record gradients of the mean over a record's views."""
     total = losses.sum() if task.views == 1 else losses.sum() / task.views
     # A checkpointed block runs again in the backward pass, and must run as it did before.
-    with full_precision(losses.device), plain_program(plan.fused_functions):
+    back = planned_backward(graph.operators, plan.in_python)
+    with full_precision(losses.device), plain_program(plan.fused_functions), back:
         uses = _uses(plan, graph, total)
         with torch.no_grad():
             found = _by_parameter(graph, uses, task)
@@ -209,6 +227,8 @@ def _uses(plan: Plan, graph: Graph, total: Tensor) -> list[tuple[Site, list[Use]
     # Where a node runs too, because the pass goes on behind it, `grad` gives its cotangent from
     # before the hooks of the user (`tensor.register_hook`); the node has seen it after them.
     cotangents |= {node: tuple(arrived) for node, arrived in ran.items()}
+    for index, each in cotangents.items():
+        note_arrivals(index, each)
     uses = []
     for site in plan.sites:
         those = []

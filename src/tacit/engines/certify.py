@@ -4,52 +4,58 @@ A query comes here with its logical batch, before steps 1, 8, 64 … and at leas
 verdict does not depend on engine or piece size. Later plans, made for the shapes that run, are
 refused by the same verdict.
 
-Whether a model remembers is asked twice. A second pass under shadow memory, in which what is left
-of the first belongs to a record of its own, proves that nothing of it reaches the losses: a model
-may keep a note, and may not read it. Numbers that Python keeps (a count, a float) have no labels,
-so a record is also asked again after others have passed, and must get the same answer.
+Three things are asked.
 
-Nor has a record's place in the batch a label, or the number of records, or what a program reads
-behind the dispatcher's back (in a thread, in a compiled extension). So records are asked in another
-order and in other company, in float64 where the model runs in it, and with random draws that are
-the same for all.
+- *Proof*, before the first step: records stay apart, and nothing that a pass has left behind is in
+  the losses of a later one (`plan`). Not asked again: every step runs the operators that were
+  certified, on operands that are told apart by what they hold of records, or is planned anew.
+- *Exactness*, before steps 1 and 8: the rules' gradients and norms are autograd's. Again at step 8
+  because weights that begin at zero hide what lies behind them.
+- *Answers*, every time: what has no labels. Those are a record's place in the batch, the number of
+  records, what a program reads behind the dispatcher's back (in a thread, in a compiled extension)
+  and numbers that Python keeps from pass to pass. So records are asked beside others, beside
+  themselves and again, in float64 where the model runs in it, with random draws that are the same
+  for all. Three records are enough: that they do not mix is proved already.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tacit.batch import Batch
 from tacit.checks import refuse_mixing
-from tacit.checks.certificate import (
-    Certificate,
-    Event,
-    require_apart,
-    require_no_memory,
-    require_nothing_written,
-)
+from tacit.checks.certificate import require_apart, require_no_memory, require_nothing_written
+from tacit.checks.side_effects import current_watch
 from tacit.engines.book_keeping import NotFinite, planned_pass, record_gradients, run_program
-from tacit.engines.draws import GENERATORS, Draws, NoDropout, OwnDraws, SteadyDraws
+from tacit.engines.draws import State, SteadyDraws
 from tacit.engines.gradients import Scale
-from tacit.engines.plan import Planned, make_plan
+from tacit.engines.plan import Plan, Planned, make_plan
 from tacit.engines.precision import no_autocast, wide
-from tacit.engines.shadow import Shadow
 from tacit.engines.task import Task
-from tacit.engines.torch_internals import gradients, has_gradient_hooks, plain_program, swapped
+from tacit.engines.torch_internals import (
+    Operators,
+    OtherOperators,
+    gradients,
+    has_gradient_hooks,
+    plain_program,
+    swapped,
+)
 from tacit.errors import MixesRecords, UnsupportedModule
 from tacit.pytrees import Tree, device_of, map_tensors, num_rows, take_rows, tensors_of
 from tacit.tensor_float import all_digits
 
-_RECORDS = 16  # so that a model that mixes only larger batches is found at every piece size
-_COMPARED = 3  # records whose gradients are compared with autograd's
+_RECORDS = 8  # so that a model that mixes only larger batches is found at every piece size
+_MOST_IN_SETS = 16
+_ASKED = 3  # records whose answers are compared
 _MOST_ROWS = 4096  # of a batch whose losses are compared with those of a few
+_LAST_EXACT = 8  # the last step before which gradients are compared with autograd's
 
 
 def certify(task: Task, batch: Batch, seen: Callable[[Tree], Tree], *, alone: int = 0) -> bool:
@@ -63,100 +69,42 @@ def certify(task: Task, batch: Batch, seen: Callable[[Tree], Tree], *, alone: in
         refuse_mixing(task.model)  # by name, where it is known
     with all_digits():  # answers are compared, and TensorFloat-32 keeps ten bits of them
         try:
-            return _certify(task, batch, _RECORDS, seen, alone)
+            return _certify(task, batch, min(max(_RECORDS, 2 * alone), _MOST_IN_SETS), seen, alone)
         except torch.OutOfMemoryError:
             return _certify(task, batch, 2, seen, alone)
 
 
 def _certify(task: Task, batch: Batch, most: int, seen: Callable[[Tree], Tree], alone: int) -> bool:
     inputs, targets = sample(batch, most)
-    count = num_rows(inputs)
-    if count == 0:
+    if num_rows(inputs) == 0:
         return False
-    state = _State(task.model, inputs)
-    plain = replace(task.flat(), views=1, active={})
+    watch, state = current_watch(task.model), State(inputs, task.model)
+    _require_known_gradients(task, bool(alone))
     try:
-        _require_known_gradients(task, bool(alone))
-        state.restore()
-        inputs = seen(inputs)
+        records = seen(inputs), targets
+        asked = _Asked(replace(task.flat(), views=1, active={}), state)
         if alone:
-            one = take_rows(inputs, slice(alone)), take_rows(targets, slice(alone))
-            _require_no_memory_alone(plain, one, state)
-            other = slice(-alone, None)
-            others = take_rows(inputs, other), take_rows(targets, other)
-            _require_same_again(plain, one, others, state)
+            one, other = (take_rows(records, rows) for rows in (slice(alone), slice(-alone, None)))
+            asked.require_no_memory_alone(one)
+            asked.require_same_answers(one, other, alone=True)
             if alone > 1:
-                _require_no_memory_of_one(plain, inputs, targets, state)
+                asked.require_no_memory_of_one(take_rows(records, slice(1)))
             return True
-        state.restore()
-        planned = planned_pass(plain, inputs, targets, count)
-        plan = planned.plan
-        require_apart(plan.certificate, task.model)
-        proved = plan.certificate.proves and not plan.alone
-        if proved:
-            _require_exact(planned, plain)
-        shadow = planned.without_results()
-        if plan.certificate.proves:
-            state.restore()
-            again = _second_pass(plain, (inputs, targets), count, shadow)
-            _require_unread(again, shadow.kept(), task.model)
-        half = slice((count + 1) // 2, None) if count > 1 else slice(None)
-        others = take_rows(inputs, half), take_rows(targets, half)
-        _require_same_again(plain, (inputs, targets), others, state)
-        if proved:
-            _require_any_company(plain, inputs, targets, state)
-            _require_any_size(plain, batch, seen, state)
-        if count > 1:
-            _require_no_memory_of_one(plain, inputs, targets, state)
+        if watch.steps == 0:
+            watch.proved = asked.require_proof(records)
+        elif watch.proved and watch.steps < _LAST_EXACT:
+            asked.require_exact(take_rows(records, slice(2)))
+        few = take_rows(records, slice(_ASKED))
+        last = num_rows(few[0]) - 1
+        pair = take_rows(few, torch.full((2,), last, device=device_of(inputs)))
+        asked.require_same_answers(few, pair, alone=not watch.proved)
+        if watch.proved:
+            asked.require_any_size(batch, seen)
+        if watch.steps == 0:
+            asked.require_no_memory_of_one(take_rows(records, slice(1)))
     finally:
-        state.restore()
-        state.restore_attributes()
+        state.restore_all()
     return True
-
-
-class _State:
-    """What a check must leave as it was: generators, buffers and the modules' attributes."""
-
-    def __init__(self, model: nn.Module, inputs: Tree) -> None:
-        self.draws = Draws(inputs)
-        self._buffers = [(buffer.detach(), buffer.detach().clone()) for buffer in model.buffers()]
-        # A scripted module keeps everything outside of Python.
-        modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
-        self._attributes = [(module, dict(vars(module))) for module in modules]
-        self._tables = [(module._buffers, dict(module._buffers)) for module in modules]
-        own = [v for _, held in self._attributes for v in held.values()]
-        self._own_draws = [OwnDraws(v) for v in own if isinstance(v, GENERATORS)]
-
-    def restore(self, buffers: bool = True) -> None:
-        """Draws and buffers, so that the next pass begins as the first did."""
-        self.draws.restore()
-        for own in self._own_draws:
-            own.restore()
-        with torch.no_grad():
-            for buffer, before in self._buffers if buffers else ():
-                if not torch.equal(buffer, before):  # a write would spoil the caller's own graphs
-                    buffer.copy_(before)
-
-    def drew(self) -> bool:
-        """Whether any generator has drawn: what nothing makes steady cannot be compared."""
-        own = any(draws.moved() for draws in self._own_draws)
-        return own or self.draws.moved() or self.draws.moved_in_python()
-
-    def attributes_changed(self) -> bool:
-        return any(
-            vars(module).keys() != held.keys()
-            or any(vars(module)[name] is not value for name, value in held.items())
-            for module, held in self._attributes
-        )
-
-    def restore_attributes(self) -> None:
-        """Not before every pass: what a model keeps there is what is looked for."""
-        for module, held in self._attributes:
-            vars(module).clear()
-            vars(module).update(held)
-        for table, buffers in self._tables:
-            table.clear()
-            table.update(buffers)
 
 
 def _require_known_gradients(task: Task, alone: bool) -> None:
@@ -190,100 +138,248 @@ def sample(batch: Batch, most: int = _RECORDS) -> tuple[Tree, Tree]:
     return whole.inputs, whole.targets
 
 
-def _second_pass(
-    task: Task, records: tuple[Tree, Tree], num_records: int, earlier: Shadow
-) -> Certificate:
-    """The same pass in new memory, with what is left of the earlier one as a record of its own."""
-    inputs, targets = map_tensors(torch.clone, records)
-
-    def run() -> Tensor:
-        losses = run_program(task.model, task.loss, inputs, targets)
-        return losses.sum().reshape(1) if num_records == 1 else losses
-
-    private = (inputs, targets)
-    made = make_plan(task.model, run, private, task.parameters, num_records, earlier)
-    return made.plan.certificate
+Records = tuple[Tree, Tree]
 
 
-def _require_unread(again: Certificate, kept: Sequence[Event], model: nn.Module) -> None:
-    if again.meets and not again.alone:
-        require_no_memory(kept[0] if kept else again.meets[0], model)
+@dataclass(frozen=True)
+class _Asked:
+    """A model and its loss, and the state in which every pass over records begins."""
 
+    task: Task
+    state: State
 
-def _require_no_memory_alone(task: Task, records: tuple[Tree, Tree], state: _State) -> None:
-    """Asked of the rows of one record, or of one set."""
-    inputs, targets = records
+    # --- proofs -----------------------------------------------------------------------------------
 
-    def run() -> Tensor:
-        return run_program(task.model, task.loss, inputs, targets).sum().reshape(1)
+    def require_proof(self, records: Records) -> bool:
+        """Whether records are proved to stay apart in a batch; else each of them runs alone."""
+        plan = self.require_exact(records)
+        if plan.certificate.proves:
+            self._require_unread(records)
+        return plan.certificate.proves and not plan.alone
 
-    state.restore()
-    planned = make_plan(task.model, run, (inputs, targets), task.parameters, 1)
-    certificate = planned.plan.certificate
-    require_nothing_written(certificate, task.model)
-    shadow = planned.without_results()
-    if certificate.alone or certificate.meets:
-        return
-    state.restore()
-    _require_unread(_second_pass(task, records, 1, shadow), shadow.kept(), task.model)
+    def require_exact(self, records: Records) -> Plan:
+        """A pass under shadow memory, in which records stay apart and gradients are autograd's."""
+        self.state.restore_entries()
+        planned = planned_pass(self.task, *records, num_rows(records[0]))
+        require_apart(planned.plan.certificate, self.task.model)
+        if planned.plan.certificate.proves and not planned.plan.alone:
+            self._compare_gradients(planned)
+        return planned.plan
 
+    def require_no_memory_alone(self, records: Records) -> None:
+        """Asked of the rows of one record, or of one set: they count as one."""
+        certificate = self._forward(records, 1)
+        require_nothing_written(certificate, self.task.model)
+        if not certificate.alone and not certificate.meets:
+            self._require_unread(records, 1)
 
-def _require_no_memory_of_one(task: Task, inputs: Tree, targets: Tree, state: _State) -> None:
-    """A model may take another way with one row; where it cannot run with one, it does not."""
-    one = take_rows(inputs, slice(1)), take_rows(targets, slice(1))
-    try:
-        _require_no_memory_alone(task, one, state)
-    except MixesRecords:
-        raise
-    except Exception:
-        return
+    def require_no_memory_of_one(self, record: Records) -> None:
+        """A model may take another way with one row; where it cannot run with one, it does not."""
+        try:
+            self.require_no_memory_alone(record)
+        except MixesRecords:
+            raise
+        except Exception:
+            return
 
+    def _require_unread(self, records: Records, num_records: int | None = None) -> None:
+        """What earlier passes have left behind does not reach the losses of a pass in new memory.
 
-def _require_same_again(
-    task: Task, records: tuple[Tree, Tree], others: tuple[Tree, Tree], state: _State
-) -> None:
-    """The same records, after others have passed, have the same losses and gradients.
+        Told by whole storages at first, at no cost, and by labels where those cannot tell.
+        """
+        self.state.restore_entries()
+        inputs, targets = map_tensors(torch.clone, records)
+        with Operators(tensors_of((inputs, targets))) as operators:
+            losses = run_program(self.task.model, self.task.loss, inputs, targets)
+        if not operators.has_left_behind(losses):
+            return
+        del losses
+        again = self._forward(map_tensors(torch.clone, records), num_records)
+        if again.meets and not again.alone:
+            require_no_memory((*again.remembers, *again.meets)[0], self.task.model)
 
-    Where a model keeps something in an attribute, that is asked of the model as it was before all
-    checks too, both ways round: a scale that is set once, or the largest number so far, was of
-    these records.
-    """
+    def _forward(self, records: Records, num_records: int | None = None) -> Any:
+        """The certificate of a forward pass; with one record, of all rows together."""
+        task = self.task
+        self.state.restore_entries()
 
-    def ask(inputs: Tree, targets: Tree, buffers: bool = True) -> list[Tensor]:
-        state.restore(buffers)
-        losses = run_program(task.model, task.loss, inputs, targets)
-        return _with_gradients(task, losses, losses.sum())
+        def run() -> Tensor:
+            losses = run_program(task.model, task.loss, *records)
+            return losses.sum().reshape(1) if num_records == 1 else losses
 
-    def same(before: list[Tensor], after: list[Tensor]) -> bool:
+        count = num_records or num_rows(records[0])
+        planned = make_plan(task.model, run, records, task.parameters, count, backward=False)
+        return planned.plan.certificate
+
+    def _compare_gradients(self, planned: Planned) -> None:
+        """The rules' gradients of two records are autograd's, and their norms are not below.
+
+        One record after the other: a hook may scale each cotangent to norm one, so that sums with
+        other weights than 0 and 1 are not those of the step.
+        """
+        plan, losses, task = planned.plan, planned.losses, self.task
+        try:
+            found = record_gradients(plan, planned.graph, losses, task)
+        except (NotFinite, OtherOperators):  # which an engine runs record by record
+            return
+        tolerance = _tolerance(task, losses)
+        for pick in torch.eye(plan.num_records, device=losses.device)[[0, -1]]:
+            grads: tuple[Tensor | None, ...] = (None,) * len(task.parameters)
+            if losses.requires_grad:
+                with plain_program():
+                    weights = list(task.parameters.values())
+                    grads = gradients([losses], weights, [pick.to(losses.dtype)])
+            exact = error = bound = 0.0
+            for (name, parameter), grad in zip(task.parameters.items(), grads, strict=True):
+                got = torch.zeros(parameter.shape, device=losses.device)
+                true = got if grad is None else wide(grad.to_dense().detach())
+                if name in found:
+                    got = found[name].total(Scale(pick)).reshape(parameter.shape)
+                    bound += float(wide(found[name].squares())[pick.bool()])
+                exact += _square(true)
+                error += _square(got - true)
+            if not exact < 1e36:  # not finite, or so long that it is left out
+                continue
+            off = error**0.5 > tolerance * exact**0.5 + 1e-9
+            if off or bound**0.5 < exact**0.5 * (1 - tolerance) - 1e-9:
+                raise UnsupportedModule(
+                    f"the per-record gradients of {type(task.model).__name__} are off by "
+                    f"{error**0.5 / max(exact**0.5, 1e-30):.1e} of their norm. Is a rule of "
+                    "tacit.gradient_rule wrong, or does the model draw from a generator of its "
+                    "own? engine=tacit.PerRecord() runs each record alone"
+                )
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def require_same_answers(self, some: Records, others: Records, alone: bool) -> None:
+        """The same records have the same losses and gradients, later and beside any others.
+
+        `others` are copies of the last record of `some`, or, for an engine that runs records
+        `alone`, any. In float64, unless a model insists on its own type.
+        """
+        try:
+            self._compare(some, others, alone, double=not alone)
+        except (MixesRecords, torch.OutOfMemoryError):
+            raise
+        except Exception:
+            if alone:
+                raise
+            self.state.restore_all()
+            self._compare(some, others, alone, double=False)
+
+    def _compare(self, some: Records, others: Records, alone: bool, double: bool) -> None:
         # The same operators on the same numbers: only the order of a GPU's additions may differ.
-        return _same(before, after, _tolerance(task, before[0]) / 50)
+        again = 1e-7 if double else _tolerance(self.task, tensors_of(some)[0]) / 50
+        first, other = self._ask(some, alone, double), self._ask(others, alone, double)
+        comparable = not alone and not self.state.drew()
+        if not _same(first, self._ask(some, alone, double), again):
+            require_no_memory(None, self.task.model)
+        if alone and self.state.attributes_changed():
+            self._compare_from_the_first(some, others, again)
+        if not comparable:
+            return
+        last = [first[0][-1:].repeat(2), *first[1:]]
+        if _same(last, other, 1e-5 if double else 10 * again):
+            return
+        rows = torch.arange(num_rows(some[0]), device=device_of(some)).roll(1)
+        turned = self._ask(take_rows(some, rows), alone, double)
+        by_place = not _same([first[0].roll(1)], turned[:1], 1e-5 if double else 10 * again)
+        depends, instead = _ON_PLACE if by_place else _ON_NUMBER
+        raise MixesRecords(
+            f"what {type(self.task.model).__name__} (or its loss) gives for a record depends on "
+            f"{depends} {instead}, or name engine=tacit.PerRecord(), which runs each record alone"
+        )
 
-    def same_from_the_first(one: tuple[Tree, Tree], other: tuple[Tree, Tree]) -> bool:
-        state.restore_attributes()
-        before = ask(*one)
-        for buffers in (True, False):  # a cache that is filled once goes with its attribute
-            state.restore_attributes()
-            ask(*other)
-            if same(before, ask(*one, buffers=buffers)):
-                return True
-        return False
+    def _compare_from_the_first(self, some: Records, others: Records, tolerance: float) -> None:
+        """Of the model as it was before all checks, both ways round.
 
-    before, _, after = ask(*records), ask(*others), ask(*records)
-    steady = same(before, after)
-    if state.attributes_changed():
-        steady = steady and same_from_the_first(records, others)
-        steady = steady and same_from_the_first(others, records)
-    if not steady:
-        require_no_memory(None, task.model)
+        A scale that is set once, or the largest number so far, was of the first records.
+        """
+        for one, other in ((some, others), (others, some)):
+            self.state.restore_all()
+            before = self._ask(one, True)
+            for buffers in (True, False):  # a cache that is filled once goes with its attribute
+                self.state.restore_all()
+                self._ask(other, True)
+                if _same(before, self._ask(one, True, buffers=buffers), tolerance):
+                    break
+            else:
+                require_no_memory(None, self.task.model)
+
+    def _ask(
+        self, records: Records, alone: bool, double: bool = False, buffers: bool = True
+    ) -> list[Tensor]:
+        """The losses, and the gradient of their sum or of the last one."""
+        self.state.restore_entries() if buffers else self.state.restore_draws()
+        with _in_double(self.task, records) if double else _as_it_is(self.task, records) as asked:
+            task, records = asked
+            with SteadyDraws():
+                losses = run_program(task.model, task.loss, *records)
+                of = losses.sum() if alone else losses[-1]
+                if not of.requires_grad:
+                    return [losses.detach()]
+                with plain_program():  # a checkpointed block runs again, and must run as before
+                    parameters = list(task.parameters.values())
+                    grads = gradients([of], parameters, [torch.ones_like(of)], retain_graph=False)
+        return [losses.detach(), *(g.to_dense().flatten() for g in grads if g is not None)]
+
+    def require_any_size(self, batch: Batch, seen: Callable[[Tree], Tree]) -> None:
+        """The first records have the same losses in a whole batch, whatever its size."""
+        most = min(len(batch), batch.max_physical or _MOST_ROWS, _MOST_ROWS)
+        if most <= _RECORDS:
+            return
+        self.state.restore_draws()
+        inputs, targets = sample(batch.first(most), most)
+        records = seen(inputs), targets
+        answers: list[list[Tensor]] = []
+        for some in (records, take_rows(records, slice(_ASKED))):
+            self.state.restore_entries()
+            with SteadyDraws():
+                losses = run_program(self.task.model, self.task.loss, *some)
+            if self.state.drew():
+                return
+            answers.append([losses[:_ASKED].detach()])
+        if not _same(answers[0], answers[1], 10 * _tolerance(self.task, answers[0][0])):
+            raise MixesRecords(
+                f"what {type(self.task.model).__name__} (or its loss) gives for a record among "
+                f"{most} is not what it gives among {_ASKED}, so it depends on the number of "
+                "records, which is private. Use a constant in the place of the batch's length, or "
+                "name engine=tacit.PerRecord(), which runs each record alone"
+            )
 
 
-def _with_gradients(task: Task, losses: Tensor, of: Tensor) -> list[Tensor]:
-    if not of.requires_grad:
-        return [losses.detach()]
-    with plain_program():  # a checkpointed block runs again, and must run as before
-        parameters = list(task.parameters.values())
-        grads = gradients([of], parameters, [torch.ones_like(of)], retain_graph=False)
-    return [losses.detach(), *(g.to_dense().flatten() for g in grads if g is not None)]
+_ON_PLACE = (
+    "the record's place in the batch, which changes when another record comes or goes.",
+    "Are positions added along the dimension of the records? Use the dimension of time "
+    "(batch_first)",
+)
+_ON_NUMBER = (
+    "how many records are beside it, a number that is private, or on what they hold.",
+    "Use a constant in the place of the batch's length",
+)
+
+
+@contextmanager
+def _in_double(task: Task, records: Records) -> Iterator[tuple[Task, Records]]:
+    """The same question with float64 weights, buffers and records."""
+
+    def double(tensor: Tensor) -> Tensor:
+        return tensor.double() if tensor.is_floating_point() else tensor
+
+    model = task.model
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    copies = {
+        name: double(t.detach()).clone().requires_grad_(t.requires_grad)
+        for name, t in named.items()
+    }
+    parameters: Any = {name: copies[name] for name in task.parameters}
+    with swapped(model, copies), no_autocast(device_of(records)):
+        yield replace(task, parameters=parameters), map_tensors(double, records)
+
+
+@contextmanager
+def _as_it_is(task: Task, records: Records) -> Iterator[tuple[Task, Records]]:
+    yield task, records
 
 
 def _same(one: list[Tensor], other: list[Tensor], tolerance: float) -> bool:
@@ -305,163 +401,6 @@ def _same(one: list[Tensor], other: list[Tensor], tolerance: float) -> bool:
 
 def _square(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
-
-
-def _require_exact(planned: Planned, task: Task) -> None:
-    """The rules' gradients of each record are autograd's, and their norms are not below."""
-    plan, graph, losses = planned.plan, planned.graph, planned.losses
-    try:
-        found = record_gradients(plan, graph, losses, task)
-    except NotFinite:
-        return
-    parameters = list(task.parameters.values())
-    for record in range(min(plan.num_records, _COMPARED)):
-        pick = torch.zeros(plan.num_records, device=losses.device)
-        pick[record] = 1.0
-        grads: tuple[Tensor | None, ...] = (None,) * len(parameters)
-        if losses.requires_grad:
-            with plain_program():
-                grads = gradients([losses], parameters, [pick.to(losses.dtype)])
-        exact, error, bound = 0.0, 0.0, 0.0
-        for name, grad in zip(task.parameters, grads, strict=True):
-            shape = task.parameters[name].shape
-            got = torch.zeros(shape, device=losses.device)
-            true = got if grad is None else wide(grad.to_dense().detach())
-            if name in found:
-                got = found[name].total(Scale(pick)).reshape(shape)
-                bound += float(wide(found[name].squares())[record])
-            exact += _square(true)
-            error += _square(got - true)
-        if not exact < 1e36:  # not finite, or so long that it is left out
-            continue
-        tolerance = _tolerance(task, losses)
-        off = error**0.5 > tolerance * exact**0.5 + 1e-9
-        if off or bound**0.5 < exact**0.5 * (1 - tolerance) - 1e-9:
-            raise UnsupportedModule(
-                f"the per-record gradients of {type(task.model).__name__} are off by "
-                f"{error**0.5 / max(exact**0.5, 1e-30):.1e} of their norm. Is a rule of "
-                "tacit.gradient_rule wrong, or does the model draw from a generator of its own? "
-                "engine=tacit.PerRecord() runs each record alone"
-            )
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """The losses of some rows, and the gradient of one of them."""
-
-    losses: Tensor
-    gradient: list[Tensor]
-
-
-def _require_any_company(task: Task, inputs: Tree, targets: Tree, state: _State) -> None:
-    """A record's loss and gradient are the same in every place, and beside any others.
-
-    The records are asked once in order and once turned by one place; the last one is also asked
-    beside a copy of itself. A model that draws what cannot be made steady has no answer to compare.
-    """
-    try:
-        _compare_company(task, inputs, targets, state, 1e-5, _in_double)
-    except (MixesRecords, torch.OutOfMemoryError):
-        raise
-    except Exception:  # a model that insists on its own type
-        tolerance = _tolerance(task, tensors_of(inputs)[0]) / 5
-        _compare_company(task, inputs, targets, state, tolerance, _as_it_is)
-
-
-def _compare_company(
-    task: Task, inputs: Tree, targets: Tree, state: _State, tolerance: float, how: _Precision
-) -> None:
-    def ask(rows: Tensor, place: int) -> _Answer | None:
-        state.restore()
-        x, y = take_rows((inputs, targets), rows)
-        with how(task, x, y) as (asked, x, y), NoDropout(), SteadyDraws():
-            losses = run_program(asked.model, asked.loss, x, y)
-            if state.drew() or not losses.requires_grad:
-                return None
-            _, *gradient = _with_gradients(asked, losses, losses[place])
-        return _Answer(losses.detach(), gradient)
-
-    every = torch.arange(num_rows(inputs), device=device_of(inputs))
-    whole, turned = ask(every, len(every) - 1), ask(every.roll(1), 0)
-    pair = ask(every[-1:].repeat(2), 0)
-    if whole is None or turned is None or pair is None:
-        return
-    kind = type(task.model).__name__
-    if not _same(
-        [whole.losses.roll(1), *whole.gradient], [turned.losses, *turned.gradient], tolerance
-    ):
-        raise MixesRecords(
-            f"what {kind} (or its loss) gives for a record depends on the record's place in the "
-            "batch, which changes when another record comes or goes. Are positions added along "
-            "the dimension of the records? Use the dimension of time (batch_first), or name "
-            "engine=tacit.PerRecord(), which runs each record alone"
-        )
-    last = whole.losses[-1:].repeat(2)
-    if not _same([last, *whole.gradient], [pair.losses, *pair.gradient], tolerance):
-        raise MixesRecords(
-            f"what {kind} (or its loss) gives for a record depends on how many records are beside "
-            "it, a number that is private, or on what they hold. Use a constant in the place of "
-            "the batch's length, or name engine=tacit.PerRecord(), which runs each record alone"
-        )
-
-
-@contextmanager
-def _in_double(task: Task, inputs: Tree, targets: Tree) -> Iterator[tuple[Task, Tree, Tree]]:
-    """The same question with float64 weights, buffers and records."""
-
-    def double(tensor: Tensor) -> Tensor:
-        return tensor.double() if tensor.is_floating_point() else tensor
-
-    model = task.model
-    named = dict(model.named_parameters()) | dict(model.named_buffers())
-    copies = {
-        name: double(t.detach()).clone().requires_grad_(t.requires_grad)
-        for name, t in named.items()
-    }
-    parameters: Any = {name: copies[name] for name in task.parameters}
-    with swapped(model, copies), no_autocast(device_of(inputs)):
-        yield (
-            replace(task, parameters=parameters),
-            map_tensors(double, inputs),
-            map_tensors(double, targets),
-        )
-
-
-@contextmanager
-def _as_it_is(task: Task, inputs: Tree, targets: Tree) -> Iterator[tuple[Task, Tree, Tree]]:
-    yield task, inputs, targets
-
-
-_Precision = Callable[[Task, Tree, Tree], AbstractContextManager[tuple[Task, Tree, Tree]]]
-
-
-def _require_any_size(
-    task: Task, batch: Batch, seen: Callable[[Tree], Tree], state: _State
-) -> None:
-    """The first records have the same losses in a whole batch: a branch on its size is found."""
-    most = min(len(batch), batch.max_physical or _MOST_ROWS, _MOST_ROWS)
-    if most <= _RECORDS:
-        return
-    state.restore()
-    inputs, targets = sample(batch.first(most), most)
-    inputs = seen(inputs)
-    few = slice(_RECORDS)
-    answers = []
-    for x, y in ((inputs, targets), (take_rows(inputs, few), take_rows(targets, few))):
-        state.restore()
-        with NoDropout(), SteadyDraws():
-            losses = run_program(task.model, task.loss, x, y)
-        if state.drew():
-            return
-        answers.append([losses[few].detach()])
-    whole, alone = answers
-    if not _same(whole, alone, 10 * _tolerance(task, whole[0])):
-        raise MixesRecords(
-            f"what {type(task.model).__name__} (or its loss) gives for a record among {most} is "
-            f"not what it gives among {_RECORDS}, so it depends on the number of records, which is "
-            "private. Use a constant in the place of the batch's length, or name "
-            "engine=tacit.PerRecord(), which runs each record alone"
-        )
 
 
 def _tolerance(task: Task, losses: Tensor) -> float:

@@ -5,137 +5,109 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.checks.side_effects import allowed_writes
+from tacit.checks.views import same_tensors
 from tacit.pytrees import Tree, device_of
 
 T = TypeVar("T")
 
 
-class Draws:
-    """The generators' states now; `restore` makes them draw the same numbers again."""
+class State:
+    """The generators' states and a model's buffers and attributes now, to be taken back later.
 
-    def __init__(self, inputs: Tree) -> None:
-        device = device_of(inputs)
-        self._torch = torch.get_rng_state()
-        self._device = device
-        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        self._python = random.getstate()
-        self._numpy = np.random.get_state(legacy=False)
-
-    def moved(self) -> bool:
-        """Whether PyTorch's generators have drawn since."""
-        if self._cuda is not None and not torch.equal(
-            self._cuda, torch.cuda.get_rng_state(self._device)
-        ):
-            return True
-        return not torch.equal(self._torch, torch.get_rng_state())
-
-    def moved_in_python(self) -> bool:
-        """Whether Python's or NumPy's generator has drawn since: nothing makes them steady."""
-        numpy = repr(np.random.get_state(legacy=False)) != repr(self._numpy)
-        return numpy or random.getstate() != self._python
-
-    def restore(self) -> None:
-        torch.set_rng_state(self._torch)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-
-
-GENERATORS = torch.Generator, np.random.Generator, random.Random
-
-
-class OwnDraws:
-    """The state of a generator that a model holds, as `Draws` has those of the process."""
-
-    def __init__(self, generator: Any) -> None:
-        self._generator, self._before = generator, self._state(generator)
-
-    def moved(self) -> bool:
-        now = self._state(self._generator)
-        if isinstance(now, Tensor):
-            return not torch.equal(now, self._before)
-        return repr(now) != repr(self._before)
-
-    def restore(self) -> None:
-        if isinstance(self._generator, torch.Generator):
-            self._generator.set_state(self._before)
-        elif isinstance(self._generator, random.Random):
-            self._generator.setstate(self._before)
-        else:
-            self._generator.bit_generator.state = self._before
-
-    @staticmethod
-    def _state(generator: Any) -> Any:
-        if isinstance(generator, torch.Generator):
-            return generator.get_state()
-        if isinstance(generator, random.Random):
-            return generator.getstate()
-        return copy.deepcopy(generator.bit_generator.state)
-
-
-class Buffers:
-    """A model's buffers now; `restore` takes back what passes have written since.
-
-    Spectral normalisation moves its buffers in every pass, from its weights alone. A pass that is
-    run twice must begin both times from the same ones. With `names`, only those are kept. A module
-    whose buffers are taken back gets its attributes back too: one of them may say that a cache is
-    filled.
+    Generators are those of the process, for the device of `inputs`, and those that modules hold;
+    without inputs there are none. With `names`, only the modules that hold these buffers are kept.
+    Spectral normalisation moves its buffers in every pass, from its weights alone, so a pass that
+    is run twice must begin both times from the same ones. A module whose buffers are taken back
+    gets its attributes back too: one of them may say that a cache is filled.
     """
 
-    def __init__(self, model: nn.Module, names: frozenset[str] | None = None) -> None:
+    def __init__(
+        self,
+        inputs: Tree | None,
+        model: nn.Module | None = None,
+        names: frozenset[str] | None = None,
+    ) -> None:
+        paths = None if names is None else {name.rpartition(".")[0] for name in names}
+        modules = () if model is None or paths == set() else model.named_modules()
         self._names = names
-        modules = model.named_modules() if names is None or names else ()
         self._held = {
             path: _Held(module)
             for path, module in modules
-            if not isinstance(module, torch.jit.ScriptModule)  # which keeps them out of reach
-            if names is None or any(name.rpartition(".")[0] == path for name in names)
+            if not isinstance(module, torch.jit.ScriptModule)  # which keeps all out of reach
+            if paths is None or path in paths
         }
+        own = [v for held in self._held.values() for v in held.attributes.values()]
+        generators = [] if inputs is None else [*_of_the_process(inputs), *map(_own, own)]
+        self._draws = [(*pair, pair[0]()) for pair in generators if pair is not None]
+
+    def drew(self) -> bool:
+        """Whether any generator has drawn since."""
+        return any(not _same_state(before, get()) for get, _, before in self._draws)
 
     def changed(self) -> frozenset[str]:
         """The names of the buffers that were written since. Reads their values."""
-        found: set[str] = set()
-        for path, held in self._held.items():
-            found |= {f"{path}.{name}".lstrip(".") for name in held.written()}
+        found = {
+            f"{path}.{name}".lstrip(".")
+            for path, held in self._held.items()
+            for name in held.written()
+        }
         return frozenset(found if self._names is None else found & self._names)
 
+    def attributes_changed(self) -> bool:
+        return any(held.attributes_changed() for held in self._held.values())
+
+    def restore_draws(self) -> None:
+        for _, put, before in self._draws:
+            put(before)
+
     def restore(self, names: frozenset[str] | None = None) -> None:
-        """Take back what was written to these buffers, by default to all that have changed."""
+        """Generators, and these buffers with their modules' attributes; by default, the changed."""
+        self.restore_draws()
         for path, own in _by_module(self.changed() if names is None else names).items():
             self._held[path].restore(own)
 
+    def restore_entries(self) -> None:
+        """Generators, and what buffers hold. Not attributes: what a model keeps is looked for."""
+        self.restore_draws()
+        for held in self._held.values():
+            held.restore_entries()
+
+    def restore_all(self) -> None:
+        self.restore_entries()
+        for held in self._held.values():
+            held.restore({*held.buffers, *held.module._buffers})
+
     @contextmanager
     def as_before(self, names: frozenset[str]) -> Iterator[None]:
-        """Within it, modules that hold these buffers are as they were, with copies of the buffers.
+        """Within it, generators and modules that hold these buffers are as they were.
 
-        What is written to the copies is lost, and no tensor that a graph has saved is touched.
+        What is written to the buffers is lost, and no tensor that a graph has saved is touched.
         """
+        now = [(get, put, get()) for get, put, _ in self._draws]
         modules = [held.module for held in self._held.values()]
-        now = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
+        of_modules = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
         try:
+            self.restore_draws()
             for path, own in _by_module(names).items():
-                self._held[path].put_copies(own)
+                self._held[path].restore(own, copies=True)
             yield
         finally:
-            for module, attributes, buffers in now:
-                vars(module).clear()
-                vars(module).update(attributes)
-                module._buffers.clear()
-                module._buffers.update(buffers)
+            for _, put, state in now:
+                put(state)
+            for module, attributes, buffers in of_modules:
+                _replace(vars(module), attributes)
+                _replace(module._buffers, buffers)
 
 
 def from_one_start(passes: Iterable[T], model: nn.Module) -> Iterator[T]:
@@ -145,10 +117,10 @@ def from_one_start(passes: Iterable[T], model: nn.Module) -> Iterator[T]:
     that counts passes counts steps, and no record's gradient depends on the passes before its own.
     """
     names = allowed_writes(model)
-    start, end = Buffers(model, names), None
+    start, end = State(None, model, names), None
     for found in passes:
         yield found
-        end = Buffers(model, names)
+        end = State(None, model, names)
         start.restore(names)
     if end is not None:
         end.restore(names)
@@ -158,53 +130,58 @@ class _Held:
     """One module's attributes and buffers, with the buffers' versions and entries."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module, self._attributes = module, dict(vars(module))
-        self._buffers = dict(module._buffers)
+        self.module, self.attributes = module, dict(vars(module))
+        self.buffers = dict(module._buffers)
         self._before = {
-            name: (buffer._version, buffer.detach().clone())
-            for name, buffer in self._buffers.items()
+            name: (buffer, buffer._version, buffer.detach().clone())
+            for name, buffer in self.buffers.items()
             if buffer is not None and not is_lazy(buffer)
         }
 
     def written(self) -> list[str]:
         now = self.module._buffers
-        return [name for name in {**self._buffers, **now} if self._is_written(name, now)]
+        return [
+            name
+            for name in {**self.buffers, **now}
+            if (name in now) != (name in self.buffers)
+            or now[name] is not self.buffers[name]
+            or (name in self._before and self._is_written(*self._before[name]))
+        ]
 
-    def _is_written(self, name: str, now: dict[str, Tensor | None]) -> bool:
-        buffer = now.get(name)
-        if buffer is not self._buffers.get(name) or (name in now) != (name in self._buffers):
-            return True
-        if buffer is None or name not in self._before:
-            return False
-        version, entries = self._before[name]
-        return buffer._version != version or not same_entries(buffer, entries)
+    @staticmethod
+    def _is_written(buffer: Tensor, version: int, entries: Tensor) -> bool:
+        return buffer._version != version or not same_tensors(buffer, entries)
 
-    def restore(self, names: Sequence[str]) -> None:
-        self._put_attributes()
-        for name in names:
-            if name in self._before:
-                buffer, (_, entries) = self._buffers[name], self._before[name]
-                assert buffer is not None
+    def attributes_changed(self) -> bool:
+        now, before = vars(self.module), self.attributes
+        return now.keys() != before.keys() or any(now[n] is not v for n, v in before.items())
+
+    def restore_entries(self) -> None:
+        for buffer, _, entries in self._before.values():
+            if not same_tensors(buffer, entries):  # a write would spoil the caller's own graphs
                 buffer.detach().copy_(entries)
-            self._put(name, self._buffers.get(name))
 
-    def put_copies(self, names: Sequence[str]) -> None:
-        self._put_attributes()
+    def restore(self, names: Iterable[str], copies: bool = False) -> None:
+        _replace(vars(self.module), self.attributes)
         for name in names:
-            self._put(name, self._before[name][1].clone() if name in self._before else None)
+            held = self.buffers.get(name)
+            if name in self._before:
+                buffer, _, entries = self._before[name]
+                held = entries.clone() if copies else buffer
+                if not copies and not same_tensors(buffer, entries):
+                    buffer.detach().copy_(entries)
+            if name in self.buffers:
+                self.module._buffers[name] = held
+            else:
+                self.module._buffers.pop(name, None)
 
-    def _put_attributes(self) -> None:
-        vars(self.module).clear()
-        vars(self.module).update(self._attributes)
 
-    def _put(self, name: str, buffer: Tensor | None) -> None:
-        if name in self._buffers:
-            self.module._buffers[name] = buffer
-        else:
-            self.module._buffers.pop(name, None)
+def _replace(table: dict[str, Any], by: dict[str, Any]) -> None:
+    table.clear()
+    table.update(by)
 
 
-def _by_module(names: frozenset[str]) -> dict[str, list[str]]:
+def _by_module(names: Iterable[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in sorted(names):
         path, _, own = name.rpartition(".")
@@ -212,77 +189,57 @@ def _by_module(names: frozenset[str]) -> dict[str, list[str]]:
     return found
 
 
-class Start:
-    """Where a pass begins: the generators' states and the model's buffers, of all or some names."""
-
-    def __init__(self, inputs: Tree, model: nn.Module, names: frozenset[str] | None = None) -> None:
-        self._draws, self._buffers = Draws(inputs), Buffers(model, names)
-
-    def moved(self) -> bool:
-        """Whether PyTorch's generators have drawn since."""
-        return self._draws.moved()
-
-    def restore(self) -> None:
-        self._draws.restore()
-        self._buffers.restore()
+_Generator = tuple[Callable[[], Any], Callable[[Any], Any]]  # its state, and how to set it
 
 
-def same_entries(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape:
-        return False
-    return bool(((a == b) | ((a != a) & (b != b))).all())  # NaN equals NaN
+def _of_the_process(inputs: Tree) -> Iterator[_Generator]:
+    device = device_of(inputs)
+    yield torch.get_rng_state, torch.set_rng_state
+    yield random.getstate, random.setstate
+    yield lambda: np.random.get_state(legacy=False), np.random.set_state
+    if device.type == "cuda":
+        yield (
+            lambda: torch.cuda.get_rng_state(device),
+            lambda state: torch.cuda.set_rng_state(state, device),
+        )
 
 
-_DROPOUTS = (
-    "dropout",
-    "alpha_dropout",
-    "feature_alpha_dropout",
-    "feature_dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-)
+def _own(value: Any) -> _Generator | None:
+    """A generator that a module holds."""
+    if isinstance(value, torch.Generator):
+        return value.get_state, value.set_state
+    if isinstance(value, random.Random):
+        return value.getstate, value.setstate
+    if isinstance(value, np.random.Generator):
+        bits = value.bit_generator
+        return lambda: copy.deepcopy(bits.state), lambda state: setattr(bits, "state", state)
+    return None
 
 
-class NoDropout(TorchFunctionMode):
-    """Dropout of every kind, called as a module or as a function, is the identity."""
-
-    _functions = frozenset(
-        getattr(place, name) for place in (F, torch) for name in _DROPOUTS if hasattr(place, name)
-    )
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in self._functions:
-            return args[0] if args else kwargs["input"]
-        if func is F.scaled_dot_product_attention:
-            # Fifth of its arguments.
-            if len(args) > 4:
-                args = (*args[:4], 0.0, *args[5:])
-            else:
-                kwargs = {**kwargs, "dropout_p": 0.0}
-        return func(*args, **kwargs)
+def _same_state(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) else repr(one) == repr(other)
 
 
 class SteadyDraws(TorchDispatchMode):
     """Random numbers that are the same for every record, place and batch size.
 
-    Uniform and normal draws are a constant, coins fall on their likelier side, permutations keep
-    the order. So a model with random draws can be asked twice, in batches of other sizes. Draws of
-    other kinds are left as they are.
+    Uniform and normal draws are a constant, coins fall on one if they can (dropout keeps all),
+    permutations keep the order. So a model with random draws can be asked twice, in batches of
+    other sizes. Draws of other kinds are left as they are.
     """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        steady = None
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            steady = _STEADY.get(func.overloadpacket.__name__)
-        if steady is None:
+        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **kwargs)
+        steady = _STEADY.get(func.overloadpacket.__name__)
+        if steady is None:  # a fused kernel of attention draws by itself
+            names = [argument.name for argument in func._schema.arguments[: len(args)]]
+            pairs = zip(names, args, strict=True)
+            args = tuple(0.0 if name == "dropout_p" else value for name, value in pairs)
+            return func(*args, **kwargs | ({"dropout_p": 0.0} if "dropout_p" in kwargs else {}))
         return steady(*args, **{name: v for name, v in kwargs.items() if name != "generator"})
 
 
@@ -300,7 +257,7 @@ def _normal(mean: Any, std: Any = 1.0, size: Any = (), **options: Any) -> Tensor
 
 
 def _coin(p: Any) -> Tensor:
-    return torch.as_tensor(p) >= 0.5
+    return torch.as_tensor(p) > 0
 
 
 _STEADY: dict[str, Callable[..., Any]] = {

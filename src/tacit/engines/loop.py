@@ -6,18 +6,22 @@ comes here with operators that shadow memory or the rules do not know.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from tacit.batch import Batch
-from tacit.engines.draws import Buffers
+from tacit.checks.certificate import Event, require_no_memory
+from tacit.engines.draws import State
 from tacit.engines.gradients import RecordGradients, Stacked
 from tacit.engines.precision import wide
+from tacit.engines.shadow_events import SourceLines, operator_name
 from tacit.engines.sums import clipped, norms_of_blocks
 from tacit.engines.task import Clipped, Task
-from tacit.engines.torch_internals import gradients, uncompiled
+from tacit.engines.torch_internals import Operators, gradients, uncompiled
 from tacit.losses.record_losses import losses_of
-from tacit.pytrees import Tree, call_model, take_rows, tensors_of
+from tacit.pytrees import Tree, call_model, map_tensors, take_rows, tensors_of
 
 
 def gradients_alone(task: Task, inputs: Tree, targets: Tree) -> dict[str, RecordGradients]:
@@ -25,7 +29,7 @@ def gradients_alone(task: Task, inputs: Tree, targets: Tree) -> dict[str, Record
     num_records = len(tensors_of(inputs)[0]) // task.views
     parameters = list(task.parameters.values())
     stacks: list[list[Tensor]] = [[] for _ in parameters]
-    buffers, written = Buffers(task.model), frozenset[str]()
+    buffers, written = State(None, task.model), frozenset[str]()
     for record in range(num_records):
         written = buffers.changed() if record == 1 else written
         buffers.restore(written)  # every record meets the model as the first one did
@@ -47,11 +51,19 @@ def gradients_alone(task: Task, inputs: Tree, targets: Tree) -> dict[str, Record
 
 def _loss_alone(task: Task, inputs: Tree, targets: Tree, record: int) -> Tensor:
     """The mean over a record's views, each a batch of its own."""
-    losses = []
-    with torch.enable_grad(), uncompiled():
-        for row in range(record * task.views, (record + 1) * task.views):
-            x, y = (take_rows(tree, slice(row, row + 1)) for tree in (inputs, targets))
+    losses, read, lines = [], list[Event](), SourceLines()
+
+    def note(func: Any, _: Tensor) -> None:
+        read.append(Event(operator_name(func), lines.where()))
+
+    for row in range(record * task.views, (record + 1) * task.views):
+        # In memory of its own: what a model keeps of one record is not the next one's.
+        x, y = map_tensors(torch.clone, take_rows((inputs, targets), slice(row, row + 1)))
+        operators = Operators(tensors_of((x, y)), note)
+        with torch.enable_grad(), uncompiled(), operators:
             losses.append(losses_of(task.loss, call_model(task.model, x), y).sum())
+        if operators.has_left_behind(losses[-1]):
+            require_no_memory(read[0], task.model)
     return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
 

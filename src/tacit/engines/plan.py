@@ -33,10 +33,11 @@ from torch import Tensor, nn
 
 from tacit.checks.certificate import Certificate, Event
 from tacit.checks.side_effects import allow_writes
+from tacit.checks.views import same_tensors
 from tacit.engines.chains import Moves, moves_to_parameter, parameters_below
-from tacit.engines.draws import Buffers, Draws, same_entries
+from tacit.engines.draws import State
 from tacit.engines.rules import rule_for
-from tacit.engines.shadow import Layout, Shadow, layout
+from tacit.engines.shadow import Layout, Shadow
 from tacit.engines.shadow_labels import SEVERAL
 from tacit.engines.torch_internals import (
     Graph,
@@ -45,8 +46,10 @@ from tacit.engines.torch_internals import (
     before_node,
     gradients,
     is_python_node,
+    noted_backward,
     outside_modes,
     plain_program,
+    whole_memory,
 )
 from tacit.pytrees import Tree, call_model, num_rows, take_rows, tensors_of
 
@@ -90,6 +93,8 @@ class Plan:
     rewrites: frozenset[str] = frozenset()
     # Whether the program calls functions that `plain_program` replaces.
     fused_functions: bool = True
+    # What Python code did in the backward pass, in hooks and functions of the user's.
+    in_python: frozenset[int] = frozenset()
 
     @cached_property
     def frontier(self) -> tuple[int, ...]:
@@ -109,13 +114,6 @@ class Planned:
     plan: Plan
     losses: Tensor
     graph: Graph
-    shadow: Shadow
-
-    def without_results(self) -> Shadow:
-        """Drop the losses and the graph; what is private and alive after this was kept."""
-        shadow = self.shadow
-        del self.losses, self.graph
-        return shadow
 
 
 @dataclass
@@ -126,6 +124,7 @@ class _Pass:
     at: int | None = None
     meets: list[Event] = field(default_factory=list)
     mixed_at: dict[int, Event] = field(default_factory=dict)  # the first meeting in each node
+    in_python: set[int] = field(default_factory=set)
 
 
 def make_plan(
@@ -134,48 +133,56 @@ def make_plan(
     private: Tree,
     parameters: dict[str, nn.Parameter],
     num_records: int,
-    earlier: Shadow | None = None,
+    *,
+    backward: bool = True,
 ) -> Planned:
     """Run `run()` under shadow memory, with the rows of every tensor of `private` marked.
 
     `run` gives one loss per row; rows iK … iK + K − 1 belong to record i where there are K rows
-    per record. What is left of an `earlier` pass counts as an additional record that is in no row.
+    per record. What earlier passes have left behind counts as of several records. Without a
+    `backward` pass there are no sites.
     Buffers that are found to be written with public numbers alone may be written in this step;
     for that, `private` must be a pair of inputs and targets.
     """
-    draws = Draws(private)
-    shadow = Shadow(num_records if earlier is None else num_records + 1)
-    if earlier is not None:
-        shadow.remember(earlier)
+    start = State(private, model)
+    shadow = Shadow(num_records)
+    remembers: list[Event] = []
+
+    def left_behind(func: Any, tensor: Tensor) -> None:
+        remembers.append(shadow.event(func))
+        with outside_modes():
+            shadow.labels(whole_memory(tensor)).fill_(SEVERAL)
+
     labels: Tensor | None = None
     for tensor in tensors_of(private):
         rows = len(tensor)
         labels = _labels(rows, num_records, tensor.device)
         shadow.mark(tensor, labels)
     shadow.phase = "forward"
-    buffers = Buffers(model)
-    with shadow, Operators(tensors_of(private)) as operators, plain_program() as functions:
+    operators = Operators(tensors_of(private), left_behind)
+    with shadow, operators, plain_program() as functions:
         losses = run()
-    rewrites = buffers.changed()
+    rewrites = start.changed()
     entries = _entries(model, rewrites)
     own = _labels(len(losses), num_records, losses.device)
     found = shadow.labels(losses.detach())
     apart = bool(((found == 0) | (found == own)).all())
-    graph = Graph(losses)
+    graph = Graph(losses, operators)
     meets = () if apart else tuple(shadow.meetings) or (Event("loss", "the loss", "forward"),)
-    backward = _Pass()
-    if apart and graph.nodes:
-        backward = _backward(shadow, graph, losses, own, parameters)
+    found_back = _Pass()
+    if apart and graph.nodes and backward:
+        found_back = _backward(shadow, graph, losses, own, operators)
     certificate = Certificate(
-        meets=meets + tuple(backward.meets),
+        meets=meets + tuple(found_back.meets),
         looks=tuple(shadow.looks),
         written=_written(shadow, model),
         unknown=tuple(shadow.unknown),
         selections=tuple(shadow.selections),
         reorders=tuple(shadow.reorders),
+        remembers=tuple(remembers),
     )
     names = {id(p): name for name, p in parameters.items()}
-    sites = _frontier(graph, backward.layouts, names) if certificate.proves else ()
+    sites = _frontier(graph, found_back.layouts, names) if certificate.proves else ()
     alone = _why_alone(certificate, graph, sites)
     plan = Plan(
         certificate,
@@ -185,12 +192,13 @@ def make_plan(
         alone,
         rewrites,
         functions is None or functions.replaced,
+        frozenset(found_back.in_python),
     )
-    if rewrites and earlier is None:
-        again = _entries_again(model, rewrites, buffers, draws, private, shadow)
-        same = {n for n, b in again.items() if n in entries and same_entries(b, entries[n])}
+    if rewrites:
+        again = _entries_again(model, rewrites, start, private, shadow)
+        same = {n for n, b in again.items() if n in entries and same_tensors(b, entries[n])}
         allow_writes(model, same & _public(certificate, model, rewrites))
-    return Planned(plan, losses, graph, shadow)
+    return Planned(plan, losses, graph)
 
 
 def _labels(rows: int, num_records: int, device: torch.device) -> Tensor:
@@ -203,7 +211,7 @@ def _backward(
     graph: Graph,
     losses: Tensor,
     own: Tensor,
-    parameters: dict[str, nn.Parameter],
+    operators: Operators,
 ) -> _Pass:
     """The backward pass under shadow memory: the layout of each node's cotangents."""
     found = _Pass()
@@ -229,10 +237,11 @@ def _backward(
             close()
             found.at = index
             with outside_modes():
+                python.arrived(index, cotangents)
                 lays = [
                     None
                     if b is None or b.layout != torch.strided
-                    else layout(shadow.labels(b), shadow.num_records)
+                    else shadow.layout(b)
                     for b in cotangents
                 ]
                 found.layouts[index] = lays
@@ -267,8 +276,9 @@ def _backward(
     shadow.phase = "backward"
     shadow.on_operator = operator
     try:
-        with shadow, plain_program():
+        with shadow, plain_program(), noted_backward(operators) as python:
             gradients([losses], leaves, [ones])
+        found.in_python = python.names
     finally:
         shadow.on_operator = None
         for handle in handles:
@@ -357,25 +367,21 @@ def _has_schema(operator: str) -> bool:
 def _entries_again(
     model: nn.Module,
     names: frozenset[str],
-    buffers: Buffers,
-    draws: Draws,
+    start: State,
     private: Tree,
     shadow: Shadow,
 ) -> dict[str, Tensor]:
     """What is written by a pass over another number of rows: that number is private as well."""
-    now, rows = Draws(private), num_rows(private)
+    rows = num_rows(private)
     other = torch.arange(2 if rows > 2 else 2 * rows) % rows
-    draws.restore()
     try:
         # Under shadow memory, so that what the model keeps of this pass has labels too.
-        with buffers.as_before(names), shadow, plain_program(), torch.enable_grad():
+        with start.as_before(names), shadow, plain_program(), torch.enable_grad():
             inputs, _ = take_rows(private, other)
             call_model(model, inputs)
             return _entries(model, names)
     except Exception:  # a program that takes no other number of rows
         return {}
-    finally:
-        now.restore()
 
 
 def _entries(model: nn.Module, names: frozenset[str]) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tacit.engines.draws import Start
+from tacit.engines.draws import State
 from tacit.engines.kernels import left_to_the_compiler
 from tacit.engines.precision import full_precision
 from tacit.engines.torch_internals import compile_graph
@@ -160,10 +160,10 @@ class Recorder:
         recording.replays += 1
         if recording.replays & (recording.replays - 1) or recording.replays > 2**20:
             return recording.replay(batch)
-        start = Start(batch, step.model)
+        start = State(batch, step.model)
         expected = {name: t.clone() for name, t in step.run(batch).items()}
         # Inductor draws other random numbers than an eager pass: the traced graph draws the same.
-        check = recording.traced if start.moved() and recording.traced else recording.replay
+        check = recording.traced if start.drew() and recording.traced else recording.replay
         start.restore()
         found = check(batch)
         difference = _difference(expected, found)
@@ -196,7 +196,7 @@ class Recorder:
     def _try(self, recording: _Recording, step: Step, batch: Sequence[Tensor], how: str) -> None:
         if how in recording.failed:
             return
-        start = Start(batch, step.model)
+        start = State(batch, step.model)
         try:
             if how == "compile":
                 traced, compiled = compile_step(step, batch)

@@ -12,11 +12,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, ClassVar
+from functools import cache
+from types import FrameType
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, _vmap_internals, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributions import Distribution
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -25,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from tacit.errors import UnsupportedModule
 
+T = TypeVar("T")
 Node = Any  # torch.autograd.graph.Node
 _UNSIGNED = 1 << 63
 
@@ -32,13 +35,13 @@ _UNSIGNED = 1 << 63
 class Graph:
     """The autograd graph below some losses: nodes from the losses down to the parameters.
 
-    `signature` describes the nodes, their connections, the shapes of their cotangents and the
-    places of views. Two passes with equal signatures ran the same differentiable operators on the
-    same shapes.
+    `signature` describes the nodes, their connections and the shapes of their cotangents: which of
+    the operators that ran (`Operators`) are differentiated, and through what.
     """
 
-    def __init__(self, losses: Tensor) -> None:
+    def __init__(self, losses: Tensor, operators: Operators | None = None) -> None:
         root = losses.grad_fn
+        self.operators = operators
         self.nodes: list[Node] = _topological(root) if root is not None else []
         self.index: dict[Node, int] = {node: i for i, node in enumerate(self.nodes)}
         self.next: list[tuple[tuple[int, int] | None, ...]] = [
@@ -52,10 +55,9 @@ class Graph:
     def signature(self) -> tuple[Any, ...]:
         return tuple(
             (
-                _SAME.get(name := node.name(), name),
+                _SAME.get(node.name(), node.name()),
                 *self.next[i],
                 *(tuple(m.shape) for m in node._input_metadata),
-                *(saved(node, place) for place in _PLACES.get(name, ())),
             )
             for i, node in enumerate(self.nodes)
         )
@@ -80,13 +82,6 @@ class Graph:
         return GradientEdge(self.nodes[index], output) if variable is None else variable
 
 
-# Where a view lies: numbers of Python's, which may be drawn anew in each pass.
-_PLACES = {
-    "SelectBackward0": ("dim", "index"),
-    "SliceBackward0": ("dim", "start", "end", "step"),
-    "RollBackward0": ("dims", "shifts"),
-    "AsStridedBackward0": ("storage_offset", "stride"),
-}
 # One operator under several names, depending on whether a dispatch mode is active.
 _SAME = {"ReshapeAliasBackward0": "ViewBackward0", "UnsafeViewBackward0": "ViewBackward0"}
 
@@ -126,15 +121,23 @@ def gradients(
     dropout, or decomposed. Given tensors, `torch.autograd.grad` is itself a function that modes
     may replace, and switches them off while it runs; given edges it is not.
     """
+    ends, starts = tuple(map(_edge_of, outputs)), tuple(map(_edge_of, inputs))
+    retain_graph = retain_graph or bool(_watching)
     try:
-        return torch.autograd.grad(
-            [_edge_of(place) for place in outputs],
-            [_edge_of(place) for place in inputs],
-            list(cotangents),
-            retain_graph=retain_graph,
-            allow_unused=True,
-            is_grads_batched=batched,
-        )
+        if batched:
+            return _noted(
+                torch.autograd.grad,
+                ends,
+                starts,
+                cotangents,
+                retain_graph=retain_graph,
+                allow_unused=True,
+                is_grads_batched=True,
+            )
+        # What `torch.autograd.grad` does after a tenth of a millisecond of questions.
+        run = torch.autograd.graph._engine_run_backward
+        given = tuple(cotangents), retain_graph, False, starts
+        return _noted(run, ends, *given, allow_unreachable=True, accumulate_grad=False)
     except RuntimeError as error:
         if "use_reentrant=True" not in str(error):
             raise
@@ -214,7 +217,48 @@ def _inside(mode: TorchFunctionMode, function: Callable[..., Any]) -> Callable[.
     return call
 
 
-class Operators(TorchDispatchMode):
+# Memory that passes over records have written, or were given, and that still exists.
+_left: dict[int, StorageWeakRef] = {}
+_LEFT_BEHIND, _COTANGENT = -(1 << 40), -(1 << 41)  # names of operands, beside those of records
+
+
+class _Noted(TorchDispatchMode):
+    """Notes operators with their operands and integers, and which memory is computed from records.
+
+    That memory is *left behind* if it outlives the pass: it has one name in all later ones.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: dict[int, StorageWeakRef] = {}
+        self._reads_records = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # programs run uncompiled here anyway
+        return False
+
+    def _name_of(self, func: Any, memory: int, tensor: Tensor) -> int:
+        """The name of an operand; `_reads_records` is set if it is computed from records."""
+        raise NotImplementedError
+
+    def _note(self, func: Any, value: Any, found: list[Any]) -> None:
+        kind = type(value)
+        if kind is list or kind is tuple:
+            for inner in value:
+                self._note(func, inner, found)
+        elif isinstance(value, Tensor):
+            found.append(self._name_of(func, _memory(value), value))
+            if value.layout is torch.strided and not value.is_nested:
+                found += value.shape
+                found += value.stride()
+                found.append(value.storage_offset())
+        elif kind in _DECISIONS:
+            found.append(value)
+
+
+class Operators(_Noted):
     """Notes which operators run, in order, on which operands and with which integers.
 
     The autograd graph does not show what is done to records before a parameter meets them, or to
@@ -223,67 +267,243 @@ class Operators(TorchDispatchMode):
     is known by the operator that last wrote its memory (or the record's tensor that it is) and by
     its place there. Floats are left out: a rate or a temperature may change in every step, and
     moves no record. So are casts and copies, which autocast keeps from one pass to the next.
+
+    A program that reads what an earlier pass has left behind is another one than a program that
+    reads a public tensor in that place. `on_left_behind` is called with each such operand before
+    its operator runs.
     """
 
-    supports_higher_order_operators = True
-
-    def __init__(self, records: Sequence[Tensor]) -> None:
+    def __init__(
+        self, records: Sequence[Tensor], on_left_behind: Callable[[Any, Tensor], None] | None = None
+    ) -> None:
         super().__init__()
         self._found: list[Any] = []
-        self._held: list[StorageWeakRef] = []
+        self._on_left_behind = on_left_behind
+        self._reads_left_behind = False
         with torch._C.DisableTorchFunction():
-            self._written_by = {_memory(tensor): -1 - k for k, tensor in enumerate(records)}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:  # programs run uncompiled here anyway
-        return False
+            for memory in [memory for memory, held in _left.items() if held.expired()]:
+                del _left[memory]
+            own = {_memory(tensor): tensor for tensor in records}
+            self._of_left_behind = _left.keys() - own.keys()
+            self.names = dict.fromkeys(_left, _LEFT_BEHIND)
+            self.names |= {memory: -1 - k for k, memory in enumerate(own)}
+            self.of_records = set(self.names)
+            _left.update((memory, _weak(tensor)) for memory, tensor in own.items() if memory)
 
     @property
     def signature(self) -> int:
         return hash(tuple(self._found))
 
+    def has_left_behind(self, tensor: Tensor) -> bool:
+        """Whether something left behind may be in a result of this pass. Told by whole storages."""
+        return _memory(tensor) in self._of_left_behind
+
+    def __exit__(self, *exc: Any) -> None:
+        _left.update((m, held) for m, held in self._held.items() if m in self.of_records)
+        super().__exit__(*exc)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         with torch._C.DisableTorchFunction():  # these questions are not the program's
-            source = 0
+            self._reads_records = self._reads_left_behind = False
             if func in _MOVES_NOTHING:
-                if isinstance(args[0], Tensor):
-                    source = self._written_by.get(_memory(args[0]), 0)
+                source = next(iter(self._noted(func, args, [])), 0)
             else:
                 self._found.append(func)
-                self._note(args)
+                self._note(func, args, self._found)
                 if kwargs:
-                    self._note(tuple(kwargs.values()))
+                    self._note(func, tuple(kwargs.values()), self._found)
                 source = len(self._found)
+            written = _written(func, args) if self._reads_records else ()
         output = func(*args, **kwargs) if kwargs else func(*args)
         with torch._C.DisableTorchFunction():
-            for each in output if isinstance(output, tuple | list) else (output,):
+            for each in (*written, *(output if isinstance(output, tuple | list) else (output,))):
                 if isinstance(each, Tensor):
-                    self._wrote(each, source)
+                    self._wrote(func, each, source)
         return output
 
-    def _wrote(self, tensor: Tensor, source: int) -> None:
-        memory = _memory(tensor)
-        if memory and memory not in self._written_by:
-            # PyTorch gives no other memory this handle while a weak reference to it exists.
-            self._held.append(StorageWeakRef(tensor.untyped_storage()))
-        self._written_by[memory] = source
+    def _noted(self, func: Any, args: tuple[Any, ...], found: list[Any]) -> list[Any]:
+        self._note(func, args, found)
+        return found
 
-    def _note(self, value: Any) -> None:
-        kind = type(value)
-        if kind is list or kind is tuple:
-            for inner in value:
-                self._note(inner)
-        elif isinstance(value, Tensor):
-            found = self._found
-            found.append(self._written_by.get(_memory(value), 0))
-            if value.layout is torch.strided and not value.is_nested:
-                found += value.shape
-                found += value.stride()
-                found.append(value.storage_offset())
-        elif kind in _DECISIONS:
-            self._found.append(value)
+    def _name_of(self, func: Any, memory: int, tensor: Tensor) -> int:
+        name = self.names.get(memory, 0)
+        if memory in self.of_records:
+            self._reads_records = True
+            self._reads_left_behind |= memory in self._of_left_behind
+            if name == _LEFT_BEHIND and self._on_left_behind is not None:
+                self._on_left_behind(func, tensor)
+        return name
+
+    def _wrote(self, func: Any, tensor: Tensor, source: int) -> None:
+        memory = _memory(tensor)
+        if memory and memory not in self.names:
+            # PyTorch gives no other memory this handle while a weak reference to it exists.
+            self._held[memory] = _weak(tensor)
+        self.names[memory] = source
+        if self._reads_records and _computes(func):
+            self.of_records.add(memory)
+            if self._reads_left_behind:
+                self._of_left_behind.add(memory)
+
+
+class OtherOperators(RuntimeError):
+    """A pass took another path through the model's code than the one that was planned."""
+
+
+class PythonOperators(_Noted):
+    """Notes the operators that Python code asks for in a backward pass, and what they give.
+
+    A backward pass is the graph's own, but for hooks, a user's `autograd.Function` and checkpointed
+    blocks that run again. Each operator that they ask for gets a name, made from its own, its
+    integers and the names of its operands; so does each result that arrives at a node (`arrived`),
+    made from such operators alone or by autograd. A pass may do what has a name that was planned,
+    and nothing else, through whichever part of the graph it goes.
+    """
+
+    def __init__(self, forward: Operators, always: bool) -> None:
+        super().__init__()
+        self.always = always
+        self.names: set[int] = set()
+        self.caller: FrameType | None = None
+        self._forward, self._own = forward, dict[int, int]()
+        self._reads_own: set[int] = set()
+
+    def __exit__(self, *exc: Any) -> None:
+        _left.update(self._held)
+        super().__exit__(*exc)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        asked = not self._is_engine(sys._getframe().f_back)
+        name, self._reads_records = 0, not asked
+        if asked or self._own:
+            with torch._C.DisableTorchFunction():
+                name = self._named(func, (args, tuple((kwargs or {}).values())), asked)
+        reads_records = self._reads_records
+        output = func(*args, **kwargs) if kwargs else func(*args)
+        if not getattr(func, "is_view", False):
+            with torch._C.DisableTorchFunction():
+                several = output if isinstance(output, tuple | list) else (output,)
+                for each in (*(_written(func, args) if name else ()), *several):
+                    if isinstance(each, Tensor) and (memory := _memory(each)):
+                        if reads_records and _computes(func) and memory not in self._held:
+                            self._held[memory] = _weak(each)
+                        if name or memory in self._own:
+                            self._own[memory] = name
+        return output
+
+    def arrived(self, node: int, cotangents: Sequence[Tensor | None]) -> None:
+        """Note what Python code has made of the cotangents at a node."""
+        with torch._C.DisableTorchFunction():
+            for output, cotangent in enumerate(cotangents if self._own else ()):
+                name = 0 if cotangent is None else self._own.get(_memory(cotangent), 0)
+                if name:
+                    self.names.add(hash((node, output, name)))
+
+    def _is_engine(self, frame: FrameType | None) -> bool:
+        """Whether autograd itself asks: on a GPU's thread, or called by `caller`."""
+        while frame is not None and frame.f_code.co_filename in _AUTOGRAD:
+            frame = frame.f_back
+        return frame is None or frame is self.caller
+
+    def _named(self, func: Any, operands: Any, asked: bool) -> int:
+        found: list[Any] = [func]
+        self._reads_own = set()
+        self._note(func, operands, found)
+        if not asked:  # a result of autograd's is known by those of Python's that it is made from
+            own = self._reads_own
+            return (own.pop() if len(own) == 1 else hash(frozenset(own))) if own else 0
+        if func in _MOVES_NOTHING:
+            return found[1]
+        self.names.add(name := hash(tuple(found)))
+        return name
+
+    def _name_of(self, func: Any, memory: int, tensor: Tensor) -> int:
+        arrived = memory in self._held
+        self._reads_records |= arrived or memory in self._forward.of_records
+        if memory in self._own:
+            self._reads_own.add(self._own[memory])
+            return self._own[memory]
+        return _COTANGENT if arrived else self._forward.names.get(memory, 0)
+
+
+_watching: list[PythonOperators] = []  # the passes that `gradients` runs now are noted here
+_AUTOGRAD = frozenset(
+    {torch.autograd.__file__, torch.autograd.graph.__file__, _vmap_internals.__file__}
+)
+_GRAD, _RUNS_BACKWARD = (
+    torch.autograd.grad.__code__,
+    torch.autograd.graph._engine_run_backward.__code__,
+)
+
+
+@contextmanager
+def noted_backward(forward: Operators, always: bool = True) -> Iterator[PythonOperators]:
+    """Note what Python code does in the backward passes of a program that run within this.
+
+    Not `always`: a pass is run again, and noted, if any Python code has run in it.
+    """
+    mode = PythonOperators(forward, always)
+    _watching.append(mode)
+    try:
+        yield mode
+    finally:
+        _watching.remove(mode)
+
+
+@contextmanager
+def planned_backward(forward: Operators | None, planned: frozenset[int]) -> Iterator[None]:
+    """Raise OtherOperators if Python code does what it did not do in the pass that was planned."""
+    if forward is None:
+        yield
+        return
+    # A backward pass on a GPU runs in a thread of its own, where no profile is kept.
+    with noted_backward(forward, bool(planned) or torch.cuda.is_initialized()) as mode:
+        yield
+    if not mode.names <= planned:
+        raise OtherOperators("the model's backward pass ran other operators than were planned")
+
+
+def note_arrivals(node: int, cotangents: Sequence[Tensor | None]) -> None:
+    """Say what arrived at a node, where Python code may have made it."""
+    for mode in _watching[-1:]:
+        mode.arrived(node, cotangents)
+
+
+class _CallsBack:
+    """A profile of a call of autograd: whether its C++ code has called Python code."""
+
+    def __init__(self) -> None:
+        self.any = self._inside = False
+
+    def __call__(self, frame: FrameType, kind: str, _: Any) -> None:
+        if frame.f_code is _RUNS_BACKWARD:
+            self._inside = kind == "c_call"
+        elif kind == "call" and frame.f_back is not None and frame.f_code is not _GRAD:
+            by = frame.f_back.f_code
+            self.any |= by is _noted.__code__ or (by is _RUNS_BACKWARD and self._inside)
+
+
+def _noted(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """A call of autograd, with the Python code that it runs noted by whoever watches it."""
+    if not _watching:
+        return call(*args, **kwargs)
+    mode = _watching[-1]
+    if not mode.always and sys.getprofile() is None:  # else somebody else keeps one
+        calls = _CallsBack()
+        sys.setprofile(calls)
+        try:
+            found = call(*args, **kwargs)
+        finally:
+            sys.setprofile(None)
+        if not calls.any:
+            return found
+    mode.caller = sys._getframe()
+    with mode:
+        return call(*args, **kwargs)
 
 
 _DECISIONS = frozenset({bool, int, str})
@@ -295,19 +515,56 @@ _MOVES_NOTHING = frozenset(
         torch.ops.aten.lift_fresh.default,
     }
 )
+_READS_NO_VALUE = frozenset(
+    overload
+    for made in ("zeros", "ones", "empty", "full")
+    for packet in (getattr(torch.ops.aten, f"{made}_like"), getattr(torch.ops.aten, f"new_{made}"))
+    for overload in [getattr(packet, kind) for kind in packet.overloads()]
+)
+
+
+@cache
+def _computes(func: Any) -> bool:
+    """Whether an operator's results hold something of its operands' values, in other memory."""
+    return func not in _READS_NO_VALUE and not getattr(func, "is_view", False)
 
 
 def _memory(tensor: Tensor) -> int:
     """The handle of a tensor's memory; 0 where it has none of its own."""
     try:
         return tensor.untyped_storage()._cdata
-    except NotImplementedError:
+    except (NotImplementedError, RuntimeError):
         return 0
+
+
+def _weak(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def whole_memory(tensor: Tensor) -> Tensor:
+    """All elements of the memory that a tensor lies in."""
+    return tensor.detach().new_empty(0).set_(tensor.untyped_storage())
+
+
+def _written(func: Any, args: tuple[Any, ...]) -> list[Any]:
+    """The operands that an operator writes to."""
+    found: list[Any] = []
+    for place in _places_written(func):
+        value = args[place] if place < len(args) else None
+        found += value if isinstance(value, list | tuple) else [value]
+    return found
+
+
+@cache
+def _places_written(func: Any) -> tuple[int, ...]:
+    schema = getattr(func, "_schema", None)
+    arguments = schema.arguments if schema is not None and schema.is_mutable else ()
+    return tuple(k for k, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write)
 
 
 def saved(node: Node, name: str) -> Any:
     """What an operator saved for its backward pass under `name`; raises if it was overwritten."""
-    return getattr(node, f"_saved_{name}")
+    return _noted(getattr, node, f"_saved_{name}")  # a checkpointed block may run again
 
 
 def has_saved(node: Node, name: str) -> bool:
@@ -322,7 +579,7 @@ def signed(number: int) -> int:
 def run_node(node: Node, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """The node's own backward pass, before gradients are summed to the shapes of broadcast
     operands."""
-    found = node(*cotangents)
+    found = _noted(node, *cotangents)
     return found if isinstance(found, tuple) else (found,)
 
 

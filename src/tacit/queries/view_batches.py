@@ -12,7 +12,7 @@ from tacit.batch import Batch, batch_of
 from tacit.checks.views import require_views_apart
 from tacit.data.augmentation import Augmentation
 from tacit.engines.certify import sample
-from tacit.engines.draws import Draws
+from tacit.engines.draws import State
 from tacit.pytrees import Tree, map_tensors, tensors_of
 
 
@@ -60,13 +60,13 @@ class ViewBatches:
         if augmentation.rows_apart:
             return True
         inputs, _ = sample(batch, 256)
-        draws = Draws(inputs)
+        state = State(inputs)
 
         def views_of(x: Tree) -> Tensor:
-            draws.restore()
+            state.restore_draws()
             return torch.cat([t.flatten(1) for t in tensors_of(augmentation.views_of(x))], dim=1)
 
         try:
             return require_views_apart(augmentation.transform, views_of, inputs, augmentation.views)
         finally:
-            draws.restore()
+            state.restore_draws()

@@ -16,7 +16,7 @@ from tacit.data.records import Records
 from tacit.engines.book_keeping import planned_pass
 from tacit.engines.certify import certify, sample
 from tacit.engines.clipping import CLIP, ClipRule
-from tacit.engines.draws import Start
+from tacit.engines.draws import State
 from tacit.engines.task import Task
 from tacit.errors import MixesRecords
 from tacit.lipschitz.precision import ROWS_AT_ONCE
@@ -168,7 +168,7 @@ class BatchClip(ClippedQuery):
     def _keeps_apart(self, task: Task, batch: Batch) -> bool:
         """Whether a pass under shadow memory proves it, in a program that is planned once."""
         inputs, targets = sample(batch, 2)
-        start = Start(inputs, task.model)
+        start = State(inputs, task.model)
         try:
             plan = planned_pass(task, self._views.first(inputs), targets, 2).plan
         finally:
