@@ -376,9 +376,9 @@ class Shadow(TorchDispatchMode):
 
 
 def _expand(label: Any, tensor: Tensor | None) -> Any:
-    if tensor is None or label is None or isinstance(label, int) or tensor.numel() == 0:
-        return 0 if label is None else label
-    return label.expand(tensor.shape)
+    if tensor is None or label is None or tensor.numel() == 0:  # there is nothing to label
+        return 0
+    return label if isinstance(label, int) else label.expand(tensor.shape)
 
 
 def _shapes(func: Any, args: Any) -> list[torch.Size]:
