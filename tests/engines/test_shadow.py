@@ -209,7 +209,6 @@ class Net(nn.Module):
         self.last = nn.Linear(8, 3)
         self.norm = nn.BatchNorm1d(8)
         self.body = body
-        self.kept: list[Tensor] = []
         self.register_buffer("memory", torch.zeros(8))
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -224,11 +223,6 @@ def remember(net: Net, z: Tensor) -> Tensor:
 def write_across(net: Net, z: Tensor) -> Tensor:
     z = z.clone()
     z[0] = z[1]
-    return z
-
-
-def keep(net: Net, z: Tensor) -> Tensor:
-    net.kept.append(z.detach().exp())
     return z
 
 
@@ -294,8 +288,6 @@ def test_harmless_twins_are_clean(body: Callable) -> None:
     shadow, _, losses = examine(body)
     assert not shadow.meetings + shadow.looks + shadow.selections + shadow.unknown
     assert layout(shadow.labels(losses), 6).kind == "blocks"
-    losses = None
-    assert not shadow.kept()
 
 
 def suppress_all(act: Callable[[], object]) -> None:
@@ -593,19 +585,6 @@ def test_selections_are_noticed_and_labels_follow(select: Callable, operator: st
 def test_raw_memory_of_private_tensors_is_noticed() -> None:
     shadow, _, _ = examine(lambda net, z: (z.data_ptr(), torch.ones(2).data_ptr(), z)[2])
     assert [event.operator for event in shadow.unknown] == ["Tensor.data_ptr"]
-
-
-def test_what_is_kept_is_found() -> None:
-    for body in (keep, remember):
-        shadow, net, losses = examine(body)
-        shadow.labels(net.memory)  # asking for labels makes nothing the caller's own
-        del losses
-        kept = shadow.kept()
-        assert len(kept) == 1
-        assert ("kept.append" if body is keep else "net.memory") in kept[0].where
-        net.kept.clear()
-        net.memory = torch.zeros(8)
-        assert not shadow.kept()
 
 
 def test_unknown_operator_is_denied_and_named() -> None:

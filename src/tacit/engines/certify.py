@@ -400,7 +400,7 @@ def _same(one: list[Tensor], other: list[Tensor], tolerance: float) -> bool:
 
 
 def _square(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+    return float(torch.linalg.vector_norm(x.detach(), dtype=torch.float64)) ** 2
 
 
 def _tolerance(task: Task, losses: Tensor) -> float:

@@ -239,9 +239,7 @@ def _backward(
             with outside_modes():
                 python.arrived(index, cotangents)
                 lays = [
-                    None
-                    if b is None or b.layout != torch.strided
-                    else shadow.layout(b)
+                    None if b is None or b.layout != torch.strided else shadow.layout(b)
                     for b in cotangents
                 ]
                 found.layouts[index] = lays

@@ -40,6 +40,7 @@ from tacit.tensor_float import float32_settings, uses_tensor_float
 
 Outputs = dict[str, Tensor]
 _NUMBERS = frozenset({bool, int, float, str})
+_SEQUENCES = frozenset({tuple, list})
 # How far a recording may be from the step that it was made from, as a share of the norm: by float32
 # roundings; and by TensorFloat-32, which makes some ReLUs choose the other way (6% were seen) and
 # bounds of norms a percent larger or smaller.
@@ -426,12 +427,9 @@ def model_state(model: nn.Module, device: torch.device) -> Hashable:
         found.append((type(module), id(module)))
         found += [t.data_ptr() for t in module._parameters.values() if t is not None]
         found += [t.data_ptr() for t in module._buffers.values() if t is not None]
-        for value in vars(module).values():
-            kind = type(value)
-            if kind in _NUMBERS:
-                found.append(value)
-            elif kind is tuple or kind is list:
-                found.append(frozen(value))
+        values = vars(module).values()
+        found += [value for value in values if type(value) in _NUMBERS]
+        found += [frozen(value) for value in values if type(value) in _SEQUENCES]
     kind_of_device = device.type
     casts = torch.is_autocast_enabled(kind_of_device)
     cast = torch.get_autocast_dtype(kind_of_device) if casts else None
@@ -440,10 +438,10 @@ def model_state(model: nn.Module, device: torch.device) -> Hashable:
 
 def frozen(value: Any) -> Hashable:
     """Lists and tuples all the way down; what is neither they nor plain is known by its place."""
-    if isinstance(value, tuple | list):
-        return tuple(map(frozen, value))
     if isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, tuple | list):
+        return tuple(map(frozen, value))
     return type(value), id(value)
 
 

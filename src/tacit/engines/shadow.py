@@ -20,7 +20,6 @@ scalars in a list that becomes a tensor.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -163,20 +162,6 @@ class Shadow(TorchDispatchMode):
     def origin(self, tensor: Tensor) -> Event | None:
         """The operator that first wrote something private into a tensor's memory."""
         return self._memory.origin(tensor)
-
-    def remember(self, earlier: Shadow) -> None:
-        """What an earlier pass has left in memory belongs to the last of this one's records."""
-        self._memory.remember(earlier._memory, self.num_records)
-
-    def kept(self) -> list[Event]:
-        """Operators whose private result is still in memory, once the caller let go of its own.
-
-        Storages that the caller marked do not count. A buffer that was written to does.
-        """
-        with torch._C.DisableTorchFunction():
-            if self._memory.private_origins():
-                gc.collect()  # the slowest step of a certificate, so only where it can matter
-            return self._memory.private_origins()
 
     # --- one operator -----------------------------------------------------------------------------
 

@@ -311,25 +311,9 @@ class LabelMemory:
         else:
             block.view(tensor, writable=True).copy_(labels)
 
-    def remember(self, earlier: LabelMemory, label: int) -> None:
-        """Give `label` to everything private of an earlier pass that still exists."""
-        earlier._sweep()
-        for handle, block in earlier._blocks.items():
-            if is_private(block.labels):
-                labels = torch.where(block.labels != 0, label, 0).to(torch.int32)
-                held = _Block(block.storage, block.chunk, labels, block.origin)
-                held.marked = True
-                self._blocks[handle] = held
-
     def origin(self, tensor: Tensor) -> Event | None:
         block = self._blocks.get(_handle(tensor))
         return None if block is None else block.origin
-
-    def private_origins(self) -> list[Event]:
-        """What made those storages private that still exist and still are."""
-        self._sweep()
-        found = [block for block in self._blocks.values() if is_private(block.labels)]
-        return list(dict.fromkeys(b.origin for b in found if b.origin is not None))
 
     def _block(self, tensor: Tensor, origin: Event | None) -> _Block:
         handle = _handle(tensor)
