@@ -151,23 +151,24 @@ def test_a_setting_of_the_model_makes_another_recording():
     assert recording.calls == 14  # since the slope has changed
 
 
-class Counts(nn.Module):
-    """A forward pass that changes with the number of its calls, which no setting shows."""
+class Scheduled(nn.Module):
+    """A forward pass that changes from step to step, which no setting shows."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.state = nn.Linear(4, 2), {"calls": 0}
+        self.body, self.schedule = nn.Linear(4, 2), {"scale": 1.0}
 
     def forward(self, x):
-        self.state["calls"] += 1
-        return self.body(x) * (1.0 if self.state["calls"] < 19 else 3.0)
+        return self.body(x) * self.schedule["scale"]
 
 
 def test_a_recording_that_has_become_stale_is_dropped_with_a_warning():
-    model, engine = Counts().double(), Automatic()
+    model, engine = Scheduled().double(), Automatic()
     query = PerSampleClip(1e9, engine=engine)
+    take_steps(query, model, 7)
+    model.schedule["scale"] = 3.0
     with pytest.warns(UserWarning, match="no longer gives what the model gives"):
-        take_steps(query, model, 40)
+        take_steps(query, model, 20)
     assert not recordings(engine)
     plain = PerSampleClip(1e9, engine=BookKeeping())
     for batch in batches(2):
