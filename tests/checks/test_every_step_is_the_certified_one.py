@@ -62,6 +62,33 @@ def used(x, now):
     return x - (mean if now else own)
 
 
+def summed(x, now):
+    """In Python, hash(-1) is hash(-2)."""
+    return x.cumsum(-2 if now else -1)
+
+
+def recast(x, now):
+    """A cast of another view of the same memory."""
+    return (x[:1].expand_as(x) if now else x.view(x.shape)).double().float()
+
+
+def indexed(x, now):
+    """The same operators with other values of a public index, which counts its rows as a rule."""
+    return x[torch.arange(len(x)) * torch.tensor(int(not now))]
+
+
+def overwritten(x, now):
+    index = torch.arange(len(x))
+    return x[index.mul_(torch.tensor(int(not now)))]
+
+
+def put(x, now):
+    rows = torch.zeros(len(x), dtype=torch.int64) if now else torch.arange(len(x)) + 0
+    spread = x.new_zeros(len(x), len(x), x.shape[1])
+    spread[rows, torch.arange(len(x))] = x
+    return spread.sum(1)
+
+
 def doubled(x, now):
     return 2 * x if now else x
 
@@ -83,7 +110,10 @@ def steps(change, piece=None):
 
 
 @pytest.mark.parametrize("piece", [None, 4])
-@pytest.mark.parametrize("change", [centred, permuted, rolled, exchanged, used])
+@pytest.mark.parametrize(
+    "change",
+    [centred, permuted, rolled, exchanged, used, summed, recast, indexed, overwritten, put],
+)
 def test_mixing_is_refused_in_the_step_that_mixes(change, piece):
     running = steps(change, piece)
     for _ in range(MIXED):

@@ -624,3 +624,29 @@ def test_phase_and_callback() -> None:
     assert ("aten.add.Tensor", False, True) in seen
     assert ("aten.add.Tensor", False, False) in seen
     assert isinstance(shadow.meetings[0], Event)
+
+
+def test_public_operands_may_have_more_dimensions_than_private_ones() -> None:
+    shadow, x = Shadow(4), torch.randn(4, 3, 1)
+    shadow.mark(x)
+    with shadow:
+        found = torch.linalg.solve_triangular(torch.eye(3).expand(4, 1, 3, 3), x, upper=True)
+    labels = shadow.labels(found)  # of (system, record, …)
+    assert bool((labels == torch.arange(1, 5)[None, :, None, None]).all())
+
+
+def test_a_group_norm_over_other_sizes_than_its_inputs_is_not_known() -> None:
+    shadow, x = Shadow(4), torch.randn(4, 3, 1)
+    shadow.mark(x)
+    with shadow:
+        torch.native_group_norm(x, None, None, 1, 12, 1, 1, 1e-5)  # over all records
+    assert [event.operator for event in shadow.unknown] == ["aten.native_group_norm"]
+
+
+def test_private_rows_that_private_indices_look_up_are_a_selection() -> None:
+    shadow, x, index = Shadow(4), torch.randn(4, 3), torch.arange(4)
+    for tensor in (x, index):
+        shadow.mark(tensor)
+    with shadow:
+        F.embedding_bag(index[:, None], x, mode="sum")
+    assert shadow.selections

@@ -242,8 +242,8 @@ def test_a_step_can_be_recorded_and_follows_the_epoch():
             again = loss.fresh()
             again.at(epoch)
             expected = tacit.PerSampleClip(0.1)(model, again, piece).blocks[0].sums
-            for a, b in zip(found.values(), expected, strict=True):
-                torch.testing.assert_close(a, b)
+            for name, b in zip(names, expected, strict=True):
+                torch.testing.assert_close(found[name], b)
     with pytest.raises(AssertionError, match="became a tensor"), NobodyAsks():
         loss.fresh()(H, Y)
 

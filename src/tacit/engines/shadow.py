@@ -58,9 +58,6 @@ from tacit.engines.shadow_rules import (
 
 __all__ = ["Event", "Layout", "Shadow", "combine", "label_rule", "layout", "reduce_labels"]
 
-#: So many records are not found in order by a random permutation, in one of 40,320 passes at most.
-_NOT_BY_CHANCE = 8
-
 
 class Shadow(TorchDispatchMode):
     """Labels every element that is computed inside `with shadow:`.
@@ -185,6 +182,9 @@ class Shadow(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             if getattr(func, "overloadpacket", None) is torch.ops.aten.arange:
                 self._counting[output.untyped_storage()._cdata] = output
+            elif self._counting and getattr(getattr(func, "_schema", None), "is_mutable", False):
+                for tensor in Call(func, args, kwargs, output, self._memory.find).mutated:
+                    self._counting.pop(tensor.untyped_storage()._cdata, None)
             if self.phase == "forward" and not self._whole:
                 self._sources.remember()
             try:
@@ -295,12 +295,8 @@ class Shadow(TorchDispatchMode):
                 raise NotImplementedError("a decomposition that writes to an operand")
 
     def _in_order(self, index: Tensor) -> bool:
-        """Whether an index counts its rows: made by `arange`, or like it and not by chance."""
-        if index.untyped_storage()._cdata in self._counting:
-            return True
-        if index.dtype in (torch.bool, torch.uint8) or self.num_records < _NOT_BY_CHANCE:
-            return False
-        return torch.equal(index.flatten().long(), torch.arange(index.numel(), device=index.device))
+        """Whether an index is what `arange` made, so that it is the same in the next pass."""
+        return index.untyped_storage()._cdata in self._counting
 
     @staticmethod
     def _is_alias(call: Call, operands: list[Tensor]) -> bool:

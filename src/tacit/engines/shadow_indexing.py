@@ -170,12 +170,12 @@ def _follow(call: Call, used: Tensor, reachable: Tensor) -> Tensor:
 def _note_order(call: Call, labels: Tensor, dims: Sequence[int], *indices: Tensor) -> None:
     """Note where a public index along `dims` decides whose row is read or written.
 
-    It may be drawn anew in the next pass (a random permutation, some records left out). One of
-    several that counts the rows is enough to fix their order.
+    It may be drawn anew in the next pass (a random permutation, some records left out), or be a
+    table that is replaced. What `arange` made is neither.
     """
     if call.backward or call.reorders or labels.numel() == 0:
         return
-    if not any(call.private(index) or call.in_order(index) for index in indices):
+    if not all(call.private(index) or call.in_order(index) for index in indices):
         met = bool((reduce_labels(labels, dims) == SEVERAL).any())
         call.reorders = met and not bool((labels == SEVERAL).any())
 
@@ -263,6 +263,9 @@ def _embedding_bag(call: Call) -> Labels:
     labels = combine(call.need("indices"), call.of("per_sample_weights"))
     if call.private(call["weight"]):
         labels = combine(labels, reduce_labels(call.need("weight"), -1)[call["indices"]])
+        call.selects = call.selects or call.private(call["indices"])  # whose row it is
+        _note_order(call, call.need("weight"), [0], call["indices"])
+    _note_order(call, labels, [0], call["offsets"])
     num_bags = call.output.shape[0]
     per_bag, _ = scatter_labels(num_bags, _bags(call, num_bags), labels)
     call.selects = call.selects or call.private(call["offsets"])

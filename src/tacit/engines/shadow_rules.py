@@ -386,13 +386,15 @@ def signature(text: str) -> Rule:
         for k, value in enumerate(_tensor_arguments(call)):
             term = left[min(k, len(left) - 1)]
             for tensor in flat(value):
-                if term != "-" and isinstance(tensor, Tensor) and call.private(tensor):
-                    sizes = _parse(term, tensor.shape, fixed, groups)
+                if term == "-" or not isinstance(tensor, Tensor):
+                    continue
+                sizes = _parse(term, tensor.shape, fixed, groups)
+                for letter in sizes:  # of public operands too, which may have more dimensions
+                    if letter[0].isupper():
+                        ranks[letter[0]] = max(ranks.get(letter[0], 0), int(letter[1:]))
+                if call.private(tensor):
                     labels = call.labels(tensor) if sizes else reduce_labels(call.labels(tensor))
                     operands.append((labels.reshape(list(sizes.values())), sizes))
-        for letter in [letter for _, sizes in operands for letter in sizes]:
-            if letter[0].isupper():
-                ranks[letter[0]] = max(ranks.get(letter[0], 0), int(letter[1:]))
         bound = tuple(ranks.items())
         results: list[Tensor | int | None] = []
         for k, output in enumerate(call.outputs):
@@ -496,8 +498,6 @@ _SIGNATURES = {
     "native_layer_norm _fused_rms_norm": "BM,N,N->BN,BO",
     "native_layer_norm_backward": "BM,BM,BO,BO,M->BN,Z",
     "_fused_rms_norm_backward": "BM,BM,BO,M->BN,Z",
-    "native_group_norm": "n(gd)A,(gc),(gc)->n(gc)Z,ng",
-    "native_group_norm_backward": "n(gd)A,n(gd)A,ng,ng,(gd)->n(gc)Z,(gc)",
     "native_dropout _fused_dropout": "R->R,-",
     # recurrence
     "_thnn_fused_lstm_cell _thnn_fused_gru_cell": "bg,bg,bh,A,A->bz",
@@ -542,6 +542,16 @@ def _nll(call: Call) -> Labels:
         return call.whole()
     elements = "nchw,nhw,A->nhw,-" if "2d" in call.name else "Bc,B,A->B,-"
     return signature(elements)(call)
+
+
+@label_rule("native_group_norm", "native_group_norm_backward")
+def _group_norm(call: Call) -> Labels:
+    shape = call["input"].shape
+    if (call["N"], call["C"], call["HxW"]) != (*shape[:2], shape[2:].numel()):
+        raise NotImplementedError("sizes that are not those of the input")
+    if "backward" in call.name:
+        return signature("n(gd)A,n(gd)A,ng,ng,(gd)->n(gc)Z,(gc)")(call)
+    return signature("n(gd)A,(gc),(gc)->n(gc)Z,ng")(call)
 
 
 @label_rule("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm")

@@ -217,6 +217,14 @@ def _inside(mode: TorchFunctionMode, function: Callable[..., Any]) -> Callable[.
     return call
 
 
+_numbers: dict[Any, int] = {}
+
+
+def _number(value: Any) -> int:
+    """A number of its own for each value; unlike a hash, no other value has it."""
+    return _numbers.setdefault(value, (1 << 42) + len(_numbers))
+
+
 # Memory that passes over records have written, or were given, and that still exists.
 _left: dict[int, StorageWeakRef] = {}
 _LEFT_BEHIND, _COTANGENT = -(1 << 40), -(1 << 41)  # names of operands, beside those of records
@@ -243,19 +251,20 @@ class _Noted(TorchDispatchMode):
         """The name of an operand; `_reads_records` is set if it is computed from records."""
         raise NotImplementedError
 
-    def _note(self, func: Any, value: Any, found: list[Any]) -> None:
+    def _noted(self, func: Any, value: Any) -> Any:
+        """An operand, or several, as a value that is equal for equal operands and for no others.
+
+        To be compared, not only hashed: hash(-1) is hash(-2).
+        """
         kind = type(value)
         if kind is list or kind is tuple:
-            for inner in value:
-                self._note(func, inner, found)
-        elif isinstance(value, Tensor):
-            found.append(self._name_of(func, _memory(value), value))
+            return tuple(self._noted(func, inner) for inner in value)
+        if isinstance(value, Tensor):
+            name = self._name_of(func, _memory(value), value)
             if value.layout is torch.strided and not value.is_nested:
-                found += value.shape
-                found += value.stride()
-                found.append(value.storage_offset())
-        elif kind in _DECISIONS:
-            found.append(value)
+                return name, value.shape, value.stride(), value.storage_offset()
+            return (name,)
+        return value if kind in _DECISIONS else None if value is None else kind
 
 
 class Operators(_Noted):
@@ -266,7 +275,7 @@ class Operators(_Noted):
     on the same operands: the same straight-line program, whatever way Python took to it. An operand
     is known by the operator that last wrote its memory (or the record's tensor that it is) and by
     its place there. Floats are left out: a rate or a temperature may change in every step, and
-    moves no record. So are casts and copies, which autocast keeps from one pass to the next.
+    moves no record. So are casts of weights, which autocast keeps from one pass to the next.
 
     A program that reads what an earlier pass has left behind is another one than a program that
     reads a public tensor in that place. `on_left_behind` is called with each such operand before
@@ -291,8 +300,8 @@ class Operators(_Noted):
             _left.update((memory, _weak(tensor)) for memory, tensor in own.items() if memory)
 
     @property
-    def signature(self) -> int:
-        return hash(tuple(self._found))
+    def signature(self) -> tuple[Any, ...]:
+        return tuple(self._found)
 
     def has_left_behind(self, tensor: Tensor) -> bool:
         """Whether something left behind may be in a result of this pass. Told by whole storages."""
@@ -307,13 +316,11 @@ class Operators(_Noted):
     ) -> Any:
         with torch._C.DisableTorchFunction():  # these questions are not the program's
             self._reads_records = self._reads_left_behind = False
-            if func in _MOVES_NOTHING:
-                source = next(iter(self._noted(func, args, [])), 0)
+            noted = self._noted(func, (args, tuple(kwargs.items()) if kwargs else None))
+            if func in _MOVES_NOTHING and not self._reads_records:
+                source = noted[0][0][0] if isinstance(args[0], Tensor) else 0
             else:
-                self._found.append(func)
-                self._note(func, args, self._found)
-                if kwargs:
-                    self._note(func, tuple(kwargs.values()), self._found)
+                self._found.append((func, noted))
                 source = len(self._found)
             written = _written(func, args) if self._reads_records else ()
         output = func(*args, **kwargs) if kwargs else func(*args)
@@ -322,10 +329,6 @@ class Operators(_Noted):
                 if isinstance(each, Tensor):
                     self._wrote(func, each, source)
         return output
-
-    def _noted(self, func: Any, args: tuple[Any, ...], found: list[Any]) -> list[Any]:
-        self._note(func, args, found)
-        return found
 
     def _name_of(self, func: Any, memory: int, tensor: Tensor) -> int:
         name = self.names.get(memory, 0)
@@ -401,7 +404,7 @@ class PythonOperators(_Noted):
             for output, cotangent in enumerate(cotangents if self._own else ()):
                 name = 0 if cotangent is None else self._own.get(_memory(cotangent), 0)
                 if name:
-                    self.names.add(hash((node, output, name)))
+                    self.names.add(_number((node, output, name)))
 
     def _is_engine(self, frame: FrameType | None) -> bool:
         """Whether autograd itself asks: on a GPU's thread, or called by `caller`."""
@@ -410,15 +413,14 @@ class PythonOperators(_Noted):
         return frame is None or frame is self.caller
 
     def _named(self, func: Any, operands: Any, asked: bool) -> int:
-        found: list[Any] = [func]
         self._reads_own = set()
-        self._note(func, operands, found)
+        noted = self._noted(func, operands)
         if not asked:  # a result of autograd's is known by those of Python's that it is made from
             own = self._reads_own
-            return (own.pop() if len(own) == 1 else hash(frozenset(own))) if own else 0
-        if func in _MOVES_NOTHING:
-            return found[1]
-        self.names.add(name := hash(tuple(found)))
+            return (own.pop() if len(own) == 1 else _number(frozenset(own))) if own else 0
+        if func in _MOVES_NOTHING and not self._reads_records:
+            return noted[0][0][0] if isinstance(operands[0][0], Tensor) else 0
+        self.names.add(name := _number((func, noted)))
         return name
 
     def _name_of(self, func: Any, memory: int, tensor: Tensor) -> int:
