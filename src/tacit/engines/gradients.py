@@ -77,7 +77,7 @@ class Stacked:
 
     def is_short(self) -> bool:
         """Whether a copy of the rows costs less than work of their own."""
-        return self.squares_B is None and math.prod(self.rows_BP.shape[1:]) <= 1 << 14
+        return self.squares_B is None and math.prod(self.rows_BP.shape[1:]) <= 1 << 12
 
     def squares(self) -> Tensor:
         return sum_of_squares(self.rows_BP) if self.squares_B is None else self.squares_B
