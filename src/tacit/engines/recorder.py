@@ -247,7 +247,7 @@ def compile_cost(operators: int, device: torch.device) -> float:
     """Seconds that compiling a step of so many operators takes, within a factor of two or three.
 
     On two cores 170 operators (three linear layers) took 3 s, 1,200 (a small BERT) 15 s, 2,100
-    (ResNet-18) 43 s and 3,400 (an LSTM over 64 tokens) 80 to 170 s.
+    (ResNet-18) 43 s and, beside other work, 3,400 (an LSTM over 64 tokens) 170 s.
     """
     return 3.0 + 0.015 * operators if device.type == "cuda" else 2.0 + 0.025 * operators
 
