@@ -11,7 +11,8 @@ from torch import nn
 
 import tacit
 from tacit import AdaptiveNorm, Augmentation, Clipless, Records
-from tacit.engines.recorder import frozen, model_state
+from tacit.checks.model_table import frozen
+from tacit.engines.recorder import model_state
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz import (
     AddBias,

@@ -34,6 +34,9 @@ def refuse_mixing(model: nn.Module) -> None:
         refuse_rewriting(module, model)
 
 
+MAY_REWRITE = nn.Embedding, nn.EmbeddingBag, nn.SyncBatchNorm
+
+
 def refuse_rewriting(module: nn.Module, model: nn.Module) -> None:
     """Raise MixesRecords if the module rewrites its weights, or normalises across processes."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:

@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from tacit.checks.known_modules import refuse_rewriting
+from tacit.checks.known_modules import MAY_REWRITE, refuse_rewriting
+from tacit.checks.model_table import Place, addresses_and_versions, table_of
 from tacit.checks.views import same_tensors
 from tacit.errors import MixesRecords
-from tacit.foreign_hooks import foreign_hooks, process_wide_hooks
 
 _MOST_KEYS = 64
-_MOST_CHANGES = 8
 _FLAGS = frozenset({bool, str, type(None)})
 
 
@@ -34,13 +32,6 @@ class Watch:
 
 _watches: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Watch]] = weakref.WeakKeyDictionary()
 _open: list[tuple[nn.Module, Watch]] = []  # the steps that last now
-# The numbers that modules hold as attributes: the last value, and how often it has changed.
-_numbers: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, int]]] = (
-    weakref.WeakKeyDictionary()
-)
-
-# A module, by id, and the name of a tensor that it holds.
-Place = tuple[int, str]
 
 
 @contextmanager
@@ -67,10 +58,11 @@ def watched_step(
     what a model does only after many passes is found at the next of these. It returns whether its
     records could tell; where they could not, the next step asks again.
     """
-    modules = list(model.modules())
-    for module in modules:
-        refuse_rewriting(module, model)
-    key = key, settings_of(modules)
+    before = table_of(model)
+    for module in before.modules:
+        if isinstance(module, MAY_REWRITE):
+            refuse_rewriting(module, model)
+    key = key, before.settings
     watches = _watches.setdefault(model, {})
     if key not in watches and len(watches) >= _MOST_KEYS:  # hooks that are new in each step
         watches.clear()
@@ -84,16 +76,17 @@ def watched_step(
     try:
         if due and check is not None and step.bit_length() % 3 == 1:  # a power of 8
             told = check()
-        before = _Snapshot.of(modules)
+        tensors = (table_of(model) if due else before).tensors
+        versions = addresses_and_versions(tensors)
         copies = {
             place: tensor.detach().clone()
-            for place, tensor in before.tensors.items()
+            for place, tensor in tensors.items()
             if due or (tensor.device.type == "cpu" and not isinstance(tensor, nn.Parameter))
         }
         yield
     finally:
         _open.pop()
-    _refuse_writes(model, before, copies, watch.public if certified else ())
+    _refuse_writes(model, versions, copies, watch.public if certified else ())
     watch.steps = step if told else step - 1
 
 
@@ -118,36 +111,6 @@ def current_watch(model: nn.Module) -> Watch:
 
 def _watches_of(model: nn.Module) -> list[Watch]:
     return [watch for watched, watch in reversed(_open) if watched is model]
-
-
-def settings_of(modules: Iterable[nn.Module]) -> Hashable:
-    """Hooks, and what a branch of Python would test: attributes that are bool, str, int or None.
-
-    An int that has changed eight times is a counter and says nothing any more. Nor does a float:
-    temperatures are annealed in every step. Read in every step.
-    """
-    found: list[Any] = []
-    for module in modules:
-        found.append(id(module))
-        values = vars(module).items()
-        found += [item for item in values if type(item[1]) in _FLAGS]
-        numbers = [item for item in values if type(item[1]) is int]
-        found += _settled(module, numbers) if numbers else ()
-        found += foreign_hooks(module)
-    return (*found, *process_wide_hooks())
-
-
-def _settled(module: nn.Module, numbers: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Those of a module's numbers that have changed no more than eight times."""
-    held = _numbers.setdefault(module, {})
-    found = []
-    for name, value in numbers:
-        before, changes = held.get(name, (value, 0))
-        changes += before != value
-        held[name] = value, changes
-        if changes <= _MOST_CHANGES:
-            found.append((name, value))
-    return found
 
 
 def kind_of(value: Any) -> Hashable:
@@ -208,41 +171,20 @@ def _contents(cell: types.CellType) -> Any:
         return None
 
 
-@dataclass(frozen=True)
-class _Snapshot:
-    """Address and version of every parameter and buffer, and the tensors themselves."""
-
-    versions: dict[Place, tuple[int, int]]
-    tensors: dict[Place, Tensor]
-
-    @classmethod
-    def of(cls, modules: Iterable[nn.Module]) -> _Snapshot:
-        versions: dict[Place, tuple[int, int]] = {}
-        tensors: dict[Place, Tensor] = {}
-        for module in modules:
-            if not module._parameters and not module._buffers:
-                continue
-            for table in (module._parameters, module._buffers):
-                for name, tensor in table.items():
-                    if tensor is None or is_lazy(tensor):
-                        continue
-                    versions[id(module), name] = tensor.data_ptr(), tensor._version
-                    tensors[id(module), name] = tensor
-        return cls(versions, tensors)
-
-
 def _refuse_writes(
-    model: nn.Module, before: _Snapshot, copies: dict[Place, Tensor], public: Collection[str]
+    model: nn.Module,
+    before: dict[Place, tuple[int, int]],
+    copies: dict[Place, Tensor],
+    public: Collection[str],
 ) -> None:
-    after = _Snapshot.of(model.modules())
-    written: set[Place] = set()
-    if before.versions != after.versions:
-        places = before.versions.keys() | after.versions.keys()
-        written = {p for p in places if before.versions.get(p) != after.versions.get(p)}
+    tensors = table_of(model).tensors
+    after, written = addresses_and_versions(tensors), set[Place]()
+    if before != after:
+        written = {p for p in before | after if before.get(p) != after.get(p)}
     written |= {
         place
         for place, copy in copies.items()
-        if place in after.tensors and not same_tensors(copy, after.tensors[place])
+        if place in tensors and not same_tensors(copy, tensors[place])
     }
     for path, module in model.named_modules() if written and public else ():
         names = (name for name in module._buffers if f"{path}.{name}".lstrip(".") in public)

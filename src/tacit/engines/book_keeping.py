@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from tacit.batch import Batch
 from tacit.checks.certificate import require_apart
 from tacit.checks.side_effects import kind_of
-from tacit.engines.chains import Moves, pull_back_rows, share_no_element
+from tacit.engines.chains import LookUp, Moves, pull_back_rows, share_no_element
 from tacit.engines.draws import State
 from tacit.engines.gradients import Moved, RecordGradients, Stacked, added
 from tacit.engines.loop import gradients_alone
 from tacit.engines.plan import Plan, Planned, Site, make_plan
 from tacit.engines.precision import full_precision, wide
 from tacit.engines.products import Dense, Lookup, matrix_gradients
-from tacit.engines.rules import NotFinite, Use, gradients_of
+from tacit.engines.rules import NotFinite, Use, gradients_of, looked_up
 from tacit.engines.sums import clipped, norms_of_blocks
 from tacit.engines.task import Clipped, Task
 from tacit.engines.torch_internals import (
@@ -252,19 +252,35 @@ def _by_parameter(
     for site, those in uses:
         if site.chain is not None:
             found = parts.setdefault(site.chain.parameter, [])
-            found += [(site.chain, site.shape, gradients_of(use)) for use in those]
+            if site.chain.look_up is None:
+                found += [(site.chain, site.shape, gradients_of(use)) for use in those]
+            else:
+                shape = site.chain.look_up.shape
+                found.append((site.chain, shape, _read(graph, site, site.chain.look_up, those)))
             continue
         owners = [names.get(id(graph.variable(leaf))) for leaf in site.leaves]
         if not any(owners):
             continue
         # The whole site at once, for all parameters that it is made from.
-        rows = added([wide(_alone(gradients_of(use)).rows()) for use in those])
-        rows = rows.reshape(len(rows), *site.shape)
+        rows = _rows(site, those)
         each = pull_back_rows(graph, site.node, site.output, site.leaves, rows)
         for name, stack in zip(owners, each, strict=True):
             if name is not None and stack is not None:
                 stacks.setdefault(name, []).append(stack)
     return {name: _joined(parts.get(name, []), stacks.get(name, [])) for name in parts | stacks}
+
+
+def _rows(site: Site, uses: list[Use]) -> Tensor:
+    rows = added([wide(_alone(gradients_of(use)).rows()) for use in uses])
+    return rows.reshape(len(rows), *site.shape)
+
+
+def _read(graph: Graph, site: Site, look_up: LookUp, uses: list[Use]) -> Form:
+    """The gradients of a table of which a site has rows that were read at public places."""
+    rows = _rows(site, uses)
+    for move in look_up.moves:
+        rows = torch.vmap(move)(rows)
+    return looked_up(graph.nodes[look_up.node], look_up.shape, rows)
 
 
 def _joined(parts: list[Part], stacks: list[Tensor]) -> RecordGradients:

@@ -6,7 +6,8 @@ record's gradient at that place is pulled back through them.
 
 Most chains only move elements: reshapes, transposes, casts, slices. They keep norms, so norms are
 taken before the pull-back, and sums are pulled back in float32 whatever the weights' type: pulled
-through autograd, a cast to bfloat16 would round the sum of all records. Every other chain is pulled
+through autograd, a cast to bfloat16 would round the sum of all records. One look-up at public
+places may be among them, of positions or of distances between two. Every other chain is pulled
 back record by record, and norms are taken of the numbers that come out.
 """
 
@@ -21,14 +22,24 @@ from torch import Tensor
 
 from tacit.engines.gradients import added
 from tacit.engines.precision import wide
+from tacit.engines.rules import is_look_up
 from tacit.engines.torch_internals import Graph, Node, gradients, saved, signed
 
 Move = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
+class LookUp:
+    """Moves from a place to the output of a look-up, its node, and the shape of its table."""
+
+    moves: tuple[Move, ...]
+    node: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Moves:
-    """A chain to one parameter that only moves elements.
+    """A chain to one parameter that only moves elements, from a place or a table read there.
 
     `transposed` is True or False where the chain does nothing but transpose a matrix an odd or an
     even number of times, and None where it does more.
@@ -37,6 +48,7 @@ class Moves:
     parameter: str
     moves: tuple[Move, ...]
     transposed: bool | None
+    look_up: LookUp | None = None
 
     def pull_back(self, total: Tensor) -> Tensor:
         for move in self.moves:
@@ -50,6 +62,7 @@ def moves_to_parameter(
     """The chain from one output of a node, or None if it does more than move elements."""
     moves: list[Move] = []
     transposed: bool | None = False
+    look_up: LookUp | None = None
     while (variable := graph.variable(index)) is None:
         child, *others = graph.next[index]
         if child is None or any(others):
@@ -57,7 +70,10 @@ def moves_to_parameter(
         variable = graph.variable(child[0])
         shape = graph.shape(*child) if variable is None else tuple(variable.shape)
         node = graph.nodes[index]
-        if node.name() not in _KEEP:
+        if look_up is None and is_look_up(node):
+            look_up = LookUp(tuple(moves), index, shape)
+            moves, transposed = [], False
+        elif node.name() not in _KEEP:
             move = _move(node, output, shape)
             if move is None:
                 return None
@@ -66,7 +82,7 @@ def moves_to_parameter(
             transposed = not transposed if turns else None
         index, output = child
     name = names.get(id(variable))
-    return None if name is None else Moves(name, tuple(moves), transposed)
+    return None if name is None else Moves(name, tuple(moves), transposed, look_up)
 
 
 def _turns_matrix(node: Node, shape: tuple[int, ...]) -> bool:

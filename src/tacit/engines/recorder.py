@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tacit.checks.model_table import table_of
 from tacit.engines.draws import State
 from tacit.engines.kernels import left_to_the_compiler
 from tacit.engines.precision import full_precision
@@ -39,8 +40,6 @@ from tacit.engines.torch_internals import compile_graph
 from tacit.tensor_float import float32_settings, uses_tensor_float
 
 Outputs = dict[str, Tensor]
-_NUMBERS = frozenset({bool, int, float, str})
-_SEQUENCES = frozenset({tuple, list})
 # How far a recording may be from the step that it was made from, as a share of the norm: by float32
 # roundings; and by TensorFloat-32, which makes some ReLUs choose the other way (6% were seen) and
 # bounds of norms a percent larger or smaller.
@@ -420,29 +419,12 @@ def model_state(model: nn.Module, device: torch.device) -> Hashable:
     """What a recording depends on: the tensors' places, the modules' settings, the arithmetic.
 
     A setting that a module computes with (a rate of dropout, a scale, its mode) is a constant of
-    the recording, so another value needs another recording. Read before every replay, in one walk.
+    the recording, so another value needs another recording. Asked before every replay.
     """
-    found: list[Any] = []
-    for module in model.modules():
-        found.append((type(module), id(module)))
-        found += [t.data_ptr() for t in module._parameters.values() if t is not None]
-        found += [t.data_ptr() for t in module._buffers.values() if t is not None]
-        values = vars(module).values()
-        found += [value for value in values if type(value) in _NUMBERS]
-        found += [frozen(value) for value in values if type(value) in _SEQUENCES]
     kind_of_device = device.type
     casts = torch.is_autocast_enabled(kind_of_device)
     cast = torch.get_autocast_dtype(kind_of_device) if casts else None
-    return tuple(found), float32_settings(), cast
-
-
-def frozen(value: Any) -> Hashable:
-    """Lists and tuples all the way down; what is neither they nor plain is known by its place."""
-    if isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, tuple | list):
-        return tuple(map(frozen, value))
-    return type(value), id(value)
+    return table_of(model).state, float32_settings(), cast
 
 
 def _rounds_coarsely(model: nn.Module, device: torch.device) -> bool:

@@ -343,18 +343,52 @@ def _index(use: Use) -> Found:
     if use.operand != 0 or any(i is None or i.dtype == torch.bool for i in indices):
         return None
     indexed = use.shape[: len(indices)]
-    parts = torch.broadcast_tensors(*indices)
-    if use.layout.dim >= parts[0].dim():
+    place = _flat_places(indices, indexed)
+    if use.layout.dim >= place.dim():
         return None
-    place = torch.zeros_like(parts[0], dtype=torch.long)
-    for part, size in zip(parts, indexed, strict=True):
-        place = place * size + torch.where(part < 0, part + size, part)
     tokens_BT = use.rows(place).flatten(1)
     values = wide(use.rows(use.cotangent)).reshape(*tokens_BT.shape, -1)
     num_rows = math.prod(indexed)
     if len(use.shape) == 2 and len(indices) == 1:
         return Lookup(num_rows, tokens_BT, values)
     return Lookup(num_rows, tokens_BT, values).rows()
+
+
+def _flat_places(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Which row of a table is read, where its first dimensions, of these sizes, are one."""
+    parts = torch.broadcast_tensors(*indices)
+    place = torch.zeros_like(parts[0], dtype=torch.long)
+    for part, size in zip(parts, sizes, strict=True):
+        place = place * size + torch.where(part < 0, part + size, part)
+    return place
+
+
+def is_look_up(node: Node) -> bool:
+    """Whether an operator reads rows of its one operand, so that `looked_up` holds for it."""
+    if node.name() == "IndexBackward0":
+        indices = saved(node, "indices")
+        return all(index is not None and index.dtype != torch.bool for index in indices)
+    return node.name() == "EmbeddingBackward0" and not saved(node, "scale_grad_by_freq")
+
+
+def looked_up(node: Node, shape: Sequence[int], rows_B: Tensor) -> Lookup | Stacked:
+    """The gradients of a table of some shape, from those of what was read at public places.
+
+    The same places for every record: positions in a sequence, distances between two of them.
+    """
+    if node.name() == "IndexBackward0":
+        indices = saved(node, "indices")
+        num_read, place = len(indices), _flat_places(indices, shape[: len(indices)])
+    else:
+        num_read, place = 1, saved(node, "indices")
+    tokens_BT = place.reshape(1, -1).expand(len(rows_B), -1)
+    values = rows_B.reshape(*tokens_BT.shape, -1)
+    if node.name() == "EmbeddingBackward0" and (padding := signed(saved(node, "padding_idx"))) >= 0:
+        values = values.masked_fill((tokens_BT == padding)[..., None], 0.0)
+    table = Lookup(math.prod(shape[:num_read]), tokens_BT, values)
+    if len(shape) == 2 and num_read == 1:
+        return table
+    return Stacked(table.rows().reshape(len(rows_B), *shape))
 
 
 @gradient_rule("IndexSelectBackward0")

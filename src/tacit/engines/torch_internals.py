@@ -123,21 +123,19 @@ def gradients(
     """
     ends, starts = tuple(map(_edge_of, outputs)), tuple(map(_edge_of, inputs))
     retain_graph = retain_graph or bool(_watching)
-    try:
-        if batched:
-            return _noted(
-                torch.autograd.grad,
-                ends,
-                starts,
-                cotangents,
-                retain_graph=retain_graph,
-                allow_unused=True,
-                is_grads_batched=True,
-            )
+
+    def run(*cotangents: Tensor) -> tuple[Tensor | None, ...]:
         # What `torch.autograd.grad` does after a tenth of a millisecond of questions.
-        run = torch.autograd.graph._engine_run_backward
-        given = tuple(cotangents), retain_graph, False, starts
-        return _noted(run, ends, *given, allow_unreachable=True, accumulate_grad=False)
+        backward = torch.autograd.graph._engine_run_backward
+        given = cotangents, retain_graph, False, starts
+        return _noted(backward, ends, *given, allow_unreachable=True, accumulate_grad=False)
+
+    try:
+        # In this thread on a GPU too, where modes, profiles and frames are as on a CPU.
+        with torch.autograd.set_multithreading_enabled(False):
+            if batched:
+                run = _vmap_internals._vmap(run, 0, 0, allow_none_pass_through=True)
+            return run(*cotangents)
     except RuntimeError as error:
         if "use_reentrant=True" not in str(error):
             raise
@@ -407,7 +405,7 @@ class PythonOperators(_Noted):
                     self.names.add(_number((node, output, name)))
 
     def _is_engine(self, frame: FrameType | None) -> bool:
-        """Whether autograd itself asks: on a GPU's thread, or called by `caller`."""
+        """Whether autograd itself asks, called by `caller` or in a thread of its own."""
         while frame is not None and frame.f_code.co_filename in _AUTOGRAD:
             frame = frame.f_back
         return frame is None or frame is self.caller
@@ -433,13 +431,8 @@ class PythonOperators(_Noted):
 
 
 _watching: list[PythonOperators] = []  # the passes that `gradients` runs now are noted here
-_AUTOGRAD = frozenset(
-    {torch.autograd.__file__, torch.autograd.graph.__file__, _vmap_internals.__file__}
-)
-_GRAD, _RUNS_BACKWARD = (
-    torch.autograd.grad.__code__,
-    torch.autograd.graph._engine_run_backward.__code__,
-)
+_AUTOGRAD = frozenset({torch.autograd.__file__, torch.autograd.graph.__file__})
+_RUNS_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
 
 
 @contextmanager
@@ -462,8 +455,7 @@ def planned_backward(forward: Operators | None, planned: frozenset[int]) -> Iter
     if forward is None:
         yield
         return
-    # A backward pass on a GPU runs in a thread of its own, where no profile is kept.
-    with noted_backward(forward, bool(planned) or torch.cuda.is_initialized()) as mode:
+    with noted_backward(forward, always=bool(planned)) as mode:
         yield
     if not mode.names <= planned:
         raise OtherOperators("the model's backward pass ran other operators than were planned")
@@ -484,7 +476,7 @@ class _CallsBack:
     def __call__(self, frame: FrameType, kind: str, _: Any) -> None:
         if frame.f_code is _RUNS_BACKWARD:
             self._inside = kind == "c_call"
-        elif kind == "call" and frame.f_back is not None and frame.f_code is not _GRAD:
+        elif kind == "call" and frame.f_back is not None:
             by = frame.f_back.f_code
             self.any |= by is _noted.__code__ or (by is _RUNS_BACKWARD and self._inside)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.engines.recorder import frozen
+from tacit.checks.model_table import frozen
 from tacit.foreign_hooks import foreign_hooks
 from tacit.lipschitz.integrity import members, ours, require_no_hidden_code
 from tacit.lipschitz.refused import Refused

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tacit.batch import Batch
 from tacit.budget import Relation
+from tacit.checks.model_table import table_of
 from tacit.sampling.schemes import Unit
 
 
@@ -162,7 +163,7 @@ class Expecting(Protocol):
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that training may change, by name, each once."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return {name: p for name, p in table_of(model).parameters.items() if p.requires_grad}
 
 
 def sizes_of(blocks: Sequence[Block]) -> list[int]:

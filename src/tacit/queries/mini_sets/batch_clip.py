@@ -10,7 +10,7 @@ from torch import nn
 
 from tacit.batch import Batch, batch_of
 from tacit.checks import watched_step
-from tacit.checks.side_effects import settings_of
+from tacit.checks.model_table import table_of
 from tacit.data.augmentation import Augmentation
 from tacit.data.records import Records
 from tacit.engines.book_keeping import planned_pass
@@ -157,7 +157,7 @@ class BatchClip(ClippedQuery):
         if draws_one_set(batch) or not mean or len(batch.records) == 0:
             return self._one_by_one
         known = _apart.setdefault(task.model, {})
-        settings = settings_of(task.model.modules())
+        settings = table_of(task.model).settings
         key = check_key(task, self._views.augmentation), settings
         if key not in known:
             if len(known) >= _MOST_KEYS:  # hooks that are new in each step
