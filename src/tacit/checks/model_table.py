@@ -134,7 +134,7 @@ def _held(module: nn.Module) -> list[Any]:
     found: list[Any] = []
     for table in (vars(module), module._modules, module._parameters, module._buffers):
         if table:
-            found += [*table, *map(id, table.values()), *map(type, table.values())]
+            found += [*table.keys(), *map(id, table.values()), *map(type, table.values())]
     return found
 
 
