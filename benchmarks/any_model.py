@@ -56,14 +56,14 @@ from any_model_settings import SETTINGS, Setting
 from torch import Tensor, nn
 
 import tacit
-from tacit.batch import batch_of
 from tacit.engines.book_keeping import run_program
 from tacit.engines.recorder import Recorder
-from tacit.engines.torch_internals import swapped
 from tacit.lipschitz import Absolute
 from tacit.pytrees import call_model, map_tensors, take_rows, tensors_of
-from tacit.report.source import source
-from tacit.sampling.schemes import Poisson
+from tacit.report.run_folder import source
+from tacit.sampling.batch import batch_of
+from tacit.sampling.poisson import Poisson
+from tacit.torch_internals import swapped
 
 MAX_NORM = 1.0
 

@@ -24,7 +24,7 @@ from torch import nn
 
 import tacit
 from tacit.lipschitz import Absolute
-from tacit.report.source import source
+from tacit.report.run_folder import source
 
 NOISE = 1.0
 

@@ -28,7 +28,7 @@ from clipping_speed_kinds import KINDS, RECORDED, Job, Step
 from clipping_speed_models import MODELS, Setting, tiny
 from torch.profiler import ProfilerActivity, profile
 
-from tacit.report.source import source
+from tacit.report.run_folder import source
 
 LEAST_BLOCKS = 10
 PROFILED = ("plain", "tacit")

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.lipschitz import convolution_norm, operator_norm, sets
 from tacit.lipschitz.projection import _keeper_of
-from tacit.report.source import source
+from tacit.report.run_folder import source
 
 VIEWS = {"view", "_unsafe_view", "transpose", "expand", "unbind", "diagonal", "slice", "select",
          "detach", "unsqueeze", "squeeze", "t", "permute", "alias", "as_strided"}  # fmt: skip

@@ -24,10 +24,10 @@ import torch
 from torch import nn
 
 import tacit
-from tacit.batch import Batch
 from tacit.queries.bounded_gradient import Block, BoundedGradient, Loss, trainable
-from tacit.report.source import source
-from tacit.sampling.schemes import Unit
+from tacit.report.run_folder import source
+from tacit.sampling.batch import Batch
+from tacit.sampling.scheme import Unit
 
 
 class PlainSum:

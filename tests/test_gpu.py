@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tacit
-from tacit.queries import Automatic, BookKeeping, PerRecord
+from tacit.engines import Automatic, BookKeeping, PerRecord
 
 pytestmark = [
     pytest.mark.gpu,

@@ -38,8 +38,8 @@ from torch import nn
 import tacit
 from tacit.engines.recorder import model_state
 from tacit.lipschitz import SpectralLinear
-from tacit.lipschitz.precision import precision_in_force
-from tacit.tensor_float import all_digits, cuts_factors_on_cpu, uses_tensor_float
+from tacit.lipschitz.rounding import precision_in_force
+from tacit.precision import all_digits, cuts_factors_on_cpu, uses_tensor_float
 
 warnings.simplefilter("ignore")
 b, cuda = torch.backends, torch.device("cuda")

@@ -18,11 +18,10 @@ from torch import nn
 
 from tacit import MiniSets, Relation, by_layer, by_parameter, epsilon, models, trade_off
 from tacit.accounting import GaussianDpEstimate, TradeOff, gaussian_dp_mu, layerwise_multiplier
-from tacit.accounting.no_privacy import NO_PRIVACY, no_privacy
-from tacit.report.run_folder import to_json
-from tacit.report.source import source
-from tacit.report.trade_off import plot_trade_offs
-from tacit.sampling.schemes import Unit
+from tacit.accounting.accountant import NO_PRIVACY, no_privacy
+from tacit.accounting.trade_off import plot_trade_offs
+from tacit.report.run_folder import source, to_json
+from tacit.sampling.scheme import Unit
 
 SET_SIZE, EPOCHS, DELTA, TYPE_ONE = 64, 50, 1e-5, 0.05
 _DRAWN = 10.0  # a limit curve beyond this is the frame of the picture

@@ -24,7 +24,7 @@ from everything import Job
 from runs import DELTA, Setting
 
 import tacit
-from tacit.sampling.schemes import Unit
+from tacit.sampling.scheme import Unit
 
 RECORDS = {"lenet5": 54_000, "convnet": 45_000}
 BASE = Setting(augment=False, cosine=True, momentum=0.9)

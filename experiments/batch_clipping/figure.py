@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from runs import DELTA, Setting, run
 
-from tacit.accounting.no_privacy import NO_PRIVACY, no_privacy
+from tacit.accounting.accountant import NO_PRIVACY, no_privacy
 from tacit.report.run_folder import environment, to_json
 
 SMALL = {"epochs": 2, "limit": 640, "seeds": [0], "batch_size": 32}

@@ -16,14 +16,14 @@ import tacit
 from tacit import Records
 from tacit.engines import BookKeeping, Task
 from tacit.engines.book_keeping import record_gradients, run_program
+from tacit.engines.gradients import clipped
 from tacit.engines.recorder import capture
-from tacit.engines.sums import clipped
-from tacit.engines.torch_internals import Graph
 from tacit.queries import MeanGradient
 from tacit.queries.bounded_gradient import trainable
-from tacit.queries.layerwise import Constants
-from tacit.queries.mini_sets.engines import clipped_vector
+from tacit.queries.set_gradients import clipped_vector
+from tacit.queries.thresholds import Constants
 from tacit.statistics import without_running_statistics
+from tacit.torch_internals import Graph
 
 
 class RecordedStep:

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 import tacit
 from tacit import Records
-from tacit.models.normalisation import group_norm
-from tacit.queries.layerwise import Constants
+from tacit.models.residual import group_norm
+from tacit.queries.thresholds import Constants
 from tacit.randomness import Randomness
-from tacit.sampling.schemes import Scheme, Unit
+from tacit.sampling.scheme import Scheme, Unit
 from tacit.statistics import PublicStatistics
 
 DELTA, PUBLIC_SHARE, ESTIMATED_FROM = 1e-5, 0.1, 256

@@ -28,8 +28,7 @@ from image_search import Finals, Search, best_of, in_small, summaries
 from image_spaces import KNOWN, tasks
 from image_workers import each_result
 
-from tacit.report.run_folder import to_json
-from tacit.report.source import source
+from tacit.report.run_folder import source, to_json
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict]:

@@ -26,9 +26,8 @@ from image_settings import Setting
 from image_spaces import ADAPTED, CERTIFIED, KNOWN, PHOTOGRAPHS, UNITS
 from image_workers import each_result
 
-from tacit.report.canvas import blank, save
-from tacit.report.run_folder import to_json
-from tacit.report.source import source
+from tacit.canvas import blank, save
+from tacit.report.run_folder import source, to_json
 
 SEEDS = (0, 1, 2, 3, 4)
 EPSILONS = (1.0, 2.0, 4.0, 8.0)

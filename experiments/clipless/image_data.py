@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 import tacit
 from tacit import Records
-from tacit.data.centre import release_centre
-from tacit.data.channel_scaler import release_channel_scaler
+from tacit.data.download import cache_folder
+from tacit.data.private_scaling import release_centre, release_channel_scaler
 from tacit.data.scattering import scattering_features, usual_size
-from tacit.data.sources import cache_folder
 
 HELD_OUT = 5_000
 

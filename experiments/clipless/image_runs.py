@@ -23,7 +23,7 @@ from torch import nn
 import tacit
 from tacit import Records
 from tacit.certificates import certified_accuracy
-from tacit.certificates.preprocessing import scaler_lipschitz
+from tacit.certificates.certifier import scaler_lipschitz
 from tacit.data import PublicScaler
 from tacit.data.catalogue import lookup
 

@@ -46,7 +46,7 @@ import tacit
 from tacit import Records
 from tacit.data import PublicScaler, release_statistics
 from tacit.losses import BinaryCrossEntropy
-from tacit.report.source import source
+from tacit.report.run_folder import source
 
 EPSILON = 1.0
 # δ, and the published AUROC of clipless and of DP-SGD, in percent.

@@ -27,7 +27,7 @@ from sklearn.svm import SVC
 from table_7 import KERNELS, SETS, load
 from table_7_models import PublicKernel, Setting
 
-from tacit.report.source import source
+from tacit.report.run_folder import source
 
 
 def kernel_features(name: str, width: int) -> FunctionTransformer:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data import PublicScaler
-from tacit.data.centre import Centre
+from tacit.data.private_scaling import Centre
 from tacit.lipschitz import BoundedInput, FrobeniusLinear, MaxMin, SpectralLinear
 
 PUBLIC_DRAWS = 4000  # normal draws behind a kernel's centre and covariance

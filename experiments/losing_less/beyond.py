@@ -29,8 +29,7 @@ import torch
 from runs import Setting, run
 from side_by_side import Job, each_result
 
-from tacit.report.run_folder import to_json
-from tacit.report.source import source
+from tacit.report.run_folder import source, to_json
 
 LINEAR = Setting(
     "mnist", "scattering", 10.0, "ball", temperature=0.0078, batch_size=16_384, steps=100,

@@ -15,8 +15,8 @@ from torch import nn
 
 from tacit import Records
 from tacit.diagnostics import ConfusionHistory, confusion_matrix
+from tacit.diagnostics.confusion import plot_confusion
 from tacit.diagnostics.diagnostic import Point, first_of
-from tacit.report.confusion import plot_confusion
 from tacit.report.run_folder import environment, to_json
 
 

@@ -17,8 +17,7 @@ from runs import Setting, paper_setting
 from torch import Tensor
 
 from tacit.diagnostics import Diagnostic
-from tacit.diagnostics.gradient_norm_history import whole_norms
-from tacit.diagnostics.gradient_norms import GradientNorms
+from tacit.diagnostics.gradient_norms import GradientNorms, whole_norms
 from tacit.report.run_folder import environment, to_json
 
 Watchers = Mapping[str, Callable[[], Diagnostic]]

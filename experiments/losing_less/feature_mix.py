@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tacit import Records
-from tacit.data.centre import Centre, on_sphere
+from tacit.data.private_scaling import Centre, on_sphere
 
 Make = Callable[[Records, str], Records]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from runs import Setting, run
 
-from tacit.report.accuracy_against_epsilon import plot_accuracy_against_epsilon
+from tacit.diagnostics.accuracy_curve import plot_accuracy_against_epsilon
 from tacit.report.run_folder import environment, to_json
 
 SMALL_RECORDS = 96

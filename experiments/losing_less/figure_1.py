@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from diagnosed import both_losses, main
 
 from tacit.diagnostics import ActivationNorms, ClippingAlignment, GradientNormHistory, WeightNorms
-from tacit.report.alignment import plot_alignment
-from tacit.report.gradient_norm_histograms import plot_gradient_norm_histograms
-from tacit.report.norms import plot_norms
+from tacit.diagnostics.alignment import plot_alignment
+from tacit.diagnostics.gradient_norms import plot_gradient_norm_histograms
+from tacit.diagnostics.layer_norms import plot_norms
 
 SETTINGS = both_losses("cifar10", epochs=5)
 WATCHERS = {

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from diagnosed import both_losses, main
 
 from tacit.diagnostics import GradientNormHistory
-from tacit.report.gradient_norm_histograms import plot_gradient_norm_histograms
+from tacit.diagnostics.gradient_norms import plot_gradient_norm_histograms
 
 SETTINGS = both_losses("cifar10", "fashion-mnist", "mnist")
 WATCHERS = {"gradients": lambda: GradientNormHistory(max_records=128)}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from diagnosed import both_losses, main
 
 from tacit.diagnostics import Curvature
-from tacit.report.curvature import plot_curvature
+from tacit.diagnostics.curvature import plot_curvature
 
 SETTINGS = both_losses("mnist", epochs=10)
 WATCHERS = {"curvature": Curvature}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from diagnosed import both_losses, main
 
 from tacit.diagnostics import ActivationNorms, WeightNorms
-from tacit.report.norms import plot_norms
+from tacit.diagnostics.layer_norms import plot_norms
 
 SETTINGS = both_losses("cifar10", "fashion-mnist")
 WATCHERS = {"weights": WeightNorms, "pre-activations": ActivationNorms}

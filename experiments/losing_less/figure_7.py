@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from diagnosed import both_losses, main
 
 from tacit.diagnostics import ClippingAlignment
-from tacit.report.alignment import plot_alignment
+from tacit.diagnostics.alignment import plot_alignment
 
 SETTINGS = both_losses("cifar10", "fashion-mnist", "mnist", epochs=1)
 WATCHERS = {"alignment": lambda: ClippingAlignment(every=5)}

@@ -15,7 +15,7 @@ from figure import main
 from recipes import NAMES, SIZES
 from runs import paper_setting
 
-from tacit.report.ablation import plot_ablation
+from tacit.diagnostics.accuracy_curve import plot_ablation
 
 LOSSES = ("cross-entropy", "sse", "sse+ce", "sse+focal", "tailored")
 SETTINGS = {

@@ -26,10 +26,9 @@ from watch import Watch, accuracy, looks_of
 import tacit
 from tacit import Records
 from tacit.accounting.pld import COARSE
-from tacit.data.centre import on_sphere, release_centre
-from tacit.data.channel_scaler import release_channel_scaler
+from tacit.data.download import cache_folder
+from tacit.data.private_scaling import on_sphere, release_centre, release_channel_scaler
 from tacit.data.scattering import scattering_features, usual_size
-from tacit.data.sources import cache_folder
 from tacit.lipschitz import SpectralBall, SpectralLinear
 from tacit.losses import Scheduled, watched
 from tacit.training import Callback

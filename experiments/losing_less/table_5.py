@@ -19,8 +19,7 @@ from recipes import DELTA, NAMES, RECIPES, SIZES, Recipe, pld_noise
 from shuffled import shuffled_epsilon
 
 import tacit
-from tacit.report.run_folder import to_json
-from tacit.report.source import source
+from tacit.report.run_folder import source, to_json
 
 
 def row_of(recipe: Recipe) -> dict:

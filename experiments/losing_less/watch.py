@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import tacit
 from tacit import Records
-from tacit.statistics.modes import evaluating
+from tacit.statistics.tracking import evaluating
 from tacit.training import Callback
 
 AT_ONCE = 5_000

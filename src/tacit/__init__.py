@@ -7,7 +7,6 @@ __version__ = "0.1.0"
 
 from tacit import certificates, diagnostics, errors, lipschitz, losses, models, statistics
 from tacit.accounting import (
-    Ledger,
     Plan,
     calibrate,
     check_scheme,
@@ -17,27 +16,24 @@ from tacit.accounting import (
     steps_within,
     trade_off,
 )
-from tacit.batch import Batch, batch_of
 from tacit.budget import Budget, Relation
 from tacit.data import Records, load, load_file
 from tacit.data.augmentation import Augmentation, RandomCropFlip
-from tacit.data.public_share import split_public
-from tacit.engines import Recorder, gradient_rule
+from tacit.data.splits import split_public
+from tacit.engines import Automatic, BookKeeping, PerRecord, Recorder, gradient_rule
+from tacit.engines.clipping import Clip, Normalise
 from tacit.errors import BudgetExceeded, MixesRecords, UnsupportedEvent
+from tacit.ledger import Ledger
 from tacit.lipschitz import lipschitz_twin, project, propagate
 from tacit.losses import check_loss, register_loss
-from tacit.mechanism import Mechanism
+from tacit.mechanism import Mechanism, PendingRelease
 from tacit.models import make_trainable
 from tacit.noise import GlobalNoise, OptimisedNoise, PerLayerNoise, SharedNoise
-from tacit.private_gradient import PrivateGradient
 from tacit.queries import (
     AdaptiveNorm,
-    Automatic,
     BatchClip,
     Block,
-    BookKeeping,
     BoundedGradient,
-    Clip,
     Clipless,
     Decaying,
     GradientQuery,
@@ -45,8 +41,6 @@ from tacit.queries import (
     LayerwiseNorms,
     LocalRun,
     MeanGradient,
-    Normalise,
-    PerRecord,
     PerSampleClip,
     SetBySet,
     SetsAsRecords,
@@ -68,6 +62,7 @@ from tacit.sampling import (
     WithoutReplacement,
     register_scheme,
 )
+from tacit.sampling.batch import Batch, batch_of
 from tacit.statistics import PublicStatistics, ReleasedStatistics
 from tacit.training import Callback, MovingAverage, Run, Sparsification, Trainer, evaluate
 
@@ -101,13 +96,13 @@ __all__ = [
     "MovingAverage",
     "Normalise",
     "OptimisedNoise",
+    "PendingRelease",
     "PerLayerNoise",
     "PerRecord",
     "PerSampleClip",
     "Plan",
     "Poisson",
     "PoissonSampler",
-    "PrivateGradient",
     "PublicStatistics",
     "RandomCropFlip",
     "Recorder",

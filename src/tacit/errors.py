@@ -1,4 +1,11 @@
-"""What can go wrong, by name. Every message says what was given, the rule, and the way out."""
+"""What can go wrong, by name. Every message says what was given, the rule, and the way out.
+
+What can go wrong, by name. Every message says what was given, the rule, and the way out.
+
+Why a module has no bound.
+"""
+
+from __future__ import annotations
 
 
 class TacitError(Exception):
@@ -51,3 +58,7 @@ class UnboundedLayer(TacitError, ValueError):
 
 class DataError(TacitError, ValueError):
     """A dataset is missing, truncated, not what its checksum says, or cannot be read."""
+
+
+class Refused(ValueError):
+    """What is wrong, the rule and the way out; the walk through the network adds where it is."""

@@ -1,32 +1,165 @@
-"""The Gaussian mechanism over blocks: from a bounded gradient to a private one."""
+"""The Gaussian mechanism over blocks: from a bounded gradient to one that is ready to be released.
+
+A gradient that is private as soon as it exists, together with what it costs.
+
+The Gaussian mechanism over blocks: from a bounded gradient to a private one.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Sequence
 
 import dp_accounting as dpa
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from tacit.accounting.plan import Plan
-from tacit.batch import Batch
 from tacit.budget import Relation
 from tacit.errors import PlanChanged
-from tacit.noise import (
-    Allocation,
-    GlobalNoise,
-    joint_noise_multiplier,
-    noise_left,
-)
-from tacit.private_gradient import PrivateGradient
+from tacit.noise import Allocation, GlobalNoise, joint_noise_multiplier, noise_left
 from tacit.queries.bounded_gradient import (
     Adapting,
+    BoundedGradient,
     Expecting,
     GradientQuery,
     Loss,
+    Statistic,
     sizes_of,
 )
-from tacit.randomness import Randomness, step_draws
+from tacit.randomness import Randomness, Stream, step_draws
+from tacit.sampling.batch import Batch
 from tacit.sampling.sampler import Sampler
+
+# A parameter, its sum, the noise's deviation, the factor to divide out, and the entries to keep.
+_Part = tuple[nn.Parameter, Tensor, float, float, Tensor | None]
+
+
+class PendingRelease:
+    """(Σ gradients + N(0, s_h²)) / divisor, drawn once, when the ledger has charged for it.
+
+    The noise is not drawn before the charge is on disk, so a process killed at any moment has
+    never drawn more steps than it was charged for. There is no way to read the sum without it,
+    nor a statistic beside it: those go, noisy, to whoever asked for them.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        bounded: BoundedGradient,
+        stds: Sequence[float],
+        randomness: Randomness,
+        batch: Batch | None = None,
+        step: int = 0,
+    ) -> None:
+        self.plan = plan
+        self.drawn = None if batch is None else batch.drawn
+        # The seeded stream that the batch was drawn from, by its public name, and where in it.
+        self.sampling = None if self.drawn is None else self.drawn.sampling
+        self.sampling_step = None if self.drawn is None else self.drawn.step
+        # Only within a shuffled epoch, and only for a sampler's own draw, are steps one event.
+        whole_epochs = plan.scheme.steps_within(1) > 1 and self.drawn is not None
+        self.occasion = batch.occasion if batch is not None and whole_epochs else None
+        self.stds = tuple(stds)
+        self.divisor = bounded.divisor
+        self._bounded: BoundedGradient | None = bounded
+        self._randomness = randomness
+        self._step = step
+
+    def uncovered(self, model: nn.Module) -> list[nn.Parameter]:
+        """The parameters of `model` that this gradient is not for; an error if it fits not at all.
+
+        For the ledger to ask before it charges.
+        """
+        if self._bounded is None:
+            raise RuntimeError("this gradient was released already; noise is drawn once")
+        if self.drawn is not None and self.drawn.pid != os.getpid():
+            raise PlanChanged(
+                "this batch was drawn before the process was forked, and both could release it; "
+                "draw batches in the process that releases them"
+            )
+        if self.drawn is not None and self.drawn.released:
+            raise PlanChanged(
+                "a gradient of this batch was released already, and a second one would be charged "
+                "as another draw, which it is not; take the next batch of the sampler"
+            )
+        own = {id(p): p for p in model.parameters()}
+        for block in self._bounded.blocks:
+            for parameter in block.parameters:
+                if own.pop(id(parameter), None) is None:
+                    raise ValueError("the gradient is for another model than the one in `into`")
+        return list(own.values())
+
+    def draw_into(self, model: nn.Module, *charge: str | int) -> None:
+        """Draw the noise and set `.grad`. For the ledger alone: nobody else has charged.
+
+        `charge` names this charge among all that the ledger ever makes (identity, run, attempt,
+        number). The noise is addressed by it and by the mechanism's own count of steps, so a seed
+        that comes again on a ledger draws other noise; the same noise on two gradients cancels.
+        """
+        for parameter in self.uncovered(model):
+            parameter.grad = None  # a gradient from elsewhere would be one that nobody paid for
+        if self.drawn is not None:
+            self.drawn.released = True
+        bounded, self._bounded = self._bounded, None
+        assert bounded is not None
+        address = (*charge, self._step)
+        self._release_blocks(bounded, model, self._randomness.stream("noise", *address))
+        if bounded.statistics:
+            stream = self._randomness.stream("statistics", *address)
+            self._release_statistics(bounded.statistics, stream)
+        for released in bounded.released:
+            released()
+
+    def _release_blocks(self, bounded: BoundedGradient, model: nn.Module, stream: Stream) -> None:
+        """Noise for all parameters in one draw: a GPU is given few things to do, not hundreds.
+
+        A parameter's noise is at its place among the model's parameters. It is drawn and added in
+        float64, and the sum is rounded once, to the parameter's own type.
+        """
+        place = {id(parameter): i for i, parameter in enumerate(model.parameters())}
+        every = [
+            (parameter, part, std, factor, mask)
+            for block, std in zip(bounded.blocks, self.stds, strict=True)
+            for parameter, part, factor, mask in zip(
+                block.parameters,
+                block.sums,
+                block.factors or (1.0,) * len(block.sums),
+                block.active or (None,) * len(block.sums),
+                strict=True,
+            )
+        ]
+        for alike in _by_kind(every):
+            parameters, sums, stds, factors, masks = zip(*alike, strict=True)
+            sizes = [part.numel() for part in sums]
+            device = sums[0].device
+            pieces = stream.normals(sizes, device, [place[id(p)] for p in parameters])
+            torch._foreach_mul_(pieces, list(stds))
+            torch._foreach_add_(pieces, [p.reshape(-1).to(pieces[0]) for p in sums])
+            torch._foreach_div_(pieces, [bounded.divisor * factor for factor in factors])
+            grads = torch.cat(pieces).to(device, parameters[0].dtype).split(sizes)
+            for parameter, grad, mask in zip(parameters, grads, masks, strict=True):
+                shaped = grad.view(parameter.shape)
+                parameter.grad = shaped if mask is None else torch.where(mask, shaped, 0.0)
+
+    def _release_statistics(self, statistics: Sequence[Statistic], stream: Stream) -> None:
+        values = torch.stack([statistic.value for statistic in statistics])
+        (drawn,) = stream.normals([len(values)], torch.device("cpu"))
+        # The one place that waits for the device: thresholds are plain numbers.
+        pairs = zip(statistics, values.tolist(), drawn.tolist(), strict=True)
+        for statistic, value, normal in pairs:
+            statistic.observe(value + statistic.std * normal)
+
+
+def _by_kind(parts: Sequence[_Part]) -> list[list[_Part]]:
+    """Parts whose sums and parameters have one device and one precision each, together."""
+    kinds: dict[object, list[_Part]] = {}
+    for part in parts:
+        parameter, total = part[0], part[1]
+        key = (total.device, total.dtype, parameter.dtype)
+        kinds.setdefault(key, []).append(part)
+    return list(kinds.values())
 
 
 class Mechanism:
@@ -73,7 +206,7 @@ class Mechanism:
         # Of each parameter's released gradient, the noise's standard deviation. Public.
         self.noise_of: dict[str, float] = {}
 
-    def privatise(self, model: nn.Module, loss: Loss, batch: Batch) -> PrivateGradient:
+    def privatise(self, model: nn.Module, loss: Loss, batch: Batch) -> PendingRelease:
         """The private gradient of one step: bounded, costed, and not yet drawn.
 
         An empty batch is a step like any other: its gradient is noise.
@@ -105,4 +238,4 @@ class Mechanism:
             for block, std in zip(bounded.blocks, stds, strict=True)
             for place, name in enumerate(block.names)
         }
-        return PrivateGradient(self.plan, bounded, stds, self._randomness, batch, step)
+        return PendingRelease(self.plan, bounded, stds, self._randomness, batch, step)

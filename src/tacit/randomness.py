@@ -1,5 +1,9 @@
 """The one random stream: ChaCha20 under secret keys, every draw at an address of its own.
 
+A lock for the threads of one process, which a forked child finds open.
+
+The one random stream: ChaCha20 under secret keys, every draw at an address of its own.
+
 Noise, sampling and augmentation draw from here and from nowhere else. General-purpose generators
 (Mersenne Twister, PCG, Philox) are predictable: from a few thousand of their outputs all later ones
 follow. ChaCha20 [RFC 8439] is a stream cipher. Whoever tells its output from uniform bits, or
@@ -44,6 +48,8 @@ import operator
 import os
 import random
 import secrets
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -55,7 +61,33 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
-from tacit.process_lock import ProcessLock
+
+class ProcessLock:
+    """An RLock. A child that is forked while another thread holds it would wait forever, since that
+    thread does not exist there; so in a child it is a new one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _all.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+_all: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
+
+
+def _renew() -> None:
+    for lock in _all:
+        lock._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
 
 NORMALS_PER_BLOCK = 8
 _BLOCK_BYTES = 64

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from tiny_run import gradient, one_weight, release
 
 from tacit import Budget, BudgetExceeded, Ledger, Plan
-from tacit.accounting.ledger_log import LedgerLog
+from tacit.ledger.ledger_log import LedgerLog
 from tacit.randomness import Stream
 
 # A server that has imported torch once and forks clean children: none inherits a ledger.

@@ -10,7 +10,7 @@ from tiny_run import ADD, REPLACE, ROOMY, gradient, one_weight
 
 from tacit import Ledger, MiniSets, Plan, Poisson, ShuffledEpochs, WithoutReplacement
 from tacit.errors import PlanChanged
-from tacit.sampling.schemes import Unit
+from tacit.sampling.scheme import Unit
 
 PLANS = [
     Plan(Poisson(0.1 + 0.2), 1 / 3, ADD, 100),

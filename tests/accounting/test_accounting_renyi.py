@@ -11,7 +11,7 @@ from tiny_run import ADD, REPLACE
 from tacit import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement, epsilon, epsilon_rdp
 from tacit.accounting.pld import gaussian_epsilon
 from tacit.accounting.rdp import ORDERS, renyi_curve
-from tacit.sampling.schemes import RevealedSampleDpEvent
+from tacit.sampling.fixed_size import RevealedSampleDpEvent
 
 
 def sampled(q, z):

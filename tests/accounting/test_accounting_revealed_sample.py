@@ -8,7 +8,8 @@ from tiny_run import ADD, REPLACE
 
 from tacit import MiniSets, Poisson, epsilon
 from tacit.accounting.pld import privacy_loss
-from tacit.sampling.schemes import RevealedSampleDpEvent, Unit
+from tacit.sampling.fixed_size import RevealedSampleDpEvent
+from tacit.sampling.scheme import Unit
 
 EPSILONS = np.array([0.0, 0.2, 1.0, 2.0, 4.0])
 CASES = [(0.1, 0.5), (0.5, 1.0), (0.01, 0.3), (1.0, 1.0)]

@@ -122,7 +122,7 @@ def test_a_sampler_brings_its_own_steps():
 def test_a_run_of_mini_sets_costs_what_its_plan_says():
     """`unit` alone must be enough: a changed mini-set is a replaced one, whatever the relation."""
     from tacit import Plan
-    from tacit.sampling.schemes import Unit
+    from tacit.sampling.scheme import Unit
 
     scheme = MiniSets(100, 10, chosen=5)
     plan = Plan(scheme, 2.0, ADD, 100, unit=Unit.MINI_SET)

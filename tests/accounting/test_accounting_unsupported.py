@@ -93,7 +93,7 @@ def test_a_shuffled_epoch_gets_no_poisson_epsilon():
 
 def test_a_bound_on_mini_sets_needs_mini_sets():
     """Sets cut from a Poisson sample by position shift when one record comes in."""
-    from tacit.sampling.schemes import Unit
+    from tacit.sampling.scheme import Unit
 
     for scheme in (Poisson(0.1), WithoutReplacement(100, 10), ShuffledEpochs(10)):
         with pytest.raises((UnsupportedEvent, ValueError)):

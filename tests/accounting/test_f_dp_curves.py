@@ -11,10 +11,9 @@ from two_point import response, type_two
 
 from tacit import MiniSets, Poisson, WithoutReplacement, epsilon, trade_off
 from tacit.accounting import TradeOff, gaussian_trade_off
-from tacit.accounting.pld import privacy_loss
-from tacit.accounting.profile import profile_of
-from tacit.accounting.trade_off import run_event
-from tacit.sampling.schemes import Unit
+from tacit.accounting.accountant import run_event
+from tacit.accounting.pld import privacy_loss, profile_of
+from tacit.sampling.scheme import Unit
 
 ALPHAS = np.concatenate([np.linspace(0, 1, 2001), norm.cdf(np.linspace(-7, 7, 2001))])
 MUS = pytest.mark.parametrize("mu", [0.01, 0.5, 1.0, 3.0, 8.0, 40.0])

@@ -18,7 +18,7 @@ from tacit.accounting import (
     tensor_power,
     tensor_product,
 )
-from tacit.sampling.schemes import Unit
+from tacit.sampling.scheme import Unit
 
 ALPHAS = np.concatenate([np.linspace(0, 1, 1001), norm.cdf(np.linspace(-6, 6, 501))])
 PAIRS = [

@@ -10,9 +10,9 @@ from tiny_run import REPLACE
 
 from tacit import MiniSets, WithoutReplacement, trade_off
 from tacit.accounting import TradeOff, gaussian_trade_off, subsample
+from tacit.accounting.accountant import run_event
 from tacit.accounting.pld import privacy_loss
-from tacit.accounting.trade_off import run_event
-from tacit.sampling.schemes import Unit
+from tacit.sampling.scheme import Unit
 
 ALPHAS = np.unique(
     np.concatenate([np.linspace(0, 1, 10_001), norm.cdf(np.linspace(-12, 8, 10_001))])

@@ -12,11 +12,11 @@ import pytest
 from tiny_run import gaussian_plan, gradient, one_weight, release
 
 from tacit import Budget, BudgetExceeded, Ledger
-from tacit.accounting import ledger_log
-from tacit.accounting.filter import epsilon_at
-from tacit.accounting.ledger_file import Head
-from tacit.accounting.ledger_statement import read_statement
+from tacit.accounting.rdp import epsilon_at
 from tacit.errors import LedgerDamaged
+from tacit.ledger import ledger_log
+from tacit.ledger.ledger_file import Head
+from tacit.ledger.statement import read_statement
 
 BUDGET = Budget(3.0, 1e-13)  # so small a δ is accounted for by RDP, which takes no time
 PLAN = gaussian_plan(100.0, 500, prelude=(dpa.GaussianDpEvent(500.0),))
@@ -323,7 +323,7 @@ def test_a_crash_while_a_ledger_is_made_leaves_none(tmp_path, monkeypatch):
             def die(*_):
                 raise KeyboardInterrupt
 
-            patch.setattr(f"tacit.accounting.ledger_file.os.{step}", die)
+            patch.setattr(f"tacit.ledger.ledger_file.os.{step}", die)
             with pytest.raises(KeyboardInterrupt):
                 Ledger(path, BUDGET)
         assert not path.exists()

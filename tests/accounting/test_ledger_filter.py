@@ -8,8 +8,7 @@ import pytest
 from tiny_run import ADD, ROOMY, charged, gaussian_plan, release
 
 from tacit import Budget, BudgetExceeded, Ledger, MiniSets, Plan, Poisson
-from tacit.accounting.filter import allowance, best_order, epsilon_at
-from tacit.accounting.rdp import ORDERS, renyi_curve
+from tacit.accounting.rdp import ORDERS, allowance, best_order, epsilon_at, renyi_curve
 
 TIGHT = gaussian_plan(10.0)  # takes all that PLD allows: more than RDP would
 

@@ -6,8 +6,8 @@ import pytest
 from tiny_run import ROOMY, gaussian_plan, release
 
 from tacit import Ledger
-from tacit.accounting.ledger_statement import read_statement
 from tacit.errors import LedgerDamaged
+from tacit.ledger.statement import read_statement
 
 PLAN = gaussian_plan(50.0, 500)
 

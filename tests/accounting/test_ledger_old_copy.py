@@ -11,9 +11,9 @@ from ledger_children import CLEAN, race
 from tiny_run import gaussian_plan, release
 
 from tacit import Budget, Ledger
-from tacit.accounting.ledger_log import LedgerLog
-from tacit.accounting.ledger_statement import verify_file
 from tacit.errors import LedgerDamaged
+from tacit.ledger.ledger_log import LedgerLog
+from tacit.ledger.statement import verify_file
 
 BUDGET = Budget(3.0, 1e-13)
 PLAN = gaussian_plan(1000.0, 50)

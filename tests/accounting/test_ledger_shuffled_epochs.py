@@ -5,7 +5,7 @@ from tiny_run import REPLACE, one_weight
 
 from tacit import Block, BoundedGradient, Budget, Ledger, Mechanism, Records, ShuffleSampler
 from tacit.errors import TacitError
-from tacit.sampling.schemes import Unit
+from tacit.sampling.scheme import Unit
 
 BUDGET = Budget(3.0, 1e-5, REPLACE)
 RECORDS = Records(torch.zeros(20, 1), torch.zeros(20))

@@ -13,7 +13,7 @@ from torch import nn
 
 import tacit
 from tacit import Budget, Ledger, Plan, Relation
-from tacit.private_gradient import PrivateGradient
+from tacit.mechanism import PendingRelease
 
 torch.set_num_threads(1)
 
@@ -123,7 +123,7 @@ def test_the_last_event_of_a_lease_is_one_step(tmp_path, monkeypatch) -> None:
     book = Ledger(tmp_path / "ledger.sqlite", BUDGET, lease_steps=2)
     model, private = gradient()
     assert in_a_thread(lambda: book.release(private, model)) == []
-    both, draw = threading.Barrier(2, timeout=2), PrivateGradient.draw_into
+    both, draw = threading.Barrier(2, timeout=2), PendingRelease.draw_into
     drawn = []
 
     def slowly(self, into, *charge) -> None:
@@ -131,7 +131,7 @@ def test_the_last_event_of_a_lease_is_one_step(tmp_path, monkeypatch) -> None:
         time.sleep(0.05)
         draw(self, into, *charge)
 
-    monkeypatch.setattr(PrivateGradient, "draw_into", slowly)
+    monkeypatch.setattr(PendingRelease, "draw_into", slowly)
     given = [gradient() for _ in range(2)]
 
     def work(model, private) -> None:

@@ -9,8 +9,8 @@ from tiny_run import ADD, one_weight
 
 from tacit import Budget, Plan, Poisson, Run
 from tacit.accounting import gaussian_trade_off, no_privacy
-from tacit.accounting.no_privacy import epsilon_of_no_privacy, no_privacy_note
-from tacit.report import summary_text
+from tacit.accounting.accountant import epsilon_of_no_privacy, no_privacy_note
+from tacit.training import summary_text
 
 
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])

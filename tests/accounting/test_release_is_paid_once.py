@@ -14,9 +14,9 @@ from torch import nn
 
 import tacit
 from tacit import Budget, Ledger, Plan, Relation
-from tacit.accounting.release import Release
+from tacit.accounting.events import Release
 from tacit.data import release_channel_scaler, release_statistics
-from tacit.data.centre import release_centre
+from tacit.data.private_scaling import release_centre
 from tacit.errors import BudgetExceeded, PlanChanged
 
 torch.set_num_threads(1)
@@ -98,7 +98,7 @@ def test_with_a_ledger_it_is_claimed_before_a_record_is_read(kind, tmp_path) -> 
 
 
 def test_nothing_is_computed_where_nothing_is_paid(monkeypatch) -> None:
-    from tacit.data import centre
+    from tacit.data import private_scaling as centre
 
     def read(inputs):
         raise AssertionError("a record was read")

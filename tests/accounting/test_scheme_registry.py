@@ -11,10 +11,10 @@ from tiny_run import ADD, gaussian_plan, log_rows, release
 
 import tacit
 from tacit import Budget, Ledger, Plan, check_scheme, register_scheme
-from tacit.accounting.ledger_statement import read_statement
 from tacit.errors import UnsupportedEvent
-from tacit.sampling import registry
-from tacit.sampling.schemes import Unit
+from tacit.ledger.statement import read_statement
+from tacit.sampling import scheme as registry
+from tacit.sampling.scheme import Unit
 
 BUDGET = Budget(3.0, 1e-13)
 

@@ -4,15 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tacit import (
-    Budget,
-    Callback,
-    Ledger,
-    PerSampleClip,
-    PoissonSampler,
-    Records,
-    Trainer,
-)
+from tacit import Budget, Callback, Ledger, PerSampleClip, PoissonSampler, Records, Trainer
 from tacit.training import Unprotected
 
 BUDGET = Budget(2.0, 1e-5)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tacit import Block, BoundedGradient, Budget, Ledger, Plan, Poisson, PrivateGradient, Relation
+from tacit import Block, BoundedGradient, Budget, Ledger, PendingRelease, Plan, Poisson, Relation
 from tacit.errors import BudgetExceeded
 from tacit.randomness import Randomness
-from tacit.sampling.schemes import Unit
+from tacit.sampling.scheme import Unit
 
 torch.set_num_threads(1)
 
@@ -20,14 +20,14 @@ def one_weight() -> nn.Linear:
     return nn.Linear(1, 1, bias=False)
 
 
-def gradient(plan: Plan, model: nn.Module, randomness: Randomness | None = None) -> PrivateGradient:
+def gradient(plan: Plan, model: nn.Module, randomness: Randomness | None = None) -> PendingRelease:
     """What `Mechanism.privatise` returns, for a sum that is zero."""
     weight = model.weight
     block = Block(("weight",), (weight,), (torch.zeros_like(weight),), bound=1.0)
     bounded = BoundedGradient((block,), divisor=1.0, unit=plan.unit)
     sensitivity = bounded.sensitivities(plan.relation)[0]
     std = plan.noise_multiplier * sensitivity
-    return PrivateGradient(plan, bounded, (std,), randomness or Randomness())
+    return PendingRelease(plan, bounded, (std,), randomness or Randomness())
 
 
 def gaussian_plan(noise_multiplier: float = 10.0, steps: int | None = None, **more) -> Plan:

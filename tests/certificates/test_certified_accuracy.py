@@ -10,10 +10,10 @@ from torch import nn
 
 import tacit
 from tacit.certificates import certified_accuracy, certified_radius
+from tacit.certificates.accuracy import plot_certified
 from tacit.data import PublicScaler
 from tacit.lipschitz import BoundedInput, SpectralLinear
 from tacit.losses import CrossEntropy
-from tacit.report.certified import plot_certified
 from tacit.report.run_folder import to_json
 
 torch.set_num_threads(1)

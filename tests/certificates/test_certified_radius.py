@@ -16,11 +16,10 @@ from tacit.data import PublicScaler, RangeScaler, UnitNorm
 from tacit.data.colour import HSV, YIQ, Greyscale
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz import BoundedInput, ClipGradient, SpectralBall, SpectralLinear, propagate
-from tacit.lipschitz.layers.centering import LayerCentering
-from tacit.lipschitz.layers.convolution import SpectralConv2d
-from tacit.lipschitz.layers.residual import AverageResidual, Residual
-from tacit.lipschitz.layers.scaling import Scale
-from tacit.lipschitz.layers.sorting import MaxMin
+from tacit.lipschitz.layers.activations import MaxMin
+from tacit.lipschitz.layers.branches import AverageResidual, Residual
+from tacit.lipschitz.layers.convolution_layers import SpectralConv2d
+from tacit.lipschitz.layers.inputs import LayerCentering, Scale
 
 torch.set_num_threads(1)
 ALMOST = 1 - 1e-9

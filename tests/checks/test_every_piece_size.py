@@ -21,9 +21,9 @@ from torch import nn
 
 import tacit
 from tacit import PerSampleClip, Poisson, Records
-from tacit.batch import Batch
+from tacit.engines import BookKeeping, PerRecord
 from tacit.errors import MixesRecords
-from tacit.queries import BookKeeping, PerRecord
+from tacit.sampling.batch import Batch
 
 N = 12
 LOCAL = tacit.LocalRun(lambda parameters: torch.optim.SGD(parameters, lr=0.1), at_once=2)

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tacit
-from tacit.batch import batch_of
+from tacit.engines import BookKeeping
 from tacit.errors import MixesRecords
-from tacit.queries import BookKeeping
-from tacit.sampling.schemes import Poisson
+from tacit.sampling.batch import batch_of
+from tacit.sampling.poisson import Poisson
 
 STEPS, MIXED = 12, 5  # not a step at which a model is checked
 

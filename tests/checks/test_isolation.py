@@ -10,8 +10,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import tacit
 from tacit import PerSampleClip, batch_of
+from tacit.engines import BookKeeping, PerRecord
 from tacit.errors import MixesRecords
-from tacit.queries import BookKeeping, PerRecord
 
 D = 6
 

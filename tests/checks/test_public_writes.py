@@ -10,9 +10,9 @@ from torch.nn.utils import parametrizations, spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 import tacit
+from tacit.engines import BookKeeping, PerRecord
 from tacit.errors import MixesRecords
-from tacit.queries import BookKeeping, PerRecord
-from tacit.queries.mini_sets import SetBySet, SetsAsRecords
+from tacit.queries import SetBySet, SetsAsRecords
 
 torch.set_num_threads(1)
 RECORDS, TIME, WIDTH = 6, 4, 4

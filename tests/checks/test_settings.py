@@ -11,9 +11,10 @@ from torch import nn
 
 import tacit
 from tacit.checks.side_effects import kind_of
-from tacit.engines import certify
+from tacit.engines import BookKeeping, PerRecord
+from tacit.engines import model_certificate as certify
 from tacit.errors import MixesRecords
-from tacit.queries import BookKeeping, PerRecord, clipped_query
+from tacit.queries import clipped_query
 
 torch.set_num_threads(1)
 ROWS, LABELS = torch.randn(6, 4), torch.arange(6) % 3

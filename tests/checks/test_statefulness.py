@@ -10,7 +10,7 @@ from torch import nn
 
 import tacit
 from tacit.errors import MixesRecords
-from tacit.queries.mini_sets import SetBySet
+from tacit.queries import SetBySet
 
 torch.set_num_threads(1)
 N = 32

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tacit import Budget, Ledger, Plan, Poisson
-from tacit.accounting.ledger_statement import read_statement
 from tacit.cli import app, main
 from tacit.errors import LedgerDamaged
+from tacit.ledger.statement import read_statement
 
 
 def make(kind: str, file: Path) -> None:

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from tacit import MiniSets, Poisson, Relation, epsilon, trade_off
 from tacit.accounting import Plan, gaussian_dp_mu, gaussian_trade_off
+from tacit.accounting.trade_off import plot_trade_offs
 from tacit.cli import app
-from tacit.report.trade_off import plot_trade_offs
-from tacit.sampling.schemes import Unit
+from tacit.sampling.scheme import Unit
 
 SETS = [
     "--sampling", "mini-sets", "--records", "640", "--batch-size", "64", "--steps", "20",

@@ -11,8 +11,8 @@ from safetensors.torch import load_file as load_weights
 from typer.testing import CliRunner
 
 import tacit
-from tacit.accounting.ledger_statement import read_statement
 from tacit.cli import app
+from tacit.ledger.statement import read_statement
 
 FAST = ["--steps", "6", "--epsilon", "3", "--delta", "1e-4", "--quiet"]
 

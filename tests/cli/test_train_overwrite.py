@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tacit.accounting.ledger_statement import read_statement
 from tacit.cli import app
 from tacit.cli.run_place import fresh_folder, make_room, require_room
 from tacit.errors import BudgetExceeded
+from tacit.ledger.statement import read_statement
 
 FAST = ["--steps", "3", "--epsilon", "1", "--delta", "1e-4", "--quiet", "--json", "--seed", "0"]
 STALE = ("certificate.json", "certified.png", "trade_off.png")

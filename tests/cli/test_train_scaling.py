@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tacit.accounting.ledger import Ledger
 from tacit.cli import app, scaling
 from tacit.errors import BudgetExceeded
+from tacit.ledger.ledger import Ledger
 
 DATA = ["--target", "y", "--feature-range", "-5,5", "--scale-noise", "20", "--batch-size", "50"]
 

@@ -26,7 +26,7 @@ from tacit import (
     Records,
     Relation,
 )
-from tacit.queries import PerRecord
+from tacit.engines import PerRecord
 
 
 @dataclass(frozen=True)

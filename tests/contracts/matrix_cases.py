@@ -38,7 +38,8 @@ from tacit import (
     Records,
     Relation,
 )
-from tacit.queries import Automatic, BookKeeping, PerRecord, SetBySet, SetsAsRecords
+from tacit.engines import Automatic, BookKeeping, PerRecord
+from tacit.queries import SetBySet, SetsAsRecords
 
 SET_SIZE = 2
 CLIP = 2.0**-5

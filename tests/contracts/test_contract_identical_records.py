@@ -17,7 +17,7 @@ from matrix_cases import CHANGES, CLIP, FACTORS, PAIRWISE, Setting, full, moves
 from pairwise import Row
 
 from tacit import PerSampleClip
-from tacit.queries import PerRecord
+from tacit.engines import PerRecord
 
 CUDA = pytest.param(
     "cuda",

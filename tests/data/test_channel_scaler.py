@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from tacit import Relation
-from tacit.data import channel_scaler, release_channel_scaler
-from tacit.data.channel_scaler import moments_bound, sum_of_moments, sum_of_sizes
+from tacit.data import private_scaling as channel_scaler
+from tacit.data import release_channel_scaler
+from tacit.data.private_scaling import moments_bound, sum_of_sizes
+from tacit.data.private_scaling import sum_of_channel_moments as sum_of_moments
 
 ADD, REPLACE = Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_ONE
 SPECIAL = (0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e308, -1e308, 1e-320, 1e155)

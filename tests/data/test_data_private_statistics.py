@@ -9,7 +9,9 @@ import torch
 
 from tacit.budget import Relation
 from tacit.data import PublicScaler, release_statistics
-from tacit.data.private_statistics import _range, sensitivity, sum_of_moments
+from tacit.data.private_scaling import _range
+from tacit.data.private_scaling import scaling_sensitivity as sensitivity
+from tacit.data.private_scaling import sum_of_scaling_moments as sum_of_moments
 
 ADD, REPLACE = Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_ONE
 LOWER, UPPER = -3.0, 5.0
@@ -110,7 +112,7 @@ def test_the_estimate_is_right_when_the_noise_is_small():
 def test_chunks_add_up(monkeypatch):
     x = torch.randn(1000, 7)
     whole = moments(x)
-    monkeypatch.setattr("tacit.data.private_statistics._CHUNK", 64)
+    monkeypatch.setattr("tacit.data.private_scaling._SCALING_CHUNK", 64)
     assert torch.allclose(moments(x), whole)
 
 

@@ -10,9 +10,14 @@ import tarfile
 import numpy as np
 import pytest
 
-from tacit.data.adbench import read_adbench
-from tacit.data.cifar import BATCHES, read_cifar, read_npz_batch
-from tacit.data.idx import read_idx, read_pair
+from tacit.data.file_formats import (
+    BATCHES,
+    read_adbench,
+    read_cifar,
+    read_idx,
+    read_npz_batch,
+    read_pair,
+)
 from tacit.errors import DataError
 
 RNG = np.random.default_rng(0)

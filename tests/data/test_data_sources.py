@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tacit.data.catalogue import DATASETS, DataFile, available, lookup
-from tacit.data.sources import cache_folder, find
+from tacit.data.download import cache_folder, find
 from tacit.errors import DataError
 
 

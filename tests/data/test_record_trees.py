@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 import tacit
-from tacit.data.records import Records, as_records
+from tacit.records import Records, as_records
 
 transformers = pytest.importorskip("transformers")
 

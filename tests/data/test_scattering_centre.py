@@ -10,9 +10,9 @@ import torch
 
 import tacit
 from tacit import Records, Relation
-from tacit.data import centre
-from tacit.data.centre import Centre, on_sphere, release_centre, sensitivity, sum_on_sphere
-from tacit.data.noisy_sum import noisy_sum
+from tacit.data import private_scaling as centre
+from tacit.data.private_scaling import Centre, noisy_sum, on_sphere, release_centre, sum_on_sphere
+from tacit.data.private_scaling import centre_sensitivity as sensitivity
 from tacit.randomness import Randomness
 
 ADD, REPLACE = Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_ONE

@@ -7,6 +7,7 @@ import torch
 from small_run import fit, some_records
 
 import tacit
+from tacit.canvas import one_notice
 from tacit.diagnostics import (
     ActivationNorms,
     ClippingAlignment,
@@ -16,15 +17,13 @@ from tacit.diagnostics import (
     WeightNorms,
     accuracy_curve,
 )
+from tacit.diagnostics.accuracy_curve import plot_ablation, plot_accuracy_against_epsilon
+from tacit.diagnostics.alignment import plot_alignment
+from tacit.diagnostics.confusion import plot_confusion
+from tacit.diagnostics.curvature import plot_curvature
+from tacit.diagnostics.gradient_norms import plot_gradient_norm_histograms
+from tacit.diagnostics.layer_norms import plot_norms
 from tacit.losses import CrossEntropy, TailoredLoss
-from tacit.report.ablation import plot_ablation
-from tacit.report.accuracy_against_epsilon import plot_accuracy_against_epsilon
-from tacit.report.alignment import plot_alignment
-from tacit.report.canvas import one_notice
-from tacit.report.confusion import plot_confusion
-from tacit.report.curvature import plot_curvature
-from tacit.report.gradient_norm_histograms import plot_gradient_norm_histograms
-from tacit.report.norms import plot_norms
 
 torch.set_num_threads(1)
 PNG = b"\x89PNG"
@@ -99,7 +98,7 @@ def test_every_diagnostic_has_a_picture(kind, measured, tmp_path):
 def test_the_notice_is_drawn(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "tacit.report.confusion.save", lambda figure, path, notice: seen.append(notice)
+        "tacit.diagnostics.confusion.save", lambda figure, path, notice: seen.append(notice)
     )
     diagnostic = ConfusionHistory()
     fit([diagnostic])

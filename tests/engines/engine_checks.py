@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import tacit
 from tacit import PerSampleClip, Poisson, batch_of
-from tacit.engines.task import Task
-from tacit.queries import BookKeeping
+from tacit.engines import BookKeeping
+from tacit.engines.clipping import Task
 from tacit.queries.bounded_gradient import trainable
 
 torch.set_num_threads(1)

@@ -11,8 +11,8 @@ from gradient_checks import TINY, UNIT, check_exact, check_left_out, check_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.engines import convolution
-from tacit.engines.convolution import Kernel, kernel_gradients
+from tacit.engines import convolution_gradients as convolution
+from tacit.engines.convolution_gradients import Kernel, kernel_gradients
 from tacit.engines.gradients import Contracted, Scale, Stacked, in_pieces
 
 SEEDS = st.integers(0, 10**6)

@@ -8,7 +8,7 @@ from engine_checks import batch_for, quadratic
 from torch import nn
 
 from tacit import PerSampleClip
-from tacit.queries import BookKeeping, PerRecord
+from tacit.engines import BookKeeping, PerRecord
 
 
 class Breaks(nn.Module):

@@ -12,7 +12,7 @@ from opacus.layers import DPGRU, DPLSTM, DPRNN, DPMultiheadAttention
 from torch import nn
 
 from tacit import PerSampleClip
-from tacit.queries import BookKeeping
+from tacit.engines import BookKeeping
 
 
 class FirstOutput(nn.Module):

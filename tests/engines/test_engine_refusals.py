@@ -8,8 +8,8 @@ from engine_checks import batch_for, quadratic, run_engine
 from torch import nn
 
 from tacit import PerSampleClip
+from tacit.engines import BookKeeping, PerRecord
 from tacit.errors import MixesRecords
-from tacit.queries import BookKeeping, PerRecord
 
 D = 5
 

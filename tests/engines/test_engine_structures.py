@@ -24,8 +24,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tacit import PerSampleClip
+from tacit.engines import BookKeeping, PerRecord
 from tacit.errors import UnsupportedModule
-from tacit.queries import BookKeeping, PerRecord
 
 D = 5
 

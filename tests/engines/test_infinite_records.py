@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import tacit
-from tacit.batch import batch_of
-from tacit.sampling.schemes import Poisson
+from tacit.sampling.batch import batch_of
+from tacit.sampling.poisson import Poisson
 
 
 class Distances(nn.Module):

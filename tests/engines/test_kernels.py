@@ -11,9 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit.engines import norms
-from tacit.engines.convolution import kernel_gradients
+from tacit.engines.convolution_gradients import kernel_gradients
 from tacit.engines.gradients import Scale
-from tacit.engines.kernels import convolution, ghost
+from tacit.engines.kernels import convolution_kernels as convolution
+from tacit.engines.kernels import ghost_kernels as ghost
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 
 KERNELS = (convolution, ghost)

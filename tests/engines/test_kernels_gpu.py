@@ -9,10 +9,11 @@ from test_convolution import CASES, EACH_WAY, WAYS, Case, balanced
 from test_products import cancelling
 
 from tacit.engines import kernels, norms
-from tacit.engines.convolution import Kernel, kernel_gradients
+from tacit.engines.convolution_gradients import Kernel, kernel_gradients
 from tacit.engines.gradients import Scale, Stacked
-from tacit.engines.kernels import convolution, ghost
-from tacit.engines.kernels.convolution import Tiles
+from tacit.engines.kernels import convolution_kernels as convolution
+from tacit.engines.kernels import ghost_kernels as ghost
+from tacit.engines.kernels.convolution_kernels import Tiles
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 from tacit.engines.rules import group_norm_rows
 

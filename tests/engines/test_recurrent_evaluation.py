@@ -8,7 +8,7 @@ from engine_checks import assert_same, batch_for, one_by_one, sums_of
 from torch import nn
 
 from tacit import PerSampleClip
-from tacit.tensor_float import all_digits
+from tacit.precision import all_digits
 
 
 class Reader(nn.Module):

@@ -15,9 +15,10 @@ from record_attack import attack, w, x
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tacit.engines.shadow import Event, Shadow, combine, layout, reduce_labels
-from tacit.engines.shadow_labels import LabelMemory
-from tacit.engines.torch_internals import plain_program
+from tacit.checks.certificate import Event
+from tacit.engines.shadow import Shadow
+from tacit.engines.shadow_labels import LabelMemory, combine, layout, reduce_labels
+from tacit.torch_internals import plain_program
 
 # --- the algebra and the layout -------------------------------------------------------------------
 

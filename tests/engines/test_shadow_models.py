@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.engines.shadow import Shadow, layout
+from tacit.engines.shadow import Shadow
+from tacit.engines.shadow_labels import layout
 
 # torchvision's compiled operators are missing beside a CPU build of torch; its Python part only
 # needs them to be declared, and only when transformers or timm import it.

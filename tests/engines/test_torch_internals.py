@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tacit.engines.torch_internals import Graph, plain_program, saved
+from tacit.torch_internals import Graph, plain_program, saved
 
 
 def test_nodes_tell_their_names_shapes_and_saved_operands():

@@ -13,7 +13,7 @@ from torch import nn
 
 import tacit
 from tacit.losses.record_losses import losses_of
-from tacit.sampling.schemes import Unit
+from tacit.sampling.scheme import Unit
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "batch_clipping"
 FIGURES = [f"figure_{number}" for number in range(1, 19)]

@@ -10,7 +10,7 @@ import torch
 
 import tacit
 from tacit.queries.bounded_gradient import trainable
-from tacit.queries.layerwise import Constants
+from tacit.queries.thresholds import Constants
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "batch_clipping"
 Z = 0.7

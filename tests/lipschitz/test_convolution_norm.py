@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from tacit.lipschitz import SpectralConv1d, SpectralConv2d
-from tacit.lipschitz.convolution_axis import Axis
 from tacit.lipschitz.convolution_norm import (
+    Axis,
     convolution_norm_upper,
     reshaped_norm_upper,
     torus_norm_upper,
 )
-from tacit.lipschitz.convolution_sets import in_groups
-from tacit.lipschitz.layers.convolution import axes_of
+from tacit.lipschitz.layers.convolution_layers import axes_of
+from tacit.lipschitz.sets import in_groups
 
 quick = settings(
     max_examples=70, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]

@@ -10,9 +10,8 @@ from torch import nn
 
 import tacit
 from tacit.lipschitz import AddBias, FrobeniusLinear, SpectralConv2d, SpectralLinear
-from tacit.lipschitz.convolution_sets import ReshapedKernel
 from tacit.lipschitz.projection import constraints_of, enforce
-from tacit.lipschitz.sets import SLACK, SpectralBall
+from tacit.lipschitz.sets import SLACK, ReshapedKernel, SpectralBall
 
 torch.set_num_threads(1)
 

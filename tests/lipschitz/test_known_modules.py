@@ -9,18 +9,9 @@ import torch
 from torch import nn
 
 from tacit.errors import UnboundedLayer
-from tacit.lipschitz import (
-    Bound,
-    BoundedInput,
-    Residual,
-    SpectralLinear,
-    audit_layer,
-    propagate,
-)
-from tacit.lipschitz.answers.pointwise import ACTIVATIONS
-from tacit.lipschitz.answers.refusals import REASONS
+from tacit.lipschitz import Bound, BoundedInput, Residual, SpectralLinear, audit_layer, propagate
 from tacit.lipschitz.bounds import Parameterless
-from tacit.lipschitz.known_modules import KNOWN
+from tacit.lipschitz.torch_modules import ACTIVATIONS, KNOWN, REASONS
 from tacit.losses import CrossEntropy
 
 torch.set_num_threads(1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tacit.lipschitz import Bound, ScaledL2NormPool2d
-from tacit.lipschitz.known_modules import KNOWN
+from tacit.lipschitz.torch_modules import KNOWN
 
 torch.set_num_threads(1)
 

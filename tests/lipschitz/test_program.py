@@ -46,10 +46,9 @@ from tacit.lipschitz import (
     Tokens,
     layers,
 )
-from tacit.lipschitz.answers.refusals import REASONS
-from tacit.lipschitz.known_modules import KNOWN
 from tacit.lipschitz.program import compile_program
 from tacit.lipschitz.projection import _KEEPERS
+from tacit.lipschitz.torch_modules import KNOWN, REASONS
 from tacit.losses import CrossEntropy
 
 torch.set_num_threads(1)

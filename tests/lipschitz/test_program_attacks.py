@@ -49,7 +49,7 @@ from tacit.lipschitz import (
     Tokens,
     layers,
 )
-from tacit.lipschitz.layers import sorting
+from tacit.lipschitz.layers import activations as sorting
 from tacit.losses import CrossEntropy
 
 torch.set_num_threads(1)

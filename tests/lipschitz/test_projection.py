@@ -20,9 +20,9 @@ from tacit.lipschitz import (
 from tacit.lipschitz.operator_norm import (
     operator_norm_exact,
     operator_norm_upper,
+    orthogonalise,
     rough_norm_upper,
 )
-from tacit.lipschitz.orthogonalise import orthogonalise
 from tacit.lipschitz.sets import SLACK
 
 LIMIT = 1 + SLACK + 1e-9

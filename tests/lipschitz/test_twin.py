@@ -20,7 +20,7 @@ from tacit.lipschitz import (
     SpectralConv2d,
     SpectralLinear,
 )
-from tacit.lipschitz.convolution_sets import ReshapedKernel
+from tacit.lipschitz.sets import ReshapedKernel
 
 
 def ordinary() -> nn.Sequential:

@@ -33,7 +33,7 @@ from tacit.losses import (
     attack_constant,
     watched,
 )
-from tacit.losses.focal import _peak
+from tacit.losses.classification import _peak
 from tacit.losses.record_losses import losses_of
 
 torch.set_num_threads(1)

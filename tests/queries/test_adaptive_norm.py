@@ -24,7 +24,7 @@ from tacit import (
     batch_of,
 )
 from tacit.engines.clipping import centred_count
-from tacit.sampling.schemes import Unit
+from tacit.sampling.scheme import Unit
 
 torch.set_num_threads(1)
 

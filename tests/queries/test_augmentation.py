@@ -23,9 +23,9 @@ from tacit import (
     RandomCropFlip,
     batch_of,
 )
+from tacit.engines import Automatic, BookKeeping, PerRecord
 from tacit.lipschitz.layers import SpectralConv2d, SpectralLinear
-from tacit.queries import Automatic, BookKeeping, PerRecord
-from tacit.queries.view_batches import ViewBatches
+from tacit.queries.per_sample_clip import ViewBatches
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,7 @@ from torch import nn
 from tacit import BatchClip, PerSampleClip, Poisson, batch_of
 from tacit.budget import Relation
 from tacit.engines import Automatic, BookKeeping, Clipped
-from tacit.queries.mini_sets.engines import SetsAsRecords, added_up
+from tacit.queries.set_gradients import SetsAsRecords, added_up
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import tacit
 from tacit import PerSampleClip, Poisson, batch_of
-from tacit.queries import BookKeeping, PerRecord
+from tacit.engines import BookKeeping, PerRecord
 
 torch.set_num_threads(1)
 

@@ -13,7 +13,8 @@ from torch import nn
 
 import tacit
 from tacit import AdaptiveNorm, Clip, Normalise, PerSampleClip, Poisson, batch_of
-from tacit.queries import Automatic, BookKeeping, PerRecord, per_sample_clip
+from tacit.engines import Automatic, BookKeeping, PerRecord
+from tacit.queries import per_sample_clip
 
 torch.set_num_threads(1)
 

@@ -11,9 +11,9 @@ from torch import nn
 
 import tacit
 from tacit import BatchClip, Decaying, LayerFactors, LayerwiseNorms, PerSampleClip, Records
+from tacit.engines import PerRecord
 from tacit.errors import NotPublic
 from tacit.losses import CrossEntropy
-from tacit.queries import PerRecord
 from tacit.queries.bounded_gradient import trainable
 
 sys.path.insert(0, str(Path(__file__).parent / "mini_sets"))
@@ -159,7 +159,7 @@ def test_a_layer_without_a_gradient_keeps_a_constant_above_zero():
 
 
 def test_weights_that_went_astray_leave_the_last_estimates():
-    from tacit.queries.layerwise import Estimates
+    from tacit.queries.thresholds import Estimates
 
     held = Estimates(LayerwiseNorms(public_records(), 0.1))
     held.take([1.0, 2.0])

@@ -14,12 +14,19 @@ from typer.testing import CliRunner
 import tacit
 from tacit.cli import app
 from tacit.cli.saved_run import read_run
-from tacit.data import PublicScaler, RangeScaler, UnitNorm, release_statistics
-from tacit.data.centre import release_centre
+from tacit.data import (
+    Preprocessing,
+    PublicScaler,
+    RangeScaler,
+    UnitNorm,
+    load_preprocessing,
+    release_statistics,
+)
 from tacit.data.colour import YIQ
+from tacit.data.private_scaling import release_centre
 from tacit.data.scattering import ScatteringMap
 from tacit.errors import DataError
-from tacit.report import Preprocessing, load_preprocessing, save_run
+from tacit.report import save_run
 
 FAST = ["--steps", "2", "--noise-multiplier", "4", "--epsilon", "60", "--delta", "1e-3", "--quiet"]
 

@@ -12,8 +12,7 @@ from torch import nn
 
 import tacit
 from tacit.report import save_run
-from tacit.report.run_folder import environment
-from tacit.report.source import source
+from tacit.report.run_folder import environment, source
 
 
 def finished(steps=2, test=None):

@@ -9,7 +9,7 @@ from norm_cases import ADD, REPLACE, generator, image_net, images
 
 from tacit.data import Records
 from tacit.statistics import ReleasedStatistics
-from tacit.statistics.moments import clipped_moments, moments_bound, moments_sensitivity
+from tacit.statistics.released_statistics import clipped_moments, moments_bound, moments_sensitivity
 
 
 def nasty(channels: int, positions: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from tacit.errors import BudgetExceeded, MixesRecords, PlanChanged, UndeclaredCo
 from tacit.errors import UnsupportedModule as Unsupported
 from tacit.randomness import Randomness
 from tacit.statistics import ReleasedStatistics, refuse_private_statistics
-from tacit.statistics.moments import moments_sensitivity
+from tacit.statistics.released_statistics import moments_sensitivity
 
 TINY = 1e-7  # a noise multiplier that is next to none, for what is not about noise
 

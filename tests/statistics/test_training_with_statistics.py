@@ -10,7 +10,7 @@ from torch import nn
 import tacit
 from tacit.accounting.accountant import epsilon_of_event
 from tacit.errors import BudgetExceeded, MissingStatistics, MixesRecords, NotPublic
-from tacit.queries.mini_sets import BatchClip
+from tacit.queries import BatchClip
 from tacit.report.run_folder import save_run
 from tacit.sampling import MiniSetSampler, PoissonSampler
 from tacit.statistics import (

@@ -13,7 +13,7 @@ from small_trainer import small_trainer, some_records
 import tacit
 from tacit.errors import NotPublic
 from tacit.training import Unprotected
-from tacit.training.held_out import NOT_COVERED, SHOWN, require_held_out
+from tacit.training.preconditions import NOT_COVERED, SHOWN, require_held_out
 
 TRAIN = some_records()
 COPY = replace(TRAIN, inputs=TRAIN.inputs.clone(), targets=TRAIN.targets.clone(), name="copy")

@@ -8,8 +8,8 @@ from torch import nn
 
 import tacit
 from tacit import BatchClip, PerSampleClip, Records, Sparsification
+from tacit.engines import PerRecord
 from tacit.losses import CrossEntropy
-from tacit.queries import PerRecord
 
 
 def two_features(n: int = 400) -> Records:

@@ -7,8 +7,7 @@ from torch import nn
 
 import tacit
 from tacit.errors import PlanChanged
-from tacit.training.earlier_runs import TRAINED_BEFORE, TRAINED_HERE
-from tacit.training.row_numbers import ROW_NUMBERS
+from tacit.training.preconditions import ROW_NUMBERS, TRAINED_BEFORE, TRAINED_HERE
 from tacit.training.run import EARLY
 
 

@@ -19,11 +19,11 @@ from reference import Start, record_gradients
 from torch import nn
 
 import tacit
-from tacit.batch import batch_of
 from tacit.engines.book_keeping import planned_pass
-from tacit.engines.task import Task
+from tacit.engines.clipping import Task
 from tacit.errors import MixesRecords
-from tacit.sampling.schemes import Poisson
+from tacit.sampling.batch import batch_of
+from tacit.sampling.poisson import Poisson
 
 
 def batch_for(rows, labels=None, piece=None):

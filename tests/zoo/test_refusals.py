@@ -29,9 +29,9 @@ from transformers_text import gpt2, mixtral_loop
 from zoo_case import Case, next_token_loss, text_to_continue
 
 import tacit
-from tacit.batch import batch_of
 from tacit.errors import MixesRecords, TacitError, UnsupportedModule
-from tacit.sampling.schemes import Poisson
+from tacit.sampling.batch import batch_of
+from tacit.sampling.poisson import Poisson
 
 PIECES = [None, 1, 2, 3]
 

@@ -21,9 +21,9 @@ from torch import nn
 from zoo_case import LENGTH, Tree
 
 import tacit
-from tacit.batch import batch_of
 from tacit.pytrees import map_tensors
-from tacit.sampling.schemes import Poisson
+from tacit.sampling.batch import batch_of
+from tacit.sampling.poisson import Poisson
 
 HUGE, TINY = 1e6, 1e-3
 

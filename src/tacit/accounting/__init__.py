@@ -1,22 +1,21 @@
-"""Events to ε; trade-off curves; calibration; the ledger."""
+"""Events to ε; trade-off curves; calibration."""
 
-from tacit.accounting.accountant import calibrate, epsilon, epsilon_rdp, steps_within
-from tacit.accounting.check_scheme import check_scheme
-from tacit.accounting.gaussian_dp import GaussianDpEstimate, gaussian_dp_mu
-from tacit.accounting.layerwise import layerwise_multiplier
-from tacit.accounting.ledger import Ledger
-from tacit.accounting.ledger_statement import Statement
-from tacit.accounting.no_privacy import no_privacy
+from tacit.accounting.accountant import calibrate, epsilon, epsilon_rdp, no_privacy, steps_within
+from tacit.accounting.gaussian_dp import GaussianDpEstimate, gaussian_dp_mu, layerwise_multiplier
 from tacit.accounting.plan import Plan
-from tacit.accounting.subsample import subsample
-from tacit.accounting.tensor_product import tensor_power, tensor_product
-from tacit.accounting.trade_off import TradeOff, gaussian_trade_off, trade_off
+from tacit.accounting.scheme_check import check_scheme
+from tacit.accounting.trade_off import (
+    TradeOff,
+    gaussian_trade_off,
+    subsample,
+    tensor_power,
+    tensor_product,
+    trade_off,
+)
 
 __all__ = [
     "GaussianDpEstimate",
-    "Ledger",
     "Plan",
-    "Statement",
     "TradeOff",
     "calibrate",
     "check_scheme",

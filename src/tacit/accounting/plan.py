@@ -1,4 +1,7 @@
-"""What a run will release, fixed before it begins."""
+"""What a run will release, fixed before it begins.
+
+What a run will release, fixed before it begins.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,19 @@ from typing import Any
 
 import dp_accounting as dpa
 
-from tacit.accounting.accountant import (
-    composed_event,
-    epsilon_of_event,
-    run_event,
-    steps_within,
-)
+from tacit.accounting.accountant import composed_event, epsilon_of_event, run_event, steps_within
+from tacit.accounting.events import Release
 from tacit.accounting.pld import FINE, Precision
 from tacit.accounting.rdp import epsilon_of_curve, renyi_curve
-from tacit.accounting.release import Release
 from tacit.budget import Budget, Relation
 from tacit.errors import UnsupportedEvent
-from tacit.sampling.registry import scheme_from_fields, scheme_to_fields
-from tacit.sampling.schemes import Scheme, Unit, accounted_relation
+from tacit.sampling.scheme import (
+    Scheme,
+    Unit,
+    accounted_relation,
+    scheme_from_fields,
+    scheme_to_fields,
+)
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,46 @@
-"""Trade-off curves: what a tester who wants to spot one record can reach (f-DP)."""
+"""Trade-off curves: what a tester who wants to spot one record can reach (f-DP).
+
+Trade-off curves: what a tester who wants to spot one record can reach (f-DP).
+
+The tensor product of trade-off curves: what several releases give away together.
+
+The subsampling operator of f-DP.
+
+Type I against type II error, as a picture.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
 import numpy as np
+from dp_accounting.pld import privacy_loss_distribution as dpa_pld
 from scipy.special import ndtr, ndtri
 
 from tacit.accounting.accountant import ROUNDING_A_STEP, run_event, scheme_of
+from tacit.accounting.events import leaves_of
 from tacit.accounting.pld import (
     PrivacyLoss,
     gaussian_multiplier,
     gaussian_profile,
+    grid_step,
+    not_private,
     num_convolutions,
     privacy_loss,
+    profile_of,
+    symmetric_pmf,
 )
-from tacit.accounting.profile import profile_of
 from tacit.budget import Relation
 from tacit.sampling.sampler import Sampler
-from tacit.sampling.schemes import Scheme, Unit, accounted_relation
+from tacit.sampling.scheme import Scheme, Unit, accounted_relation
+
+if TYPE_CHECKING:
+    from tacit.accounting.gaussian_dp import GaussianDpEstimate
 
 _STEEPEST = 690.0  # e^ε beyond is out of a double's range, and α·e^ε > 1 for every α that is not
 
@@ -221,3 +240,198 @@ def _gaussian_points(mu: float) -> tuple[np.ndarray, np.ndarray]:
     epsilons = np.linspace(0.0, mu * mu / 2 + 8 * mu, count)
     deltas = gaussian_profile(epsilons, 1 / mu)
     return epsilons, np.minimum(deltas * (1 + 1e-12) + 1e-15, 1.0)
+
+
+_MAX_POINTS = 2_000_000
+_POINTS_PER_DEVIATION = 500
+
+Factor = tuple[Release | TradeOff, int]
+
+
+def tensor_product(*curves: TradeOff) -> TradeOff:
+    """f ⊗ g ⊗ …: T(P × P', Q × Q') where f = T(P, Q) and g = T(P', Q').  [Dong 2022, Def. 3.1]
+
+    The guarantee of all releases together, each chosen knowing the ones before it but with its
+    curve fixed beforehand [Dong 2022, Thm 3.2]. Privacy losses add up, so their distributions
+    are convolved: those of the events behind the curves where there are events (Gaussians in
+    closed form), else that of the curve itself, whose lines are the losses of a discrete pair.
+    Every step rounds towards a lower curve, so that the product is never above the true one.
+    """
+    return _composed([factor for curve in curves for factor in _factors(curve)], curves)
+
+
+def tensor_power(curve: TradeOff, count: int) -> TradeOff:
+    """f^{⊗T}: the same release T times."""
+    if count < 0:
+        raise ValueError(f"a curve composed {count} times; give 0 or more")
+    return _composed([(source, count * times) for source, times in _factors(curve)], [curve])
+
+
+def _factors(curve: TradeOff) -> tuple[Factor, ...]:
+    return curve.factors or ((curve, 1),)
+
+
+def _composed(factors: Sequence[Factor], curves: Sequence[TradeOff]) -> TradeOff:
+    relation = _one_of({curve.relation for curve in curves} - {None})
+    factors = tuple(factor for factor in factors if factor[1] > 0)
+    events = [
+        Release(dpa.SelfComposedDpEvent(source.event, count), source.relation)
+        for source, count in factors
+        if isinstance(source, Release)
+    ]
+    outlines = [(source, count) for source, count in factors if isinstance(source, TradeOff)]
+    accounted = {release.relation for release in events} - {None}
+    if not outlines and len(accounted) < 2:
+        under = next(iter(accounted), None)
+        joint = dpa.ComposedDpEvent([release.event for release in events])
+        return curve_of_event(joint, under, relation)
+    loss, convolutions = _loss(events, outlines)
+    return curve_of_loss(loss, convolutions, relation, factors)
+
+
+def _one_of(relations: Iterable[Relation | None]) -> Relation | None:
+    found = sorted(str(relation) for relation in relations)
+    if len(found) > 1:
+        raise ValueError(
+            f"curves for {' and '.join(found)} say nothing together: the neighbours differ; "
+            "make all of them for one relation"
+        )
+    return Relation(found[0]) if found else None
+
+
+def _loss(
+    events: Sequence[Release], outlines: Sequence[tuple[TradeOff, int]]
+) -> tuple[PrivacyLoss | None, int]:
+    """The joint loss on one grid, and how many convolutions made it; None if nothing is private."""
+    every = dpa.ComposedDpEvent([release.event for release in events])
+    if not_private(leaves_of(every)):
+        return None, 0
+    interval = min(_interval(outlines), grid_step(every)) if events else _interval(outlines)
+    total = dpa_pld.identity(value_discretization_interval=interval)
+    for release in events:
+        under = release.relation or Relation.ADD_OR_REMOVE_ONE
+        loss = privacy_loss(release.event, under, interval=interval)
+        assert loss is not None
+        total = total.compose(loss)
+    for curve, count in outlines:
+        total = total.compose(loss_of_curve(curve, interval).self_compose(count))
+    copies = sum(count for _, count in outlines)
+    return total, num_convolutions(every) + copies + len(events) + len(outlines)
+
+
+def loss_of_curve(curve: TradeOff, interval: float) -> PrivacyLoss:
+    """A pair with this symmetric curve, its losses rounded to a grid so that δ only grows."""
+    num = math.ceil(curve.epsilons[-1] / interval) + 1
+    return PrivacyLoss(symmetric_pmf(curve.delta(np.arange(num + 1) * interval), interval))
+
+
+def _interval(outlines: Sequence[tuple[TradeOff, int]]) -> float:
+    """A power of two: h = √(V/N)/500 for N losses of joint variance V, if that fits in memory.
+
+    Rounding to a grid h adds at most h²/4 to the variance of each loss.
+    """
+    variance, reach, copies = 0.0, 0.0, 0
+    for curve, count in outlines:
+        second, furthest = _moments(curve)
+        variance += count * second
+        reach = max(reach, furthest)
+        copies += count
+    if variance == 0:
+        return 1e-4
+    deviation = math.sqrt(variance)
+    # The mean of a loss is at most half its second moment where it is small, and its root always.
+    whole = 2 * (11 * deviation + min(variance, math.sqrt(copies) * deviation) + reach)
+    step = max(math.sqrt(variance / copies) / _POINTS_PER_DEVIATION, whole / _MAX_POINTS)
+    return 2.0 ** math.floor(math.log2(step))
+
+
+def _moments(curve: TradeOff) -> tuple[float, float]:
+    """E_P[l²] of the finite losses, and the largest. Line by line: a loss of ε has mass e^ε·Δα."""
+    reach = float(curve.epsilons[-1])
+    corners = np.concatenate([[1.0], np.clip(curve._corners, 0.0, 1.0), [0.0]])
+    masses = np.maximum(-np.diff(corners), 0.0) * curve._slopes
+    with np.errstate(divide="ignore"):
+        losses = np.where(curve._slopes > 0, np.log(curve._slopes), 0.0)
+    return float(np.sum(masses * losses**2)), reach
+
+
+def subsample(curve: TradeOff, probability: float) -> TradeOff:
+    """C_p(f) = min{f_p, f_p⁻¹}**, f_p = p·f + (1 − p)·Id, Id(α) = 1 − α.  [Dong 2022, Sec. 4]
+
+    If M is f-DP on m records under replace-one, M on a sample of m of N records without
+    replacement is C_{m/N}(f)-DP, in both directions [Dong 2022, Sec. 4].
+
+    Where f is the largest of lines 1 − δ − e^ε·α, f_p is that of p·(1 − δ − e^ε·α) +
+    (1 − p)·(1 − α) = 1 − p·δ − (1 + p·(e^ε − 1))·α: again a line, with ε' = log(1 + p·(e^ε − 1))
+    and δ' = p·δ. Those with ε ≥ 0 and their mirror images have min{f_p, f_p⁻¹}** as their
+    envelope: the other lines of f_p are flatter than −1, where f_p⁻¹ is lower. So nothing is
+    rounded but the lines of f themselves, and a curve that is not above f makes one that is not
+    above C_p(f).
+    """
+    if not 0 < probability <= 1:
+        raise ValueError(f"probability is {probability}; give a number above 0 and at most 1")
+    before, deltas = curve.epsilons, curve.deltas
+    if before[0] > 0:
+        # A line of slope −1 through a corner of f adds nothing to f, but its image does to f_p.
+        before, deltas = np.append(0.0, before), np.append(curve.advantage, deltas)
+    # log(1 + p·(e^ε − 1)) = ε + log(p + (1 − p)·e^(−ε)), whose exponent cannot overflow.
+    small = np.log1p(probability * np.expm1(np.minimum(before, 1.0)))
+    large = before + np.log(probability + (1 - probability) * np.exp(-before))
+    # Two lines may meet in one double: the lower δ, which is the later one's, holds for both.
+    epsilons, last = np.unique(np.where(before < 1, small, large)[::-1], return_index=True)
+    return TradeOff(epsilons, (probability * deltas)[::-1][last], curve.relation)
+
+
+REFERENCES = (0.5, 1.0, 2.0)
+NOT_A_GUARANTEE = "CLT, not a guarantee"
+_GREY = "0.55"
+
+
+def plot_trade_offs(
+    curves: Mapping[str, TradeOff],
+    path: str | os.PathLike[str],
+    limits: Mapping[str, GaussianDpEstimate] | None = None,
+    title: str = "the best test for one record's presence",
+) -> None:
+    """Each run's exact curve, by name; its CLT curve dashed; G_μ and the perfect 1 − α in grey.
+
+    A test's errors lie on or above the curve of its run. The nearer a curve is to 1 − α, the less
+    there is to see.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if not curves:
+        raise ValueError("no curves to draw; give at least one, by name")
+    figure = Figure(figsize=(5.8, 5.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    # Dense at both ends, where curves bend.
+    alphas = np.concatenate([[0.0], ndtr(np.linspace(-6, 6, 601)), [1.0]])
+    axes.plot([0, 1], [1, 0], color=_GREY, linewidth=1)
+    axes.text(0.53, 0.53, "perfect: 1 − α", rotation=-45, ha="center", va="center",
+              rotation_mode="anchor", color=_GREY)  # fmt: skip
+    for mu in REFERENCES:
+        axes.plot(alphas, ndtr(-ndtri(alphas) - mu), color=_GREY, linewidth=0.8, linestyle=":")
+        at = float(ndtr(-mu / 2))
+        axes.annotate(
+            f"$G_{{{mu:g}}}$", (at, at), (-1, -1), textcoords="offset points",
+            ha="right", va="top", color=_GREY,
+        )  # fmt: skip
+    for number, (name, curve) in enumerate(curves.items()):
+        colour = f"C{number}"
+        # Wide and pale, so that a limit that agrees with it is seen on top of it.
+        label = f"{name} (exact)"
+        axes.plot(alphas, curve(alphas), color=colour, linewidth=3.5, alpha=0.55, label=label)
+        limit = (limits or {}).get(name)
+        if limit is not None and np.isfinite(limit.mu):
+            words = NOT_A_GUARANTEE if limit.approximate else "exactly Gaussian"
+            label = f"$G_{{{limit.mu:.2f}}}$ ({words})"
+            axes.plot(alphas, limit(alphas), color=colour, linestyle="--", label=label)
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    axes.set_xlabel("type I error α: a record is seen that is not there")
+    axes.set_ylabel("type II error f(α): a record is missed that is")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper right", fontsize=9)
+    axes.set_title(title, fontsize=11)
+    figure.savefig(path, dpi=120)

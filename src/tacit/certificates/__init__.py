@@ -1,6 +1,10 @@
 """Robustness certificates of Lipschitz networks: radii within which a decision cannot change."""
 
 from tacit.certificates.accuracy import CertifiedAccuracy, certified_accuracy
-from tacit.certificates.radius import certified_radius
+from tacit.certificates.certifier import certified_radius
 
-__all__ = ["CertifiedAccuracy", "certified_accuracy", "certified_radius"]
+__all__ = [
+    "CertifiedAccuracy",
+    "certified_accuracy",
+    "certified_radius",
+]

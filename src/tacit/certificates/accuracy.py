@@ -1,11 +1,16 @@
-"""Certified accuracy: the share of records that are right, and stay so within a radius."""
+"""Certified accuracy: the share of records that are right, and stay so within a radius.
+
+Certified accuracy: the share of records that are right, and stay so within a radius.
+
+Certified accuracy against the radius, as a picture.
+"""
 
 from __future__ import annotations
 
 import io
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +20,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from tacit.certificates.certifier import certifier_for
-from tacit.data.records import Records
 from tacit.data.scaling import Scaler
+from tacit.records import Records
 
 RADII = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 PIXEL = 1 / 255
@@ -74,7 +79,6 @@ class CertifiedAccuracy:
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Certified accuracy against the radius, as a picture."""
-        from tacit.report.certified import plot_certified
 
         plot_certified({"this model": self}, path)
 
@@ -122,3 +126,35 @@ def _checked(radii: Sequence[float]) -> tuple[float, ...]:
     if not radii or not all(0 <= r < math.inf for r in radii):
         raise ValueError(f"radii are {list(radii)}; give finite numbers from 0")
     return tuple(sorted({float(r) for r in radii}))
+
+
+_MOST_STEPS = 400
+
+
+def plot_certified(results: Mapping[str, CertifiedAccuracy], path: str | os.PathLike[str]) -> None:
+    """One curve a model, by name: the share right and certified at every radius."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    last = max(result.radii[-1] for result in results.values()) or 1.0
+    grid = [last * i / _MOST_STEPS for i in range(_MOST_STEPS + 1)]
+    for name, result in results.items():
+        (line,) = axes.plot(grid, [100 * result.at(r) for r in grid], label=name)
+        shares = [100 * share for share in result.shares]
+        axes.plot(result.radii, shares, "o", markersize=4, color=line.get_color())
+    units = {result.unit for result in results.values()}
+    axes.set_xlabel(
+        "L2 radius (1/255)" if units == {PIXEL} else "L2 radius (in the results' units)"
+    )
+    axes.set_ylabel("right and certified (%)")
+    axes.set_ylim(0, 102)
+    axes.set_xlim(0, last * 1.02)
+    axes.grid(alpha=0.3)
+    if len(results) > 1:
+        axes.legend()
+    records = " and ".join(sorted({f"{r.num_records:,}" for r in results.values()}))
+    axes.set_title(f"certified accuracy on {records} held-out records")
+    figure.savefig(path, dpi=120)

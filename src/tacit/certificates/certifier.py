@@ -1,26 +1,33 @@
-"""A network taken apart for certificates, once for all records."""
+"""A network taken apart for certificates, once for all records.
+
+The L2 radius around a record within which a Lipschitz network's decision cannot change.
+
+Moves of a record that is then put on a sphere.
+
+From the outputs of a record to how far its representation may move before the class changes.
+
+Scalers as layers, so that a certificate is about the inputs as they were before them.
+
+A copy of a network that is known by its weights, not only by the sets they are kept in.
+
+A network taken apart for certificates, once for all records.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from tacit.certificates.actual_norms import certified_copy
-from tacit.certificates.margins import (
-    allowed_moves,
-    decisions,
-    slopes_of_head,
-    slopes_of_outputs,
-)
-from tacit.certificates.preprocessing import as_layers
-from tacit.certificates.sphere import radius_before_sphere
-from tacit.data.scaling import Scaler
+from tacit.data.colour import LinearColour
+from tacit.data.scaling import PublicScaler, RangeScaler, Scaler, UnitNorm
 from tacit.errors import UnboundedLayer
+from tacit.lipschitz.bounds import Bound
 from tacit.lipschitz.integrity import (
     members,
     ours,
@@ -30,9 +37,196 @@ from tacit.lipschitz.integrity import (
 )
 from tacit.lipschitz.layers.clip_gradient import ClipGradient
 from tacit.lipschitz.layers.inputs import BoundedInput
-from tacit.lipschitz.program import Program, compile_program
+from tacit.lipschitz.program import Program, compile_program, whole
+from tacit.lipschitz.projection import Constrained
 from tacit.lipschitz.propagate import input_lipschitz
+from tacit.lipschitz.sets import SLACK
 from tacit.lipschitz.steps import located
+
+
+def certified_radius(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor | None = None,
+    *,
+    before: Scaler | Iterable[Scaler] = (),
+) -> Tensor:
+    """r(x) such that every x + δ with ‖δ‖₂ < r(x) is given the class of x; one number a record.
+
+    With an L-Lipschitz network, z_y − z_k moves by at most √2·L·‖δ‖, so
+        r = min_{k≠y} (z_y − z_k) / (√2·L),
+    with L·‖w_y − w_k‖ in the place of √2·L where the network ends in a linear layer, and |z|/L for
+    one output  [Tsuzuku 2018, Prop. 1]. L is that of the weights as they are, from above.
+    A `BoundedInput` that clips is 1-Lipschitz; one that puts inputs on a sphere has no constant
+    and is allowed for by angles. Where `targets` are given, the radius is 0 for a wrong decision.
+
+    `before` are the scalers that the network's inputs went through. Then `inputs` are those
+    *before* scaling, and so is the radius: pixels, say, and not deviations from a mean.
+    """
+    found = certifier_for(model, inputs.shape[1:], before)(inputs)
+    if targets is None:
+        return found.radii_B
+    return torch.where(found.right(targets.to(found.radii_B.device)), found.radii_B, 0.0)
+
+
+def radius_before_sphere(allowed_B: Tensor, norms_B: Tensor, sphere_norm: float) -> Tensor:
+    """How far u may move while X·u/‖u‖ moves by less than `allowed`.
+
+    Let u move by δ with r = ‖δ‖ < ‖u‖. The angle between u and u + δ is at most arcsin(r/‖u‖):
+    among the points at distance r, the one where the line from 0 touches the circle is the
+    furthest round. Directions an angle θ apart are 2X·sin(θ/2) apart on the sphere, which grows
+    with θ up to π. So the angle may be θ = 2·arcsin(min(1, allowed/2X)), and then
+        r < ‖u‖·sin(min(θ, π/2)).
+    Beyond π/2 the limit is ‖u‖ itself, where u + δ may be 0 and have no direction.
+    """
+    half = (allowed_B / (2 * sphere_norm)).clamp(max=1.0)
+    angle = (2 * half.asin()).clamp(max=math.pi / 2)
+    return norms_B * angle.sin()
+
+
+_ROUNDING = 1 + 1e-9
+
+
+def slopes_of_outputs(num_outputs: int, lipschitz: float) -> Tensor:
+    """s_yk = √2·L: how far z_y − z_k moves at most when the input of an L-Lipschitz f moves by 1.
+
+    z_y − z_k = ⟨e_y − e_k, f(x)⟩, and ‖e_y − e_k‖ = √2. Of one output, z itself: s = L.
+    """
+    factor = math.sqrt(2) if num_outputs > 1 else 1.0
+    return torch.full((num_outputs, num_outputs), factor * lipschitz, dtype=torch.float64)
+
+
+def slopes_of_head(head: nn.Linear, lipschitz: float) -> Tensor:
+    """s_yk = L·‖w_y − w_k‖ where a linear head Wf(x) + c ends an L-Lipschitz body f.
+
+    z_y − z_k = ⟨w_y − w_k, f(x)⟩ + c_y − c_k. Never above √2·L·‖W‖, since w_y − w_k =
+    Wᵀ(e_y − e_k), and far below it for classes that are alike. Of one output: s = L·‖w‖.
+    """
+    weight = head.weight.detach().to(torch.float64)
+    if len(weight) == 1:
+        return lipschitz * weight.norm().reshape(1, 1) * _ROUNDING
+    # Row by row: |a|² + |b|² − 2ab, the fast way, loses its digits where rows are alike.
+    distances = torch.stack([(row - weight).norm(dim=1) for row in weight])
+    return lipschitz * distances * _ROUNDING
+
+
+def decisions(outputs: Tensor) -> Tensor:
+    """The class of the largest output; of one output, whether it is positive."""
+    if outputs.shape[1] == 1:
+        return (outputs.squeeze(1) > 0).long()
+    return outputs.argmax(dim=1)
+
+
+def allowed_moves(outputs_BK: Tensor, decided_B: Tensor, slopes_KK: Tensor) -> Tensor:
+    """min_{k≠y} (z_y − z_k)/s_yk: below this no z_k catches up with z_y. Of one output, |z|/s."""
+    if outputs_BK.shape[1] == 1:
+        # A sign decides, and 0 counts as not positive.
+        return _ratio(outputs_BK.abs(), slopes_KK).squeeze(1)
+    gaps_BK = outputs_BK.gather(1, decided_B[:, None]) - outputs_BK
+    moves_BK = _ratio(gaps_BK, slopes_KK[decided_B])
+    classes_K = torch.arange(outputs_BK.shape[1], device=outputs_BK.device)
+    return torch.where(decided_B[:, None] == classes_K, math.inf, moves_BK).amin(dim=1)
+
+
+def _ratio(gaps: Tensor, slopes: Tensor) -> Tensor:
+    """gap/slope, 0 where there is no gap (or it is not a number), ∞ where nothing can close it."""
+    return torch.where(gaps > 0, gaps / slopes.to(gaps.device), 0.0)
+
+
+class ScalingLayer(nn.Module):
+    """A scaler in front of a network, with its Lipschitz constant."""
+
+    objects = ("scaler",)
+
+    def __init__(self, scaler: Scaler) -> None:
+        super().__init__()
+        self.scaler, self.constant = scaler, scaler_lipschitz(scaler)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scaler(x)
+
+    def output_norm(self, x: Bound) -> float:
+        return math.inf  # a mean is subtracted, and what comes in is not bounded anyway
+
+    def lipschitz(self, x: Bound) -> float:
+        return self.constant
+
+    def gradient_norms(self, x: Bound, cotangent: float) -> dict[str, float]:
+        return {}
+
+
+def as_layers(before: Scaler | Iterable[Scaler]) -> list[nn.Module]:
+    """The scalers in turn. Dividing a record by its norm is the sphere of radius 1."""
+    scalers = (before,) if isinstance(before, Scaler) else before
+    return [
+        BoundedInput(1.0, sphere=True) if type(scaler) is UnitNorm else ScalingLayer(scaler)
+        for scaler in scalers
+    ]
+
+
+def scaler_lipschitz(scaler: Scaler) -> float:
+    """How far the scaled input moves at most, over how far the input does.
+
+    (x − mean)/std: channel c moves by δ_c/std_c, so ‖·‖ ≤ ‖δ‖/min std. The *smallest* deviation
+    decides: with the largest, as published code has it, a radius is too large by their ratio.
+    A range onto another: clipping is 1-Lipschitz, then the steepest slope. A colour matrix: ‖M‖₂.
+    """
+    if type(scaler) is PublicScaler:
+        assert isinstance(scaler.std, Tensor)
+        return 1 / float(scaler.std.min())
+    if type(scaler) is RangeScaler:
+        assert isinstance(scaler.upper, Tensor)
+        assert isinstance(scaler.lower, Tensor)
+        low, high = scaler.onto
+        return (high - low) / float((scaler.upper - scaler.lower).min())
+    if isinstance(scaler, LinearColour):
+        return scaler.lipschitz
+    raise ValueError(
+        f"{type(scaler).__name__} has no known Lipschitz constant, so nothing is known of the "
+        "inputs before it; certify the scaled inputs by leaving it out of before="
+    )
+
+
+def certified_copy(module: nn.Module) -> nn.Module:
+    """The module in float64 and evaluation mode, each weight's set shrunk or grown to hold it.
+
+    It is a snapshot: what was done to an instance of a layer is refused and takes no part.
+
+    A layer's Lipschitz constant is for all weights in its set {W : norm(W) ≤ max_norm}. A weight
+    whose norm is certified to be at most n is in the set with n in the place of max_norm, so the
+    same layer's answer for that set holds for it: tighter than for the set it was trained in, and
+    true even if nobody projected. A set that cannot be changed must hold its weight as it is.
+    """
+    made = whole(module)
+    for _, layer in members(made):
+        layer.training = False
+        for name, parameter in layer._parameters.items():
+            if parameter is not None:
+                layer._parameters[name] = nn.Parameter(parameter.detach().double(), False)
+        for name, buffer in layer._buffers.items():
+            if buffer is not None:
+                own = buffer.detach().clone()
+                layer._buffers[name] = own.double() if own.is_floating_point() else own
+        if isinstance(layer, ClipGradient):
+            layer.max_norm = math.inf  # forwards it is the identity, whatever it does to gradients
+        if isinstance(layer, Constrained):
+            _fit(layer)
+    found: nn.Module = made
+    return found
+
+
+def _fit(layer: Any) -> None:
+    own = getattr(layer, "within", None)
+    for constraint in layer.constraints():
+        with torch.no_grad():
+            norm = float(constraint.within.norm_upper(constraint.parameter.detach()[None]))
+        if constraint.within is own and is_dataclass(own) and not isinstance(own, type):
+            layer.within = replace(own, max_norm=norm / (1 + SLACK))
+        elif not norm <= constraint.within.max_norm * (1 + SLACK):
+            raise ValueError(
+                f"a parameter of a {type(layer).__name__} has norm {norm:.6g} and its set ends at "
+                f"{constraint.within.max_norm:g}; call tacit.lipschitz.project(model) first"
+            )
 
 
 @dataclass(frozen=True)

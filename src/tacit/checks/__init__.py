@@ -7,8 +7,7 @@ here with its logical batch, before it is cut into pieces, so that no choice of 
 size can switch a check off. This room imports no query and no engine.
 """
 
-from tacit.checks.certificate import Certificate, Event, require_apart
-from tacit.checks.known_modules import refuse_mixing
+from tacit.checks.certificate import Certificate, Event, refuse_mixing, require_apart
 from tacit.checks.side_effects import watched_step
 
 __all__ = [

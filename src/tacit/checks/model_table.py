@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from tacit.foreign_hooks import foreign_hooks, process_wide_hooks
+from tacit.torch_internals import foreign_hooks, process_wide_hooks
 
 # A module, by id, and the name of a tensor that it holds.
 Place = tuple[int, str]

@@ -1,4 +1,9 @@
-"""A step over private records must leave nothing behind in the model but its gradient."""
+"""A step over private records must leave nothing behind in the model but its gradient.
+
+Does an augmentation work on each record alone?
+
+A step over private records must leave nothing behind in the model but its gradient.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,70 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from tacit.checks.known_modules import MAY_REWRITE, refuse_rewriting
+from tacit.checks.certificate import MAY_REWRITE, refuse_rewriting
 from tacit.checks.model_table import Place, addresses_and_versions, table_of
-from tacit.checks.views import same_tensors
 from tacit.errors import MixesRecords
+from tacit.pytrees import Tree, flat_rows, take_rows
+
+_MOST_VIEWED = 64
+
+
+def require_views_apart(
+    transform: object, views_of: Callable[[Tree], Tensor], x: Tree, views: int
+) -> bool:
+    """Raise MixesRecords if a record's views depend on the other records, now or earlier.
+
+    Random halves of up to 64 records are exchanged for other records, under equal draws. A
+    transform with a generator of its own is refused, unless its rows are declared to be apart.
+    Returns whether the records could tell.
+    """
+    x = take_rows(x, slice(_MOST_VIEWED))
+    numbers = flat_rows(x)
+    if len(numbers) == 0:
+        return False
+
+    def made(rows: Tensor) -> Tensor:
+        return views_of(take_rows(x, rows)).unflatten(0, (-1, views))
+
+    device = numbers.device
+    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(0)).to(device)
+    every, half = torch.arange(len(numbers), device=device), (len(numbers) + 1) // 2
+    expected = made(every)
+    made(every.flip(0))
+    if not same_tensors(expected, made(every)):
+        raise MixesRecords(
+            f"the augmentation {transform!r} gives other views of the same records with the same "
+            "seeds: it remembers earlier ones, or draws from a generator of its own; draw from "
+            "torch's generator, or declare Augmentation(..., rows_apart=True)"
+        )
+    for stay, go in ((order[:half], order[half:]), (order[half:], order[:half])):
+        for rows in _exchanged(stay, go, numbers):
+            if not same_tensors(expected[stay], made(rows)[stay]):
+                raise MixesRecords(
+                    f"the augmentation {transform!r} lets other records into a record's views, so "
+                    "no record's share of the gradient is bounded; use one that works on each row "
+                    "alone"
+                )
+    return not same_tensors(numbers, numbers[:1].expand_as(numbers))
+
+
+def same_tensors(a: Tensor, b: Tensor) -> bool:
+    """Equal to the last entry, where NaN equals NaN."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _exchanged(stay: Tensor, go: Tensor, x: Tensor) -> Iterator[Tensor]:
+    """Rows with those of `go` exchanged: for other records, among themselves, and for one."""
+    by_sum = stay[x[stay].double().reshape(len(stay), -1).sum(dim=1).argsort()]
+    ones = torch.cat([by_sum[-1:], by_sum[:1], stay[:2]])
+    for instead in (stay[: len(go)], go.flip(0), *ones.split(1)):
+        rows = torch.arange(len(x), device=stay.device)
+        rows[go] = instead if len(instead) == len(go) else instead[:1]
+        yield rows
+
 
 _MOST_KEYS = 64
 _FLAGS = frozenset({bool, str, type(None)})

@@ -7,14 +7,11 @@ import enum
 import typer
 
 from tacit.budget import Relation
-from tacit.sampling.schemes import (
-    MiniSets,
-    Poisson,
-    Scheme,
-    ShuffledEpochs,
-    Unit,
-    WithoutReplacement,
-)
+from tacit.sampling.fixed_size import WithoutReplacement
+from tacit.sampling.mini_sets import MiniSets
+from tacit.sampling.poisson import Poisson
+from tacit.sampling.scheme import Scheme, Unit
+from tacit.sampling.shuffle import ShuffledEpochs
 
 
 class SamplingName(enum.StrEnum):

@@ -11,18 +11,18 @@ import torch
 import typer
 from rich.console import Console
 
-from tacit.certificates import CertifiedAccuracy, certified_accuracy
+from tacit.certificates.accuracy import CertifiedAccuracy, certified_accuracy
 from tacit.cli import accounting_options as options
 from tacit.cli.devices import device_from
 from tacit.cli.feature_options import FeaturesName
 from tacit.cli.saved_run import SavedRun, read_run
 from tacit.cli.train_data import load_records, unscaled
-from tacit.data import Records, load
 from tacit.data.catalogue import lookup
+from tacit.data.loading import load
 from tacit.data.preprocessing import load_preprocessing
 from tacit.data.scaling import Scaler
-from tacit.report.run_folder import to_json, write_json
-from tacit.report.source import source
+from tacit.records import Records
+from tacit.report.run_folder import source, to_json, write_json
 
 PIXELS = "pixels in [0, 1], before any scaling"
 AS_SCALED = "inputs as the network is given them"

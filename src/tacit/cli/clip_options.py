@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 
 from tacit.data.augmentation import Augmentation, RandomCropFlip
-from tacit.engines.clipping import ClipRule
-from tacit.queries import AdaptiveNorm, Clip, Normalise
+from tacit.engines.clipping import Clip, ClipRule, Normalise
+from tacit.queries.thresholds import AdaptiveNorm
 
 
 class RuleName(enum.StrEnum):

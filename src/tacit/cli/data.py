@@ -8,7 +8,8 @@ from rich.table import Table
 
 from tacit.cli import accounting_options as options
 from tacit.cli.output import show
-from tacit.data import available, load
+from tacit.data.catalogue import available
+from tacit.data.loading import load
 from tacit.report.run_folder import to_json
 
 

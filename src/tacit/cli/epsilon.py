@@ -6,9 +6,9 @@ import contextlib
 
 import typer
 
-from tacit.accounting import epsilon as epsilon_by_pld
-from tacit.accounting import epsilon_rdp, gaussian_dp_mu
-from tacit.accounting.no_privacy import no_privacy_note
+from tacit.accounting.accountant import epsilon as epsilon_by_pld
+from tacit.accounting.accountant import epsilon_rdp, no_privacy_note
+from tacit.accounting.gaussian_dp import gaussian_dp_mu
 from tacit.cli import accounting_options as options
 from tacit.cli.accounting_options import AccountedSampling, RelationName
 from tacit.cli.numbers import check_noise

@@ -7,9 +7,9 @@ import enum
 import torch
 import typer
 
-from tacit.data import Records
+from tacit.data.download import cache_folder
 from tacit.data.scattering import ScatteringMap, scattering_features
-from tacit.data.sources import cache_folder
+from tacit.records import Records
 
 SCATTERING_NOTE = (
     "inputs are scattering features, normalised in groups of channels, of each record alone: free"

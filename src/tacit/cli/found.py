@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tacit.queries.clipped_query import ClippedQuery
-from tacit.training import Sparsification, Trainer
+from tacit.training.callbacks import Sparsification
+from tacit.training.trainer import Trainer
 
 
 def found_on_the_way(trainer: Trainer, sparsification: Sparsification | None) -> dict[str, Any]:

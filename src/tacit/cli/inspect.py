@@ -9,12 +9,11 @@ from tacit.cli import accounting_options as options
 from tacit.cli.networks import ModelName, QueryName, network_for
 from tacit.cli.numbers import check_gradient_clip
 from tacit.cli.recipes import recipe_for
-from tacit.data import load
-from tacit.lipschitz import propagate
-from tacit.lipschitz.loss_constant import ClippedLoss
-from tacit.losses import CrossEntropy
+from tacit.data.loading import load
+from tacit.lipschitz.propagate import propagate, sensitivity_table
+from tacit.losses.classification import CrossEntropy
+from tacit.losses.loss_constant import ClippedLoss
 from tacit.report.run_folder import to_json
-from tacit.report.sensitivities import sensitivity_table
 
 
 def inspect(

@@ -9,19 +9,11 @@ from dataclasses import dataclass
 import typer
 from torch import nn
 
-from tacit.data import Records
-from tacit.queries import (
-    BatchClip,
-    Decaying,
-    LayerFactors,
-    LayerwiseNorms,
-    by_layer,
-    by_parameter,
-    group_by_norm,
-)
-from tacit.queries.blocks import Blocks
-from tacit.queries.bounded_gradient import Loss
-from tacit.queries.mini_sets import SetGradient
+from tacit.queries.batch_clip import BatchClip
+from tacit.queries.bounded_gradient import Blocks, Loss, by_layer, by_parameter
+from tacit.queries.set_gradients import SetGradient
+from tacit.queries.thresholds import Decaying, LayerFactors, LayerwiseNorms, group_by_norm
+from tacit.records import Records
 
 _SETS_TO_GROUP_BY = 8
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import typer
 
-from tacit.queries import LocalRun, MeanGradient
-from tacit.queries.mini_sets import SetGradient
+from tacit.queries.set_gradients import LocalRun, MeanGradient, SetGradient
 
 
 class LocalName(enum.StrEnum):

@@ -8,9 +8,9 @@ from typing import Any
 import typer
 
 from tacit.cli.networks import QueryName
-from tacit.losses import Task, loss_named, registered_losses
 from tacit.losses.pre_activations import needs_pre_activations
-from tacit.losses.registry import numbers_of
+from tacit.losses.record_loss import Task
+from tacit.losses.registry import loss_named, numbers_of, registered_losses
 
 CROSS_ENTROPY = "cross-entropy"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import typer
 
-from tacit.data import Records
-from tacit.sampling import MiniSetSampler
+from tacit.records import Records
+from tacit.sampling.mini_sets import MiniSetSampler
 
 SIZE = typer.Option(None, "--mini-set-size", help="batch-clip: records in a mini-set.")
 CHOSEN = typer.Option(None, "--mini-sets", help="batch-clip: mini-sets a step.")

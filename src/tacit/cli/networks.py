@@ -8,30 +8,21 @@ from typing import Protocol
 
 from torch import nn
 
-from tacit.lipschitz import lipschitz_twin
-from tacit.models import (
-    Trainable,
-    cifar_cnn,
-    convnet,
-    default_model,
-    lenet,
-    lenet5,
+from tacit.lipschitz.twin import lipschitz_twin
+from tacit.models import default_model
+from tacit.models.convolutional import convnet, image_shape, lenet, lenet5, vgg
+from tacit.models.lipschitz_networks import (
     lipschitz_lenet,
     lipschitz_linear,
     lipschitz_mixer,
     lipschitz_mlp,
     lipschitz_resnet,
     lipschitz_vgg,
-    make_trainable,
-    mlp,
-    mlp_mixer,
-    mnist_cnn,
-    resnet,
-    resnet18,
-    vgg,
-    wide_resnet,
 )
-from tacit.models.image_shape import image_shape
+from tacit.models.losing_less import cifar_cnn, mnist_cnn
+from tacit.models.make_trainable import Trainable, make_trainable
+from tacit.models.perceptrons import mlp, mlp_mixer
+from tacit.models.residual import resnet, resnet18, wide_resnet
 
 Shape = Sequence[int]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from tacit.accounting import calibrate
-from tacit.accounting import epsilon as epsilon_by_pld
-from tacit.accounting.no_privacy import no_privacy_note
+from tacit.accounting.accountant import calibrate, no_privacy_note
+from tacit.accounting.accountant import epsilon as epsilon_by_pld
 from tacit.budget import Budget
 from tacit.cli import accounting_options as options
 from tacit.cli.accounting_options import AccountedSampling, RelationName

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from tacit.data import Records
-from tacit.data.public_share import split_public
+from tacit.data.splits import split_public
+from tacit.records import Records
 
 USUAL_SHARE = 0.1
 SHARE = typer.Option(

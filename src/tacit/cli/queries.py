@@ -14,21 +14,17 @@ from tacit.cli.layerwise_options import BlocksName, LayerwiseOptions
 from tacit.cli.local_options import LocalOptions
 from tacit.cli.networks import QueryName
 from tacit.cli.statistics_options import require_rows_enough
-from tacit.data import Records
-from tacit.engines import Recorder
-from tacit.queries import (
-    Automatic,
-    BatchClip,
-    BookKeeping,
-    Clipless,
-    GradientQuery,
-    PerRecord,
-    PerSampleClip,
-    SetBySet,
-    SetsAsRecords,
-)
-from tacit.queries.bounded_gradient import Loss
+from tacit.engines.automatic import Automatic
+from tacit.engines.book_keeping import BookKeeping
+from tacit.engines.loop import PerRecord
+from tacit.engines.recorder import Recorder
+from tacit.queries.batch_clip import BatchClip
+from tacit.queries.bounded_gradient import GradientQuery, Loss
+from tacit.queries.clipless import Clipless
 from tacit.queries.clipped_query import Frozen
+from tacit.queries.per_sample_clip import PerSampleClip
+from tacit.queries.set_gradients import SetBySet, SetsAsRecords
+from tacit.records import Records
 
 __all__ = ["BlocksName", "EngineName", "QueryOptions"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tacit.training import Run
+from tacit.training.run import Run
 
 INITIAL = "the weights are the initial ones"
 

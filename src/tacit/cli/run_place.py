@@ -6,10 +6,10 @@ import datetime
 import sqlite3
 from pathlib import Path
 
-from tacit.accounting.ledger import Ledger
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded
+from tacit.ledger.ledger import Ledger
 
 KEPT = (
     "this run replaced an earlier one in its folder; the ledger there keeps the charges of both, "

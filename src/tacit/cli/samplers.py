@@ -7,8 +7,11 @@ from typing import Any
 import torch
 
 from tacit.cli.accounting_options import SamplingName
-from tacit.data import Records
-from tacit.sampling import FixedSizeSampler, PoissonSampler, Sampler, ShuffleSampler
+from tacit.records import Records
+from tacit.sampling.fixed_size import FixedSizeSampler
+from tacit.sampling.poisson import PoissonSampler
+from tacit.sampling.sampler import Sampler
+from tacit.sampling.shuffle import ShuffleSampler
 
 
 def record_sampler(

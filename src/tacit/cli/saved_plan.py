@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tacit.accounting import Plan
+from tacit.accounting.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tacit.accounting.ledger import Ledger
 from tacit.budget import Budget
 from tacit.cli.train_data import DataOptions, standardise, statistics_event
-from tacit.data import PublicScaler
-from tacit.training import Trainer
+from tacit.data.scaling import PublicScaler
+from tacit.ledger.ledger import Ledger
+from tacit.training.trainer import Trainer
 
 WHAT = "scaling statistics"
 

@@ -9,10 +9,11 @@ import torch
 import typer
 from torch import nn
 
-from tacit.data import Records
-from tacit.queries.mini_sets.too_small import too_small_is_nothing
-from tacit.statistics import PublicStatistics, ReleasedStatistics, without_running_statistics
-from tacit.statistics.tracking import unfrozen_norms
+from tacit.queries.set_gradients import too_small_is_nothing
+from tacit.records import Records
+from tacit.statistics.public_statistics import PublicStatistics
+from tacit.statistics.released_statistics import ReleasedStatistics
+from tacit.statistics.tracking import unfrozen_norms, without_running_statistics
 
 
 class StatisticsName(enum.StrEnum):

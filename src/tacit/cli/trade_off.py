@@ -8,15 +8,11 @@ from typing import Any
 
 import typer
 
-from tacit.accounting import (
-    GaussianDpEstimate,
-    Plan,
-    TradeOff,
-    gaussian_dp_mu,
-    layerwise_multiplier,
-)
-from tacit.accounting import trade_off as trade_off_of
-from tacit.accounting.no_privacy import no_privacy_note
+from tacit.accounting.accountant import no_privacy_note
+from tacit.accounting.gaussian_dp import GaussianDpEstimate, gaussian_dp_mu, layerwise_multiplier
+from tacit.accounting.plan import Plan
+from tacit.accounting.trade_off import TradeOff, plot_trade_offs
+from tacit.accounting.trade_off import trade_off as trade_off_of
 from tacit.cli import accounting_options as options
 from tacit.cli.accounting_options import AccountedSampling, RelationName
 from tacit.cli.numbers import check_noise
@@ -24,7 +20,6 @@ from tacit.cli.output import show
 from tacit.cli.saved_plan import read_plan
 from tacit.errors import UnsupportedEvent
 from tacit.report.run_folder import to_json
-from tacit.report.trade_off import plot_trade_offs
 
 TYPE_ONE = (0.001, 0.01, 0.05, 0.1, 0.5)
 _NEEDED = "--noise-multiplier, --steps and --delta"

@@ -70,11 +70,11 @@ from tacit.cli.train_data import (
     statistics_event,
 )
 from tacit.data.preprocessing import Preprocessing
-from tacit.report import save_run
-from tacit.report.run_folder import to_json, write_json
-from tacit.report.table import summary_table
-from tacit.sampling import Sampler
-from tacit.training import MovingAverage, Sparsification, Trainer
+from tacit.report.run_folder import save_run, to_json, write_json
+from tacit.sampling.sampler import Sampler
+from tacit.training.callbacks import MovingAverage, Sparsification
+from tacit.training.run import summary_table
+from tacit.training.trainer import Trainer
 
 
 def train(

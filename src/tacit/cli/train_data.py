@@ -8,18 +8,12 @@ from pathlib import Path
 import dp_accounting as dpa
 
 from tacit.budget import Relation
-from tacit.data import (
-    Records,
-    UnitNorm,
-    load,
-    load_file,
-    release_channel_scaler,
-    release_statistics,
-)
-from tacit.data.loading import public_scalers
-from tacit.data.own_files import file_scalers
-from tacit.data.scaling import PublicScaler, Scaler
+from tacit.data.loading import load, public_scalers
+from tacit.data.private_scaling import release_channel_scaler, release_statistics
+from tacit.data.scaling import PublicScaler, Scaler, UnitNorm
 from tacit.data.scattering import usual_size
+from tacit.data.tables import file_scalers, load_file
+from tacit.records import Records
 
 
 @dataclass(frozen=True)

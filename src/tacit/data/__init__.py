@@ -1,14 +1,15 @@
 """Named datasets and users' own files as tensors, with the constants about them that are public."""
 
 from tacit.data.catalogue import available
-from tacit.data.channel_scaler import release_channel_scaler
 from tacit.data.loading import load
-from tacit.data.own_files import load_file
-from tacit.data.private_statistics import release_statistics
-from tacit.data.records import Records, as_records
+from tacit.data.preprocessing import Preprocessing, load_preprocessing
+from tacit.data.private_scaling import release_channel_scaler, release_statistics
 from tacit.data.scaling import PublicScaler, RangeScaler, UnitNorm
+from tacit.data.tables import load_file
+from tacit.records import Records, as_records
 
 __all__ = [
+    "Preprocessing",
     "PublicScaler",
     "RangeScaler",
     "Records",
@@ -17,6 +18,7 @@ __all__ = [
     "available",
     "load",
     "load_file",
+    "load_preprocessing",
     "release_channel_scaler",
     "release_statistics",
 ]

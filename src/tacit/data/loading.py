@@ -1,4 +1,7 @@
-"""`load`: a named dataset as two `Records`, train and test."""
+"""`load`: a named dataset as two `Records`, train and test.
+
+`load`: a named dataset as two `Records`, train and test.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tacit.data.adbench import read_adbench
-from tacit.data.catalogue import Dataset, lookup
-from tacit.data.cifar import read_cifar
-from tacit.data.digits import read_digits
-from tacit.data.idx import read_pair
-from tacit.data.records import Records
+from tacit.data.catalogue import Dataset, lookup, read_digits
+from tacit.data.download import find
+from tacit.data.file_formats import read_adbench, read_cifar, read_pair
 from tacit.data.scaling import PublicScaler, RangeScaler, Scaler, as_scalers, scaled
-from tacit.data.sources import find
 from tacit.data.splits import fixed_split
 from tacit.errors import DataError
+from tacit.records import Records
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # inputs, targets, record ids
 

@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tacit.data.centre import Centre
 from tacit.data.colour import HSV, RGB, YIQ, YUV, Greyscale
+from tacit.data.private_scaling import Centre
 from tacit.data.scaling import PublicScaler, RangeScaler, UnitNorm
 from tacit.data.scattering import ScatteringMap
 from tacit.errors import DataError
@@ -112,7 +112,7 @@ class Preprocessing:
 def load_preprocessing(folder: str | os.PathLike[str]) -> Preprocessing:
     """The preprocessing of the run in `folder`, constants included: nothing is computed anew.
 
-    preprocessing = tacit.report.load_preprocessing("runs/x")
+    preprocessing = tacit.data.load_preprocessing("runs/x")
     outputs = model(preprocessing(inputs))
     """
     file = Path(folder) / FILE

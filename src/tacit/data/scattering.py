@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.data.records import Records
 from tacit.errors import DataError
+from tacit.records import Records
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,10 @@ def scattering_features(
     With `mirror` they are ½(S x + S x̃), x̃ the image mirrored left to right: a model on them cannot
     tell the two apart. The coefficients of x̃ are not those of x in another order, for windows are
     placed from the left; so they are made, and it takes twice as long.
-    Normalisation by what the records have in common is a release: see `tacit.data.channel_scaler`
-    and `tacit.data.centre`. With `cache`, a folder, the features are kept there under a name that
-    is a checksum of the images and the settings, together with a checksum of their own; a file that
-    does not match is refused.
+    Normalisation by what the records have in common is a release: see
+    `tacit.data.private_scaling`. With `cache`, a folder, the features are kept there under a name
+    that is a checksum of the images and the settings, together with a checksum of their own; a file
+    that does not match is refused.
     """
     if len(records.shape) != 3:
         raise ValueError(f"records of shape {records.shape}; scattering is for images (C, H, W)")

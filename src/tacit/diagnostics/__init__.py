@@ -8,10 +8,20 @@ from tacit.diagnostics.alignment import ClippingAlignment, clipping_alignment
 from tacit.diagnostics.confusion import ConfusionHistory, confusion_matrix
 from tacit.diagnostics.curvature import Curvature, Spectrum, hessian_spectrum, lanczos
 from tacit.diagnostics.diagnostic import Diagnostic, Point
-from tacit.diagnostics.gradient_norm_history import GradientNormHistory, whole_norms
-from tacit.diagnostics.gradient_norms import GradientNorms, gradient_histogram
-from tacit.diagnostics.input_norms import InputNorms, input_norms
-from tacit.diagnostics.norms import ActivationNorms, WeightNorms, activation_norms, weight_norms
+from tacit.diagnostics.gradient_norms import (
+    GradientNormHistory,
+    GradientNorms,
+    gradient_histogram,
+    whole_norms,
+)
+from tacit.diagnostics.layer_norms import (
+    ActivationNorms,
+    InputNorms,
+    WeightNorms,
+    activation_norms,
+    input_norms,
+    weight_norms,
+)
 
 __all__ = [
     "AccuracyCurve",

@@ -1,21 +1,28 @@
-"""How far clipping turns the gradient away.  [Losing Less, Figs. 1d and 7]"""
+"""How far clipping turns the gradient away.  [Losing Less, Figs. 1d and 7]
+
+How far clipping turns the gradient away.  [Losing Less, Figs. 1d and 7]
+
+The cosine between clipped and unclipped gradients by epoch, as a picture.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from tacit.batch import Batch, batch_of
-from tacit.data.records import Records
+from tacit.canvas import blank, one_notice, save
 from tacit.diagnostics.diagnostic import Diagnostic
 from tacit.losses.pre_activations import watched
 from tacit.losses.record_losses import losses_of
 from tacit.pytrees import call_model
 from tacit.queries.bounded_gradient import GradientQuery, Loss, trainable
-from tacit.sampling.schemes import Poisson
+from tacit.records import Records
+from tacit.sampling.batch import Batch, batch_of
+from tacit.sampling.poisson import Poisson
 
 if TYPE_CHECKING:
     from tacit.training.trainer import Trainer
@@ -68,7 +75,6 @@ class ClippingAlignment(Diagnostic[Tensor]):
         )
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        from tacit.report.alignment import plot_alignment
 
         plot_alignment({"": self}, path)
 
@@ -88,3 +94,23 @@ def _plain(model: nn.Module, loss: Loss, piece: Batch) -> dict[str, Tensor]:
         value = losses_of(loss, call_model(model, piece.inputs), piece.targets).sum()
         found = torch.autograd.grad(value, list(parameters.values()), materialize_grads=True)
     return dict(zip(parameters, found, strict=True))
+
+
+def plot_alignment(runs: Mapping[str, ClippingAlignment], path: str | os.PathLike[str]) -> None:
+    """The median over batches, a line a run, within a band from the least to the largest."""
+    figure, axes = blank()
+    panel = axes[0, 0]
+    for label, run in runs.items():
+        epochs = [p.epoch for p in run.points]
+        least = [float(p.value.nan_to_num(0.0).min()) for p in run.points]
+        most = [float(p.value.nan_to_num(0.0).max()) for p in run.points]
+        middle = [float(p.value.nan_to_num(0.0).median()) for p in run.points]
+        (line,) = panel.plot(epochs, middle, marker=".", label=label)
+        panel.fill_between(epochs, least, most, alpha=0.2, color=line.get_color())
+    panel.set_xlabel("epoch")
+    panel.set_ylabel("cosine of clipped and unclipped sum")
+    panel.set_ylim(top=1.02)
+    panel.grid(alpha=0.3)
+    if any(runs):
+        panel.legend(fontsize=8)
+    save(figure, path, one_notice({run.notice for run in runs.values()}))

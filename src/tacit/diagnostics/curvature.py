@@ -1,27 +1,32 @@
 """The ends of the Hessian's spectrum, by Lanczos.  [Losing Less, Lemma 1 and Fig. 2]
 
+The ends of the Hessian's spectrum, by Lanczos.  [Losing Less, Lemma 1 and Fig. 2]
+
 Lanczos makes an orthonormal basis Q of span(v, Hv, …, H^{k−1}v), in which H is tridiagonal:
 T = QᵀHQ, with α_j = q_jᵀHq_j on its diagonal and β_j = ‖r_j‖ beside it,
 r_j = Hq_j − α_j·q_j − β_{j−1}·q_{j−1}. The largest eigenvalue θ of T, with eigenvector s, comes
 near H's largest from below, and ‖H(Qs) − θ·Qs‖ = β_k·|s_k|: H has an eigenvalue that near to θ.
+
+The Hessian's largest and smallest eigenvalue by epoch, as a picture.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from tacit.data.records import Records
+from tacit.canvas import blank, one_notice, save
 from tacit.diagnostics.diagnostic import Diagnostic
 from tacit.losses.pre_activations import watched
 from tacit.losses.record_losses import losses_of
 from tacit.pytrees import call_model
 from tacit.queries.bounded_gradient import Loss, trainable
+from tacit.records import Records
 
 if TYPE_CHECKING:
     from tacit.training.trainer import Trainer
@@ -127,7 +132,6 @@ class Curvature(Diagnostic[Spectrum]):
         return hessian_spectrum(trainer.model, trainer.loss, records, iterations=self.iterations)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        from tacit.report.curvature import plot_curvature
 
         plot_curvature({"": self}, path)
 
@@ -169,3 +173,26 @@ def _hessian_vector(
                 flat = torch.cat([g.reshape(-1).to(vector.dtype) for g in second])
                 total += flat * (len(some) / len(records))
     return total
+
+
+def plot_curvature(runs: Mapping[str, Curvature], path: str | os.PathLike[str]) -> None:
+    """A line a run for the largest eigenvalue, and a dashed one for the smallest."""
+    figure, axes = blank()
+    panel = axes[0, 0]
+    for label, run in runs.items():
+        epochs = [p.epoch for p in run.points]
+        name = f"{label}, largest" if label else "largest"
+        (line,) = panel.plot(epochs, [p.value.largest for p in run.points], marker=".", label=name)
+        panel.plot(
+            epochs,
+            [p.value.smallest for p in run.points],
+            linestyle="--",
+            color=line.get_color(),
+            label=f"{label}, smallest" if label else "smallest",
+        )
+    panel.axhline(0, color="black", linewidth=0.6)
+    panel.set_xlabel("epoch")
+    panel.set_ylabel("eigenvalue of the Hessian")
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=8)
+    save(figure, path, one_notice({run.notice for run in runs.values()}))

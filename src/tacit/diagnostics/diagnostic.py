@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import torch
 
-from tacit.data.records import Records
 from tacit.pytrees import tensors_of
+from tacit.records import Records
 from tacit.statistics.tracking import without_running_statistics
 from tacit.training.callbacks import Callback
 

@@ -10,10 +10,10 @@ captured or compiled where that pays (`recorder`, `automatic`). Queries enter th
 
 from tacit.engines.automatic import Automatic
 from tacit.engines.book_keeping import BookKeeping
+from tacit.engines.clipping import Clipped, Engine, Task
 from tacit.engines.loop import PerRecord
 from tacit.engines.recorder import Recorder
 from tacit.engines.rules import Use, gradient_rule
-from tacit.engines.task import Clipped, Engine, Task
 
 __all__ = [
     "Automatic",

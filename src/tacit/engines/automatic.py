@@ -1,4 +1,7 @@
-"""The engine that is used where none is named: book-keeping, recorded where that pays."""
+"""The engine that is used where none is named: book-keeping, recorded where that pays.
+
+The engine that is used where none is named: book-keeping, recorded where that pays.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from tacit.batch import Batch
-from tacit.engines.book_keeping import BookKeeping, NotFinite, planned_program, record_gradients
-from tacit.engines.clipping import flattened
+from tacit.engines.book_keeping import BookKeeping, planned_program, record_gradients
+from tacit.engines.clipping import Clipped, Task, flattened
 from tacit.engines.draws import State
+from tacit.engines.gradients import clipped
 from tacit.engines.recorder import Outputs, Recorder
-from tacit.engines.sums import clipped
-from tacit.engines.task import Clipped, Task
-from tacit.engines.torch_internals import OtherOperators, swapped
+from tacit.engines.rules import NotFinite
 from tacit.pytrees import Tree, map_tensors, tensors_of
+from tacit.sampling.batch import Batch
+from tacit.torch_internals import OtherOperators, swapped
 
 _SHAPES_AN_OCTAVE = 16
 _PIECES = 8

@@ -18,20 +18,21 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tacit.batch import Batch
 from tacit.checks.certificate import require_apart
 from tacit.checks.side_effects import kind_of
 from tacit.engines.chains import LookUp, Moves, pull_back_rows, share_no_element
+from tacit.engines.clipping import Clipped, Task
 from tacit.engines.draws import State
-from tacit.engines.gradients import Moved, RecordGradients, Stacked, added
+from tacit.engines.gradient_plan import Plan, Planned, Site, make_plan
+from tacit.engines.gradients import Moved, RecordGradients, Stacked, added, clipped, norms_of_blocks
 from tacit.engines.loop import gradients_alone
-from tacit.engines.plan import Plan, Planned, Site, make_plan
-from tacit.engines.precision import full_precision, wide
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 from tacit.engines.rules import NotFinite, Use, gradients_of, looked_up
-from tacit.engines.sums import clipped, norms_of_blocks
-from tacit.engines.task import Clipped, Task
-from tacit.engines.torch_internals import (
+from tacit.losses.record_losses import losses_of
+from tacit.precision import full_precision, wide
+from tacit.pytrees import Tree, call_model, device_of, tensors_of
+from tacit.sampling.batch import Batch
+from tacit.torch_internals import (
     Graph,
     Operators,
     OtherOperators,
@@ -41,8 +42,6 @@ from tacit.engines.torch_internals import (
     plain_program,
     planned_backward,
 )
-from tacit.losses.record_losses import losses_of
-from tacit.pytrees import Tree, call_model, device_of, tensors_of
 
 Form = Dense | Lookup | RecordGradients
 Part = tuple[Moves, tuple[int, ...], Form]  # the way to a parameter, from a place of this shape

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from tacit.engines.gradients import added
-from tacit.engines.precision import wide
 from tacit.engines.rules import is_look_up
-from tacit.engines.torch_internals import Graph, Node, gradients, saved, signed
+from tacit.precision import wide
+from tacit.torch_internals import Graph, Node, gradients, saved, signed
 
 Move = Callable[[Tensor], Tensor]
 

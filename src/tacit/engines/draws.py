@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tacit.checks.side_effects import allowed_writes
-from tacit.checks.views import same_tensors
+from tacit.checks.side_effects import allowed_writes, same_tensors
 from tacit.pytrees import Tree, device_of
 
 T = TypeVar("T")

@@ -11,17 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.batch import Batch
 from tacit.checks.certificate import Event, require_no_memory
+from tacit.engines.clipping import Clipped, Task
 from tacit.engines.draws import State
-from tacit.engines.gradients import RecordGradients, Stacked
-from tacit.engines.precision import wide
+from tacit.engines.gradients import RecordGradients, Stacked, clipped, norms_of_blocks
 from tacit.engines.shadow_events import SourceLines, operator_name
-from tacit.engines.sums import clipped, norms_of_blocks
-from tacit.engines.task import Clipped, Task
-from tacit.engines.torch_internals import Operators, gradients, uncompiled
 from tacit.losses.record_losses import losses_of
+from tacit.precision import wide
 from tacit.pytrees import Tree, call_model, map_tensors, take_rows, tensors_of
+from tacit.sampling.batch import Batch
+from tacit.torch_internals import Operators, gradients, uncompiled
 
 
 def gradients_alone(task: Task, inputs: Tree, targets: Tree) -> dict[str, RecordGradients]:

@@ -32,8 +32,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from tacit.engines.kernels import for_compiler, ghost
-from tacit.engines.precision import cuts_products
+from tacit.engines.kernels import for_compiler
+from tacit.engines.kernels import ghost_kernels as ghost
+from tacit.precision import cuts_products
 
 # So many squares are added in one sum of the numbers' own type.
 _SHORT = 64

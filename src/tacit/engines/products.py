@@ -37,7 +37,7 @@ from tacit.engines.norms import (
     sum_of_squares,
     sum_over_pairs,
 )
-from tacit.engines.precision import cuts_products, wide_together
+from tacit.precision import cuts_products, wide_together
 
 
 @dataclass(frozen=True)

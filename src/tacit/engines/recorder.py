@@ -35,9 +35,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tacit.checks.model_table import table_of
 from tacit.engines.draws import State
 from tacit.engines.kernels import left_to_the_compiler
-from tacit.engines.precision import full_precision
-from tacit.engines.torch_internals import compile_graph
-from tacit.tensor_float import float32_settings, uses_tensor_float
+from tacit.precision import float32_settings, full_precision, uses_tensor_float
+from tacit.torch_internals import compile_graph
 
 Outputs = dict[str, Tensor]
 # How far a recording may be from the step that it was made from, as a share of the norm: by float32

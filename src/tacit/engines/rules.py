@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.engines.convolution import kernel_gradients
+from tacit.engines.convolution_gradients import kernel_gradients
 from tacit.engines.gradients import RecordGradients, Stacked
-from tacit.engines.precision import wide
 from tacit.engines.products import Dense, Lookup
-from tacit.engines.shadow import Layout
-from tacit.engines.torch_internals import (
+from tacit.engines.shadow_labels import Layout
+from tacit.precision import wide
+from tacit.torch_internals import (
     Node,
     function_of,
     has_saved,

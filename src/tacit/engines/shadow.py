@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tacit.checks.certificate import Event
 from tacit.engines import shadow_indexing  # noqa: F401  (registers rules)
-from tacit.engines.shadow_events import Event, PythonWatch, SourceLines, operator_name
+from tacit.engines.shadow_events import PythonWatch, SourceLines, operator_name
 from tacit.engines.shadow_labels import (
     SEVERAL,
     LabelMemory,

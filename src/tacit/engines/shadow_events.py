@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from tacit.checks.certificate import Event
 from tacit.engines.shadow_labels import has_elements
 from tacit.engines.shadow_rules import names
-from tacit.engines.torch_internals import call_back_inside, calls_back
+from tacit.torch_internals import call_back_inside, calls_back
 
 __all__ = ["Event", "PythonWatch", "SourceLines", "operator_name"]
 

@@ -1,42 +1,42 @@
 """Lipschitz networks: layers that know their constants, propagation of bounds, projection."""
 
-from tacit.lipschitz.audit import audit_layer, audit_model
-from tacit.lipschitz.audit_report import AuditReport, Finding
+from tacit.lipschitz.audit import AuditReport, Finding, audit_layer, audit_model
 from tacit.lipschitz.bounds import Bound, Bounded, Composite, Parameterless
-from tacit.lipschitz.convolution_sets import ReshapedKernel, TrueConvolution
-from tacit.lipschitz.layers import (
-    Absolute,
-    AddBias,
+from tacit.lipschitz.layers.activations import Absolute, FullSort, GroupSort, Householder, MaxMin
+from tacit.lipschitz.layers.branches import (
     AverageResidual,
-    BoundedInput,
-    ClipGradient,
     Concatenate,
     ConvexResidual,
-    FrobeniusLinear,
-    FullSort,
-    GroupSort,
-    Householder,
-    LayerCentering,
-    MaxMin,
+    Residual,
+    Sum,
+)
+from tacit.lipschitz.layers.clip_gradient import ClipGradient
+from tacit.lipschitz.layers.convolution_layers import (
     OrthogonalConv1d,
     OrthogonalConv2d,
-    Permute,
-    Reshape,
-    Residual,
-    Scale,
-    ScaledL2NormPool2d,
-    Shift,
-    SpaceToDepth,
     SpectralConv1d,
     SpectralConv2d,
     SpectralConv3d,
-    SpectralLinear,
-    Sum,
+)
+from tacit.lipschitz.layers.inputs import BoundedInput, LayerCentering, Scale
+from tacit.lipschitz.layers.linear import AddBias, FrobeniusLinear, SpectralLinear
+from tacit.lipschitz.layers.rearranging import (
+    Permute,
+    Reshape,
+    ScaledL2NormPool2d,
+    Shift,
+    SpaceToDepth,
     Tokens,
 )
 from tacit.lipschitz.projection import Constraint, enforce, project
 from tacit.lipschitz.propagate import Sensitivities, input_lipschitz, propagate
-from tacit.lipschitz.sets import FrobeniusBall, Orthogonal, SpectralBall
+from tacit.lipschitz.sets import (
+    FrobeniusBall,
+    Orthogonal,
+    ReshapedKernel,
+    SpectralBall,
+    TrueConvolution,
+)
 from tacit.lipschitz.twin import Twin, lipschitz_twin
 
 __all__ = [

@@ -1,14 +1,56 @@
 """What is known about one record on its way through a network, and the three answers of a layer.
 
+The limits that a layer's sets are built with.
+
+A record's own axes. Axis 0 is the batch, as in PyTorch, and belongs to nobody.
+
+What is known about one record on its way through a network, and the three answers of a layer.
+
 All norms are L2 over everything that one record has at that point: all channels, all positions.
+
+Whether a module sends cotangents back in proportion.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
+
+from torch import nn
+
+from tacit.errors import Refused
+
+
+def require_limits(layer: object, max_norm: float, max_bias: float) -> None:
+    """A negative limit would make a bound smaller than what it bounds."""
+    kind = type(layer).__name__
+    if not 0 < max_norm < math.inf:
+        raise ValueError(f"{kind}: max_norm is {max_norm}; give a finite number above 0")
+    if not 0 <= max_bias < math.inf:
+        raise ValueError(f"{kind}: max_bias is {max_bias}; give a finite number of at least 0")
+
+
+def own_axis(axis: int, rank: int, what: str) -> int:
+    """`axis` of a tensor of `rank` axes, counted from the front; never the batch's."""
+    front = axis + rank if axis < 0 else axis
+    if front == 0:
+        raise Refused(
+            f"{what} over axis {axis} of {rank} would mix records: axis 0 is the batch; give one "
+            "of a record's own axes, from 1"
+        )
+    if not 0 < front < rank:
+        raise Refused(f"{what} over axis {axis}: a record has the axes 1 to {rank - 1} here")
+    return front
+
+
+def own_axes(axes: Iterable[int], rank: int, what: str) -> tuple[int, ...]:
+    """Each of `axes`, counted from the front; no axis twice."""
+    found = tuple(own_axis(axis, rank, what) for axis in axes)
+    if len(set(found)) != len(found):
+        raise Refused(f"{what} over axes {tuple(axes)}: an axis is named twice")
+    return found
 
 
 @dataclass(frozen=True)
@@ -83,3 +125,14 @@ class Composite(Protocol):
     """
 
     def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]: ...
+
+
+def clips_cotangents(module: nn.Module) -> bool:
+    """Whether something inside limits the cotangent, as `ClipGradient` does.
+
+    Without one, a pullback B is linear: B(t·G) = t·B(G). With one it is only increasing: a limit C
+    well below G lets half of G through as if it were all of it, so where a cotangent is *shared
+    out* among parts, all that is known of each part is B(G).
+    """
+    limits = (getattr(part, "cotangent_limit", math.inf) for part in module.modules())
+    return any(limit < math.inf for limit in limits)

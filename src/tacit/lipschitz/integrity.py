@@ -16,9 +16,8 @@ from typing import Any
 import torch.nn.functional
 from torch import nn
 
-from tacit.errors import UnboundedLayer
-from tacit.foreign_hooks import foreign_hooks, process_wide_hooks
-from tacit.lipschitz.refused import Refused
+from tacit.errors import Refused, UnboundedLayer
+from tacit.torch_internals import foreign_hooks, process_wide_hooks
 
 THREE = ("output_norm", "lipschitz", "gradient_norms")
 COMPOSITE = ("walk_bounds",)

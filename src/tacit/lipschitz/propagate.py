@@ -1,25 +1,37 @@
 """Algorithm 1 of the clipless paper: bounds go through a network as values and gradients do.
 
+Algorithm 1 of the clipless paper: bounds go through a network as values and gradients do.
+
 Forwards, the largest norm of a record's activation; backwards, the largest norm of its cotangent,
 which starts at the loss's Lipschitz constant. Where both are known, so is the largest norm of the
 record's parameter gradient. The bounds are those of a program, the one that a query runs.
+
+How large a record may be, where nothing limits it, before its numbers leave floating point.
+
+A network need not begin with `BoundedInput`: an activation such as tanh bounds what comes after it.
+In front of that a finite record of 10³⁸ can become ∞ − ∞ = NaN, and one NaN voids the whole sum. So
+a record with an entry above `largest_entry` adds nothing, as one that is not finite.
+
+Where a Lipschitz network's noise comes from, layer by layer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import torch
+from rich.table import Table
 from torch import nn
 
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.bounds import Bound
 from tacit.lipschitz.integrity import require_plain_gradients
-from tacit.lipschitz.loss_constant import loss_constant
-from tacit.lipschitz.precision import EXACT, Precision
 from tacit.lipschitz.program import Program, compile_program
+from tacit.lipschitz.rounding import EXACT, Precision
 from tacit.lipschitz.steps import LayerRow, Notes
+from tacit.losses.loss_constant import loss_constant
 
 
 @dataclass
@@ -103,3 +115,73 @@ def _require_finite(name: str, bound: float | None, rows: list[LayerRow]) -> Non
             f"parameter {name!r} has no finite gradient bound: the norm of the input is not "
             f"bounded{where}; begin the model with tacit.lipschitz.BoundedInput(max_norm)"
         )
+
+
+_TRIES = 8
+
+
+def largest_entry(
+    program: Program,
+    found: Sensitivities,
+    input_shape: Sequence[int],
+    dtypes: Iterable[torch.dtype],
+) -> float:
+    """The largest |x_j| of a record for which no activation overflows; ∞ if none can.
+
+    `found` are the bounds for inputs of any norm: where all activations have one there is nothing
+    to do. Otherwise n entries of at most T have norm at most T·√n, which `propagate` carries on;
+    T is lowered until all activations are below the cube root of the largest number of the
+    narrowest of `dtypes`, 7·10¹² for float32, since layers take squares and cubes. It depends on
+    the layers' sets and not on any record.
+    """
+    if math.isfinite(_longest(found)):
+        return math.inf
+    limit = min(torch.finfo(dtype).max for dtype in dtypes) ** (1 / 3)
+    entry = limit
+    for _ in range(_TRIES):
+        norm = entry * math.sqrt(math.prod(input_shape))
+        finite = sensitivities_of(program, found.cotangent, input_shape, norm)
+        longest = max(norm, _longest(finite))
+        if longest <= limit:
+            return entry
+        if not math.isfinite(longest):
+            break
+        entry *= limit / (2 * longest)
+    raise UnboundedLayer(
+        "a layer has no bound on its output even where its input has one, so a record may overflow "
+        "in it; begin the model with tacit.lipschitz.BoundedInput(max_norm)"
+    )
+
+
+def _longest(found: Sensitivities) -> float:
+    return max((row.output_norm for row in found.layers), default=0.0)
+
+
+def sensitivity_table(found: Sensitivities) -> Table:
+    """One row a layer: bounds on its input and cotangent, its constant, its gradients' bounds.
+
+    The share is Δ²/Σ Δ²: how much of the noise that all blocks get (`GlobalNoise`) is there for
+    this layer's sake.
+    """
+    table = Table(title="bounds for one record", title_justify="left")
+    for name in ("layer", "kind"):
+        table.add_column(name)
+    for name in ("input ≤", "Lipschitz", "cotangent ≤", "gradient ≤", "share of noise"):
+        table.add_column(name, justify="right")
+    total = found.total() ** 2
+    for row in found.layers:
+        gradient = math.sqrt(math.fsum(v * v for v in row.gradient_norms.values()))
+        share = gradient**2 / total if total else 0.0
+        table.add_row(
+            row.name,
+            row.kind,
+            f"{row.input_norm:.4g}",
+            f"{row.lipschitz:.4g}",
+            f"{row.cotangent:.4g}",
+            f"{gradient:.4g}" if row.gradient_norms else "–",
+            f"{share:.1%}" if row.gradient_norms else "–",
+        )
+    table.caption = (
+        f"outputs ≤ {found.output.norm:.4g}; all gradients together ≤ {found.total():.4g}"
+    )
+    return table

@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.errors import UnboundedLayer
-from tacit.lipschitz.answers.pointwise import NEGLIGIBLE
+from tacit.errors import Refused, UnboundedLayer
 from tacit.lipschitz.bounds import Bound, Bounded, Pullback
 from tacit.lipschitz.integrity import ours, place
-from tacit.lipschitz.precision import EXACT, Precision
-from tacit.lipschitz.refused import Refused
+from tacit.lipschitz.rounding import EXACT, Precision
+from tacit.lipschitz.torch_modules import NEGLIGIBLE
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from tacit.errors import Refused
 from tacit.lipschitz.bounds import Bound, Pullback
 from tacit.lipschitz.layers.branches import concatenated
-from tacit.lipschitz.layers.scaling import Scale
-from tacit.lipschitz.refused import Refused
+from tacit.lipschitz.layers.inputs import Scale
 from tacit.lipschitz.steps import Notes, Step
-from tacit.lipschitz.traced_operations import module_for
-from tacit.lipschitz.traced_parts import AddNumber, Total
+from tacit.lipschitz.traced_operations import AddNumber, Total, module_for
 from tacit.lipschitz.tracing import functional_graph, name_of, part_of
 
 _ADD = {operator.add: 1, torch.add: 1, "add": 1, operator.sub: -1, torch.sub: -1, "sub": -1}

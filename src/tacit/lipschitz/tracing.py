@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from tacit.errors import Refused
 from tacit.lipschitz.integrity import require_no_hidden_code
-from tacit.lipschitz.refused import Refused
 
 # Operations that may return a view of what they are given.
 _VIEWS = frozenset([

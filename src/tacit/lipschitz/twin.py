@@ -19,29 +19,24 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import skip_init
 
-from tacit.errors import UnboundedLayer
-from tacit.lipschitz.answers.refusals import REASONS
+from tacit.errors import Refused, UnboundedLayer
 from tacit.lipschitz.convolution_norm import torus_cost
-from tacit.lipschitz.convolution_sets import ReshapedKernel, TrueConvolution
 from tacit.lipschitz.integrity import gives_answers, place, require_no_hooks
-from tacit.lipschitz.known_modules import KNOWN
-from tacit.lipschitz.layers import (
-    BoundedInput,
-    LayerCentering,
-    MaxMin,
-    ScaledL2NormPool2d,
+from tacit.lipschitz.layers.activations import Absolute, MaxMin
+from tacit.lipschitz.layers.convolution_layers import (
     SpectralConv1d,
     SpectralConv2d,
     SpectralConv3d,
-    SpectralLinear,
+    axes_of,
 )
-from tacit.lipschitz.layers.absolute import Absolute
-from tacit.lipschitz.layers.convolution import axes_of
-from tacit.lipschitz.orthogonalise import orthogonalise_cost
+from tacit.lipschitz.layers.inputs import BoundedInput, LayerCentering
+from tacit.lipschitz.layers.linear import SpectralLinear
+from tacit.lipschitz.layers.rearranging import ScaledL2NormPool2d
+from tacit.lipschitz.operator_norm import orthogonalise_cost
 from tacit.lipschitz.program import compile_program
 from tacit.lipschitz.projection import project
-from tacit.lipschitz.refused import Refused
-from tacit.lipschitz.sets import FrobeniusBall, Orthogonal
+from tacit.lipschitz.sets import FrobeniusBall, Orthogonal, ReshapedKernel, TrueConvolution
+from tacit.lipschitz.torch_modules import KNOWN, REASONS
 from tacit.lipschitz.twin_graph import graph_module
 
 _CONVOLUTIONS = {

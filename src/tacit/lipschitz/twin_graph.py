@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tacit.lipschitz.refused import Refused
+from tacit.errors import Refused
 from tacit.lipschitz.tracing import drop_unread, functional_graph, name_of, part_of
 
 _ADD = (operator.add, torch.add, "add")

@@ -14,9 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
-from tacit.losses.record_loss import RecordLoss, tensors_for
-from tacit.losses.weighted_sum import LipschitzSum, WeightedSum
-from tacit.losses.with_constant import WithConstant
+from tacit.losses.record_loss import (
+    LipschitzSum,
+    RecordLoss,
+    WeightedSum,
+    WithConstant,
+    tensors_for,
+)
 from tacit.pytrees import Tree, logits_of, map_leaves, named_leaves, tensors_of, with_tensors
 
 

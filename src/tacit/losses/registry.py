@@ -27,10 +27,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.losses.attack import attack_constant
+from tacit.losses.loss_constant import attack_constant
 from tacit.losses.pre_activations import needs_pre_activations
-from tacit.losses.schedule import fresh
-from tacit.losses.task import Task, task_of
+from tacit.losses.record_loss import Task, fresh, task_of
 
 Kind = TypeVar("Kind", bound=Callable[..., Any])
 
@@ -141,7 +140,7 @@ def check_loss(
 
         tacit.check_loss(tacit.losses.Focal(gamma=2.0), num_outputs=10)
     """
-    from tacit.lipschitz.loss_constant import loss_constant_or_none
+    from tacit.losses.loss_constant import loss_constant_or_none
 
     if needs_pre_activations(loss):
         raise ValueError(

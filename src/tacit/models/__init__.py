@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from tacit.models.batch_clipping import convnet, lenet5
-from tacit.models.clipless import lenet, vgg
+from tacit.models.convolutional import convnet, lenet, lenet5, vgg
 from tacit.models.lipschitz_networks import (
     lipschitz_lenet,
     lipschitz_linear,
@@ -15,6 +14,7 @@ from tacit.models.lipschitz_networks import (
     lipschitz_vgg,
 )
 from tacit.models.losing_less import (
+    TemperedSigmoid,
     cifar_cnn,
     mnist_cnn,
     scattering_cifar_cnn,
@@ -22,14 +22,17 @@ from tacit.models.losing_less import (
     scattering_mnist_cnn,
 )
 from tacit.models.make_trainable import Trainable, make_trainable
-from tacit.models.mlp import mlp
-from tacit.models.mlp_mixer import mlp_mixer
-from tacit.models.normalisation import Norm, group_norm
-from tacit.models.resnet import resnet, resnet18
-from tacit.models.tempered_sigmoid import TemperedSigmoid
+from tacit.models.perceptrons import mlp, mlp_mixer
+from tacit.models.residual import (
+    Norm,
+    WeightStandardised,
+    WeightStandardisedConv2d,
+    group_norm,
+    resnet,
+    resnet18,
+    wide_resnet,
+)
 from tacit.models.transformer import gpt, next_token_loss
-from tacit.models.weight_standardisation import WeightStandardised, WeightStandardisedConv2d
-from tacit.models.wide_resnet import wide_resnet
 
 
 def default_model(shape: Sequence[int], num_classes: int) -> nn.Module:

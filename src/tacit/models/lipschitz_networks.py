@@ -12,19 +12,14 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from tacit.lipschitz.layers import (
-    AverageResidual,
-    BoundedInput,
-    LayerCentering,
-    MaxMin,
-    Permute,
-    ScaledL2NormPool2d,
-    SpectralConv2d,
-    SpectralLinear,
-    Tokens,
-)
+from tacit.lipschitz.layers.activations import MaxMin
+from tacit.lipschitz.layers.branches import AverageResidual
+from tacit.lipschitz.layers.convolution_layers import SpectralConv2d
+from tacit.lipschitz.layers.inputs import BoundedInput, LayerCentering
+from tacit.lipschitz.layers.linear import SpectralLinear
+from tacit.lipschitz.layers.rearranging import Permute, ScaledL2NormPool2d, Tokens
 from tacit.lipschitz.sets import SpectralBall
-from tacit.models.image_shape import image_shape
+from tacit.models.convolutional import image_shape
 
 
 def bounded_front(input_norm: float = 1.0) -> list[nn.Module]:

@@ -1,4 +1,8 @@
-"""The networks of Losing Less, Tables 1 to 4: on images [Papernot 2021], on scattering features.
+"""The networks of Losing Less.
+
+Tempered sigmoids: bounded activations with three settings.
+
+The networks of Losing Less, Tables 1 to 4: on images [Papernot 2021], on scattering features.
 
 `activation` makes one activation: `nn.Tanh`, or `lambda: TemperedSigmoid(1.5, 2.5, 0.75)`. The
 pre-activations that the tailored loss keeps small are the outputs of the convolutions and linear
@@ -9,9 +13,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from tacit.models.image_shape import image_shape
+from tacit.losses.record_loss import positive
+from tacit.models.convolutional import image_shape
+
+
+class TemperedSigmoid(nn.Module):
+    """φ(x) = s·σ(T·x) − o, within [−o, s − o].  [Papernot 2021]
+
+    s = 2, T = 2, o = 1 is tanh. A smaller s·T makes activations, and so gradients, smaller.
+    """
+
+    def __init__(
+        self, scale: float = 2.0, inverse_temperature: float = 2.0, offset: float = 1.0
+    ) -> None:
+        super().__init__()
+        positive("scale", scale)
+        positive("inverse_temperature", inverse_temperature)
+        self.scale = scale
+        self.inverse_temperature = inverse_temperature
+        self.offset = offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * torch.sigmoid(self.inverse_temperature * x) - self.offset
+
+    def extra_repr(self) -> str:
+        return f"{self.scale}, {self.inverse_temperature}, {self.offset}"
+
 
 Activation = Callable[[], nn.Module]
 

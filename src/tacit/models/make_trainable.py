@@ -13,10 +13,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from tacit.checks import refuse_mixing
+from tacit.checks.certificate import refuse_mixing
 from tacit.errors import MixesRecords, UnsupportedModule
-from tacit.models.normalisation import Norm, group_norm
-from tacit.models.weight_standardisation import WeightStandardised, WeightStandardisedConv2d
+from tacit.models.residual import Norm, WeightStandardised, WeightStandardisedConv2d, group_norm
 
 SIXTEEN_GROUPS = group_norm(16)
 _BATCH_NORM_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)

@@ -1,36 +1,40 @@
 """Gradients that carry their own sensitivity."""
 
-from tacit.engines import Automatic, BookKeeping, PerRecord
-from tacit.engines.clipping import Clip, Normalise
-from tacit.queries.adaptive_norm import AdaptiveNorm
-from tacit.queries.blocks import all_together, by_layer, by_parameter, by_prefix
+from tacit.queries.batch_clip import BatchClip
 from tacit.queries.bounded_gradient import (
     Block,
     BoundedGradient,
     GradientQuery,
     Loss,
     Statistic,
+    all_together,
+    by_layer,
+    by_parameter,
+    by_prefix,
 )
 from tacit.queries.clipless import Clipless
-from tacit.queries.grouping import group_by_norm
-from tacit.queries.layerwise import Decaying, LayerFactors, LayerwiseNorms
-from tacit.queries.mini_sets import (
-    BatchClip,
+from tacit.queries.per_sample_clip import PerSampleClip
+from tacit.queries.set_gradients import (
     LocalRun,
     MeanGradient,
     SetBySet,
+    SetEngine,
+    SetGradient,
     SetsAsRecords,
 )
-from tacit.queries.per_sample_clip import PerSampleClip
+from tacit.queries.thresholds import (
+    AdaptiveNorm,
+    Decaying,
+    LayerFactors,
+    LayerwiseNorms,
+    group_by_norm,
+)
 
 __all__ = [
     "AdaptiveNorm",
-    "Automatic",
     "BatchClip",
     "Block",
-    "BookKeeping",
     "BoundedGradient",
-    "Clip",
     "Clipless",
     "Decaying",
     "GradientQuery",
@@ -39,10 +43,10 @@ __all__ = [
     "LocalRun",
     "Loss",
     "MeanGradient",
-    "Normalise",
-    "PerRecord",
     "PerSampleClip",
     "SetBySet",
+    "SetEngine",
+    "SetGradient",
     "SetsAsRecords",
     "Statistic",
     "all_together",

@@ -1,4 +1,9 @@
-"""A sum of gradients that knows how far one record can move it."""
+"""A sum of gradients that knows how far one record can move it, and its blocks of parameters.
+
+A sum of gradients that knows how far one record can move it.
+
+Which parameters are clipped together.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,10 @@ from typing import Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
-from tacit.batch import Batch
 from tacit.budget import Relation
 from tacit.checks.model_table import table_of
-from tacit.sampling.schemes import Unit
+from tacit.sampling.batch import Batch
+from tacit.sampling.scheme import Unit
 
 
 @dataclass(frozen=True)
@@ -168,3 +173,57 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def sizes_of(blocks: Sequence[Block]) -> list[int]:
     return [block.size for block in blocks]
+
+
+Blocks = tuple[tuple[str, ...], ...]
+
+
+def all_together(model: nn.Module) -> Blocks:
+    """One block of everything: flat clipping."""
+    return (tuple(trainable(model)),)
+
+
+def by_layer(model: nn.Module) -> Blocks:
+    """One block a module that owns parameters: a layer's weight with its bias."""
+    layers: dict[str, list[str]] = {}
+    for name in trainable(model):
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    return tuple(tuple(names) for names in layers.values())
+
+
+def by_parameter(model: nn.Module) -> Blocks:
+    """One block a parameter tensor."""
+    return tuple((name,) for name in trainable(model))
+
+
+def by_prefix(model: nn.Module, groups: Mapping[str, Sequence[str]]) -> Blocks:
+    """One block a named group of modules: {"body": ["conv1", "conv2"], "head": ["fc"]}."""
+    taken: dict[str, str] = {}
+    blocks = []
+    for group, prefixes in groups.items():
+        names = tuple(
+            name
+            for name in trainable(model)
+            if any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+        )
+        for name in names:
+            if name in taken:
+                raise ValueError(f"{name!r} is in both {taken[name]!r} and {group!r}; choose one")
+            taken[name] = group
+        blocks.append(names)
+    check_cover(tuple(blocks), model)
+    return tuple(blocks)
+
+
+def check_cover(blocks: Blocks, model: nn.Module) -> None:
+    """Every trainable parameter must be in exactly one block; what is left out has no bound."""
+    listed = [name for block in blocks for name in block]
+    known = set(trainable(model))
+    unknown = sorted(set(listed) - known)
+    missing = sorted(known - set(listed))
+    if unknown or missing or len(listed) != len(set(listed)):
+        raise ValueError(
+            "blocks must hold every trainable parameter exactly once; "
+            f"missing: {missing or 'none'}; not trainable or unknown: {unknown or 'none'}; "
+            f"listed {len(listed)} names, {len(set(listed))} of them different"
+        )

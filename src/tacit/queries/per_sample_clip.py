@@ -1,21 +1,32 @@
-"""Per-sample clipping: every record's gradient is scaled to a norm of at most C."""
+"""Per-sample clipping: every record's gradient is scaled to a norm of at most C.
+
+Queries that take losses which look inside the network.
+
+Physical batches as an engine takes them: several views of each record, in consecutive rows.
+
+Per-sample clipping: every record's gradient is scaled to a norm of at most C.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from tacit.batch import Batch, batch_of
-from tacit.checks import watched_step
+from tacit.checks.side_effects import require_views_apart, watched_step
 from tacit.data.augmentation import Augmentation
-from tacit.data.records import Records
-from tacit.engines import Automatic
-from tacit.engines.clipping import CLIP, ClipRule
-from tacit.engines.task import Engine
-from tacit.lipschitz.precision import ROWS_AT_ONCE
-from tacit.queries.blocks import Blocks
-from tacit.queries.bounded_gradient import BoundedGradient, Loss
+from tacit.engines.automatic import Automatic
+from tacit.engines.clipping import CLIP, ClipRule, Engine
+from tacit.engines.draws import State
+from tacit.engines.model_certificate import sample
+from tacit.lipschitz.rounding import ROWS_AT_ONCE
+from tacit.losses.pre_activations import watched
+from tacit.pytrees import Tree, map_tensors, tensors_of
+from tacit.queries.bounded_gradient import Blocks, BoundedGradient, Loss
 from tacit.queries.clipped_query import (
     ClippedQuery,
     Frozen,
@@ -24,9 +35,82 @@ from tacit.queries.clipped_query import (
     check_records,
     mean_norms,
 )
-from tacit.queries.looking_inside import looks_inside
-from tacit.queries.view_batches import ViewBatches
-from tacit.sampling.schemes import Poisson
+from tacit.records import Records
+from tacit.sampling.batch import Batch, batch_of
+from tacit.sampling.poisson import Poisson
+
+Call = TypeVar("Call", bound=Callable[..., BoundedGradient])
+
+
+def looks_inside(call: Call) -> Call:
+    """A query's `__call__`, with the model watched for the loss's sake.
+
+    For queries that differentiate the loss in the *parameters*, whatever way it depends on them,
+    and bound what comes out. One that begins at the gradient in the outputs would miss the rest.
+    """
+
+    @functools.wraps(call)
+    def query(self: Any, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
+        with watched(model, loss):
+            return call(self, model, loss, batch)
+
+    return cast(Call, query)
+
+
+class ViewBatches:
+    """Cuts a batch into pieces and draws the views of each piece, once.
+
+    Once: were a piece's views drawn again where a record turns out not finite, that record would
+    change the others' views. `max_physical` counts rows, K of them per record; a single record's
+    views stay together, however many they are.
+    """
+
+    def __init__(self, augmentation: Augmentation | None) -> None:
+        self.augmentation = augmentation
+        self._checked = False
+
+    @property
+    def views(self) -> int:
+        return 1 if self.augmentation is None else self.augmentation.views
+
+    def first(self, inputs: Tree) -> Tree:
+        """One view of each record; without an augmentation, its inputs."""
+        if self.augmentation is None:
+            return inputs
+        return map_tensors(lambda t: t[:: self.views], self.augmentation.views_of(inputs))
+
+    def of(self, batch: Batch) -> Iterator[Batch]:
+        if self.augmentation is None:
+            yield from batch.physical()
+            return
+        self._checked = self._checked or self._check(self.augmentation, batch)
+        if batch.max_physical is not None:
+            batch = replace(batch, max_physical=max(1, batch.max_physical // self.views))
+        for piece in batch.physical():
+            seen = batch_of(
+                self.augmentation.views_of(piece.inputs, piece.record_ids),
+                map_tensors(lambda t: t.repeat_interleave(self.views, dim=0), piece.targets),
+                divisor=piece.divisor,
+                scheme=piece.scheme,
+            )
+            mask = piece.mask
+            yield seen.with_mask(None if mask is None else mask.repeat_interleave(self.views))
+
+    @staticmethod
+    def _check(augmentation: Augmentation, batch: Batch) -> bool:
+        if augmentation.rows_apart:
+            return True
+        inputs, _ = sample(batch, 256)
+        state = State(inputs)
+
+        def views_of(x: Tree) -> Tensor:
+            state.restore_draws()
+            return torch.cat([t.flatten(1) for t in tensors_of(augmentation.views_of(x))], dim=1)
+
+        try:
+            return require_views_apart(augmentation.transform, views_of, inputs, augmentation.views)
+        finally:
+            state.restore_draws()
 
 
 class PerSampleClip(ClippedQuery):

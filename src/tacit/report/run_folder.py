@@ -1,11 +1,20 @@
-"""A run as files: run.json, weights.safetensors, preprocessing.safetensors, progress.png."""
+"""A run as files: run.json, weights.safetensors, preprocessing.safetensors, progress.png.
+
+Which code made a figure: the commit, or the version of an installed package.
+
+Metrics against ε, as a picture.
+
+A run as files: run.json, weights.safetensors, preprocessing.safetensors, progress.png.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -15,13 +24,76 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+import tacit
 from tacit.data.preprocessing import FILE as PREPROCESSING
 from tacit.data.preprocessing import Preprocessing, Stage
-from tacit.data.records import Records
-from tacit.report.plot import plot_history
-from tacit.report.source import source
-from tacit.statistics import refuse_private_statistics
+from tacit.records import Records
+from tacit.statistics.tracking import refuse_private_statistics
 from tacit.training.run import Run
+
+
+@functools.cache
+def source() -> dict[str, Any]:
+    """The package's version, the commit of its checkout, and whether its code was changed since.
+
+    `commit` and `dirty` are None where the package is not a part of a git checkout. `dirty` says
+    that a Python file, tracked or not, differs from the commit, so that the commit alone does not
+    name the code. Asked once per process: code that is edited later is not what runs.
+    """
+    package = Path(tacit.__file__).parent
+    commit = None
+    # Tracked: a package that is installed below somebody else's checkout is not of that checkout.
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is not None:
+        commit = _git(package, "rev-parse", "HEAD")
+    changed = None if commit is None else _git(package, "status", "--porcelain", "--", ":/*.py")
+    return {
+        "tacit": tacit.__version__,
+        "commit": commit,
+        "dirty": None if changed is None else bool(changed),
+    }
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+# The metric beside the loss, by preference: its label, and what it is multiplied by.
+_BESIDE = {
+    "accuracy": ("held-out accuracy (%)", 100),
+    "root_mean_squared_error": ("held-out RMSE", 1),
+}
+
+
+def plot_history(facts: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """The held-out loss at each evaluation against the ε spent by then, beside the accuracy or,
+    for a regression, the root mean squared error."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    history = facts["history"]
+    epsilons = [point["epsilon"] for point in history]
+    beside = next((m for m in _BESIDE if all(p.get(m) is not None for p in history)), None)
+    figure = Figure(figsize=(9 if beside else 4.8, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    *first, loss = figure.subplots(1, 2 if beside else 1, squeeze=False)[0]
+    if beside:
+        label, times = _BESIDE[beside]
+        values = [times * point[beside] for point in history]
+        first[0].plot(epsilons, values, marker="o", markersize=3)
+        first[0].set_ylabel(label)
+    loss.plot(epsilons, [p["loss"] for p in history], marker="o", markersize=3, color="tab:red")
+    loss.set_ylabel("held-out loss")
+    for axes in (*first, loss):
+        axes.set_xlabel(f"ε spent (PLD, δ = {facts['delta']:g}, {facts['relation']})")
+        axes.grid(alpha=0.3)
+    figure.suptitle(f"{facts['sampling']}, noise multiplier {facts['noise_multiplier']:.4g}")
+    figure.savefig(path, dpi=120)
+
 
 _FILES = ("run.json", "weights.safetensors", "progress.png")
 

@@ -1,20 +1,11 @@
 """Who is in a batch, and what that amplifies."""
 
-from tacit.sampling.fixed_size import FixedSizeSampler
-from tacit.sampling.mini_sets import MiniSetSampler
-from tacit.sampling.poisson import PoissonSampler
-from tacit.sampling.registry import register_scheme
+from tacit.sampling.fixed_size import FixedSizeSampler, RevealedSampleDpEvent, WithoutReplacement
+from tacit.sampling.mini_sets import MiniSets, MiniSetSampler
+from tacit.sampling.poisson import Poisson, PoissonSampler
 from tacit.sampling.sampler import Sampler
-from tacit.sampling.schemes import (
-    MiniSets,
-    Poisson,
-    RevealedSampleDpEvent,
-    Scheme,
-    ShuffledEpochs,
-    Unit,
-    WithoutReplacement,
-)
-from tacit.sampling.shuffle import ShuffleSampler
+from tacit.sampling.scheme import Scheme, Unit, register_scheme
+from tacit.sampling.shuffle import ShuffledEpochs, ShuffleSampler
 
 __all__ = [
     "FixedSizeSampler",

@@ -1,16 +1,94 @@
-"""Mini-sets: records are put into sets once, by their id, and sets are drawn."""
+"""Mini-sets: records are put into sets once, by their id, and sets are drawn.
+
+Mini-sets: records are put into sets once, by their id, and sets are drawn.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
+import dp_accounting as dpa
 import numpy as np
 
-from tacit.data.records import as_records
+from tacit.budget import Relation
 from tacit.errors import UndeclaredConstant
 from tacit.randomness import Randomness, Stream
+from tacit.records import as_records
+from tacit.sampling.fixed_size import RevealedSampleDpEvent, WithoutReplacement
 from tacit.sampling.sampler import Sampler
-from tacit.sampling.schemes import MiniSets
+from tacit.sampling.scheme import Unit, _check_probability, _set_float, _set_whole, register_scheme
+
+
+@register_scheme
+@dataclass(frozen=True)
+class MiniSets:
+    """A data-independent partition into `num_sets` sets of `set_size` records, sets being drawn.
+
+    Either `chosen` sets a step without replacement, or each set with probability `rate`.
+
+    Amplification holds for what is sampled, which is sets. A query that bounds a whole set's
+    contribution (Unit.MINI_SET) is amplified as sampled records are. A query that bounds each
+    record's contribution (Unit.RECORD) is not: the other records of the set may move the sum by
+    far more than the noise and so give away whether the set was drawn. Then only the
+    probability of being drawn counts (`RevealedSampleDpEvent`), except for sets of one record.
+    """
+
+    num_sets: int
+    set_size: int
+    chosen: int | None = None
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.chosen is None) == (self.rate is None):
+            raise ValueError("give either chosen (sets a step) or rate (probability of a set)")
+        if self.num_sets < 1 or self.set_size < 1:
+            raise ValueError(f"{self.num_sets} sets of {self.set_size} records; give at least 1")
+        _set_whole(self, "num_sets", "set_size")
+        if self.rate is not None:
+            _check_probability("rate of a mini-set", self.rate)
+            _set_float(self, "rate")
+        elif self.chosen is not None and not 0 < self.chosen <= self.num_sets:
+            raise ValueError(f"{self.chosen} of {self.num_sets} sets; give 1 up to {self.num_sets}")
+        else:
+            _set_whole(self, "chosen")
+
+    @property
+    def probability(self) -> float:
+        """The chance that a given set takes part in a step."""
+        return self.rate if self.chosen is None else self.chosen / self.num_sets  # type: ignore[return-value]
+
+    def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
+        gaussian = dpa.GaussianDpEvent(noise_multiplier)
+        if unit is Unit.RECORD and self.set_size > 1:
+            return RevealedSampleDpEvent(self.probability, gaussian)
+        if self.chosen is None:
+            return dpa.PoissonSampledDpEvent(self.probability, gaussian)
+        return dpa.SampledWithoutReplacementDpEvent(self.num_sets, self.chosen, gaussian)
+
+    def num_events(self, steps: int) -> int:
+        return steps
+
+    def steps_within(self, events: int) -> int:
+        return events
+
+    def epochs(self, steps: int) -> float:
+        return steps * self.probability
+
+    def amplifies(self) -> bool:
+        return self.probability < 1
+
+    def require(self, relation: Relation) -> None:
+        if self.chosen is not None and self.set_size == 1:
+            WithoutReplacement(self.num_sets, self.chosen).require(relation)
+
+    def describe(self) -> str:
+        how = (
+            f"each with probability {self.rate:.6g}"
+            if self.chosen is None
+            else f"{self.chosen} a step without replacement"
+        )
+        return f"mini-sets, {self.num_sets} of {self.set_size} records, {how}"
 
 
 class MiniSetSampler(Sampler):

@@ -1,13 +1,61 @@
-"""Poisson sampling: every record decides for itself."""
+"""Poisson sampling: every record decides for itself.
+
+Poisson sampling: every record decides for itself.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import dp_accounting as dpa
 import numpy as np
 
-from tacit.data.records import as_records
+from tacit.budget import Relation
 from tacit.randomness import Stream
+from tacit.records import as_records
 from tacit.sampling.sampler import Sampler
-from tacit.sampling.schemes import Poisson
+from tacit.sampling.scheme import (
+    Unit,
+    _check_probability,
+    _records_only,
+    _set_float,
+    register_scheme,
+)
+
+
+@register_scheme
+@dataclass(frozen=True)
+class Poisson:
+    """Each record takes part in each step with probability `rate`, independently of all others."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        _check_probability("sampling rate", self.rate)
+        _set_float(self, "rate")
+
+    def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
+        _records_only(self, unit)
+        return dpa.PoissonSampledDpEvent(self.rate, dpa.GaussianDpEvent(noise_multiplier))
+
+    def num_events(self, steps: int) -> int:
+        return steps
+
+    def steps_within(self, events: int) -> int:
+        return events
+
+    def epochs(self, steps: int) -> float:
+        return steps * self.rate
+
+    def amplifies(self) -> bool:
+        return self.rate < 1
+
+    def require(self, relation: Relation) -> None:
+        return None
+
+    def describe(self) -> str:
+        return f"Poisson, rate {self.rate:.6g}"
+
 
 _MOST_COINS_PER_RECORD = 16
 

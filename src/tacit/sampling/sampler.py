@@ -1,4 +1,7 @@
-"""What all samplers share: steps of batches, in physical pieces, padded where asked."""
+"""What all samplers share: steps of batches, in physical pieces, padded where asked.
+
+What all samplers share: steps of batches, in physical pieces, padded where asked.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.batch import Batch, Draw
-from tacit.data.records import as_records
-from tacit.process_lock import ProcessLock
-from tacit.randomness import Randomness, Stream
-from tacit.sampling.schemes import Scheme
-from tacit.sampling.whole_number import whole_number
+from tacit.randomness import ProcessLock, Randomness, Stream
+from tacit.records import as_records
+from tacit.sampling.batch import Batch, Draw
+from tacit.sampling.scheme import Scheme, whole_number
 
 _one_at_a_time = ProcessLock()
 

@@ -1,17 +1,73 @@
-"""Shuffled epochs: what most training code does, and what it really buys."""
+"""Shuffled epochs: what most training code does, and what it really buys.
+
+Shuffled epochs: what most training code does, and what it really buys.
+"""
 
 from __future__ import annotations
 
 import math
 import secrets
 from collections.abc import Hashable
+from dataclasses import dataclass
 
+import dp_accounting as dpa
 import numpy as np
 
-from tacit.data.records import as_records
+from tacit.budget import Relation
+from tacit.errors import UnsupportedEvent
 from tacit.randomness import Stream
+from tacit.records import as_records
 from tacit.sampling.sampler import Sampler
-from tacit.sampling.schemes import ShuffledEpochs
+from tacit.sampling.scheme import Unit, _records_only, _set_whole, register_scheme
+
+
+@register_scheme
+@dataclass(frozen=True)
+class ShuffledEpochs:
+    """Every record once an epoch, in a shuffled order: accounted WITHOUT amplification.
+
+    Given the order, a replaced record touches one batch of each epoch that has begun, so
+    E epochs are E Gaussian mechanisms, and averaging over orders cannot hurt (joint convexity).
+    A shuffled epoch is not a Poisson sample and gets no Poisson ε. An epoch belongs to one
+    shuffle: a sampler that starts again starts another epoch, and is charged for it.
+    """
+
+    steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        if self.steps_per_epoch < 1:
+            raise ValueError(f"steps_per_epoch is {self.steps_per_epoch}; give at least 1")
+        _set_whole(self, "steps_per_epoch")
+
+    def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
+        _records_only(self, unit)
+        return dpa.GaussianDpEvent(noise_multiplier)
+
+    def num_events(self, steps: int) -> int:
+        return math.ceil(steps / self.steps_per_epoch)
+
+    def steps_within(self, events: int) -> int:
+        return events * self.steps_per_epoch
+
+    def epochs(self, steps: int) -> float:
+        return steps / self.steps_per_epoch
+
+    def amplifies(self) -> bool:
+        return False
+
+    def require(self, relation: Relation) -> None:
+        if relation is not Relation.REPLACE_ONE:
+            raise UnsupportedEvent(
+                f"shuffled epochs are analysed for replace-one, not {relation}: adding a record "
+                "moves the others between batches; use Budget(relation=Relation.REPLACE_ONE), "
+                "or PoissonSampler"
+            )
+
+    def describe(self) -> str:
+        return (
+            f"shuffled epochs of {self.steps_per_epoch} steps, accounted without "
+            "amplification by sampling"
+        )
 
 
 class ShuffleSampler(Sampler):

@@ -1,12 +1,15 @@
 """The loop, and what hangs onto it."""
 
-from tacit.training.callbacks import Callback, Evaluation
-from tacit.training.evaluate import Metrics, evaluate
-from tacit.training.held_out import Unprotected
-from tacit.training.moving_average import MovingAverage
-from tacit.training.progress import ProgressBar
-from tacit.training.run import Run
-from tacit.training.sparsification import Sparsification
+from tacit.training.callbacks import (
+    Callback,
+    Evaluation,
+    MovingAverage,
+    ProgressBar,
+    Sparsification,
+)
+from tacit.training.evaluation import Metrics, evaluate
+from tacit.training.preconditions import Unprotected
+from tacit.training.run import Run, summary_text
 from tacit.training.trainer import Trainer
 
 __all__ = [
@@ -20,4 +23,5 @@ __all__ = [
     "Trainer",
     "Unprotected",
     "evaluate",
+    "summary_text",
 ]

@@ -1,11 +1,30 @@
-"""What can be hung onto a run."""
+"""What can be hung onto a run: callbacks, the progress bar, averages and masks of weights.
+
+What can be hung onto a run.
+
+A live progress bar: steps, held-out metrics, ε spent so far.
+
+An exponential moving average of the weights: post-processing, so it is free.
+
+Entries of the weights that hover within the noise are fixed, and no longer trained.
+"""
 
 from __future__ import annotations
 
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tacit.training.evaluate import Metrics
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from tacit.queries.bounded_gradient import trainable
+from tacit.training.evaluation import Metrics
 
 if TYPE_CHECKING:
     from tacit.training.run import Run
@@ -50,3 +69,183 @@ class Callback:
     def on_end(self, trainer: Trainer, run: Run) -> None: ...
 
     def on_error(self, trainer: Trainer) -> None: ...
+
+
+class ProgressBar(Callback):
+    """Draws on standard error; off a terminal it prints a plain line an evaluation.
+
+    The loss shown is of held-out records: the loss of a private batch is private too, and
+    showing it would be a release that nobody paid for.
+    """
+
+    def __init__(self) -> None:
+        self._console = Console(file=sys.stderr)
+        self._bar: Progress | None = None
+
+    def on_begin(self, trainer: Trainer) -> None:
+        self._total = trainer.sampler.steps
+        if not self._console.is_terminal:
+            return
+        self._bar = Progress(
+            TextColumn("[bold]training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=self._console,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task("training", total=self._total, figures="")
+
+    def on_step(self, trainer: Trainer, step: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
+        figures = f"{evaluation.metrics.text()}  ε {evaluation.epsilon:.3f}"
+        if self._bar is not None:
+            self._bar.update(self._task, figures=figures)
+        else:
+            line = f"step {evaluation.step}/{self._total}  {figures}"
+            self._console.print(line, highlight=False)
+
+    def on_end(self, trainer: Trainer, run: Run) -> None:
+        self._close()
+
+    def on_error(self, trainer: Trainer) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class MovingAverage:
+    """w̄ ← d·w̄ + (1 − d)·w after each step, d = min(decay, (1 + t)/(10 + t)) at step t.
+
+    w̄ begins as the weights after step 1, and the early cap lets it forget them  [De 2022, App. C].
+    """
+
+    def __init__(self, decay: float = 0.99) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay is {decay}; give a number from 0 up to, not including, 1")
+        self.decay = decay
+        self._steps = 0
+        self._average: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """Forget what was averaged: a run's average is of its own weights alone."""
+        self._steps, self._average = 0, {}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        weights = {n: p.detach() for n, p in model.named_parameters()}
+        if not self._average:
+            self._average = {n: w.clone() for n, w in weights.items()}
+        self._steps += 1
+        decay = min(self.decay, (1 + self._steps) / (10 + self._steps))
+        for name, weight in weights.items():
+            self._average[name].lerp_(weight, 1 - decay)
+
+    @torch.no_grad()
+    def swap(self, model: nn.Module) -> None:
+        """Exchange the model's weights and the average; twice is nothing."""
+        if not self._average:
+            return
+        for name, parameter in model.named_parameters():
+            current = parameter.detach().clone()
+            parameter.copy_(self._average[name])
+            self._average[name] = current
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """The average in the model for a while; its own weights return, whatever ends it."""
+        self.swap(model)
+        try:
+            yield
+        finally:
+            self.swap(model)
+
+
+class Sparsification(Callback):
+    """Over T released gradients of an entry: frozen if |Σ_t g̃_t| ≤ κ·(Σ_t s_t²)^(1/2).
+
+    Without a gradient, Σ_t g̃_t is noise of just that standard deviation, so what stays within κ of
+    it has shown no gradient beyond the noise; at κ = 1 about two thirds of such entries are found
+    in each window. A frozen entry is set to its mean over the window, and stays there  [Nguyen
+    2023, Section 3.4, which speaks of the weights' spread; gradients say the same for every
+    optimizer]. Whatever is frozen is left out of gradients before their norms are taken, so less
+    is clipped away of the rest, and it is released without noise, as zero.
+
+    All of it is computed from what was released: post-processing, at no cost in privacy. Give one
+    object to the query (`frozen=`) and to the Trainer (`callbacks=`).
+    """
+
+    def __init__(self, window: int = 100, tolerance: float = 1.0) -> None:
+        if window < 1:
+            raise ValueError(f"window is {window}; give at least 1 step")
+        if not 0 < tolerance < math.inf:
+            raise ValueError(f"tolerance is {tolerance}; give a number above 0")
+        self.window, self.tolerance = window, tolerance
+        self._forget()
+
+    def active(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """The mask of each parameter that has frozen entries."""
+        return {name: mask for name, mask in self._masks.items() if name in self._with_frozen}
+
+    @property
+    def share_frozen(self) -> float:
+        """The share of all entries that are frozen. Waits for the device."""
+        sizes = sum(mask.numel() for mask in self._masks.values())
+        return sum(int((~mask).sum()) for mask in self._masks.values()) / max(sizes, 1)
+
+    def on_begin(self, trainer: Trainer) -> None:
+        self._forget()
+        for name, p in trainable(trainer.model).items():
+            self._masks[name] = torch.ones_like(p, dtype=torch.bool, requires_grad=False)
+            self._fixed[name] = torch.zeros_like(p, requires_grad=False)
+        self._start_window(trainer.model)
+
+    @torch.no_grad()
+    def on_step(self, trainer: Trainer, step: int) -> None:
+        parameters = trainable(trainer.model)
+        for name, p in parameters.items():
+            if name in self._with_frozen:  # momentum or weight decay may have moved it
+                p.copy_(torch.where(self._masks[name], p, self._fixed[name]))
+            if p.grad is not None:
+                self._gradients[name] += p.grad
+            self._weights[name] += p
+            self._variance[name] += trainer.mechanism.noise_of.get(name, 0.0) ** 2
+        self._steps += 1
+        if self._steps == self.window:
+            self._freeze(parameters)
+            self._start_window(trainer.model)
+
+    def _freeze(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        for name, p in parameters.items():
+            within = self._gradients[name].abs() <= self.tolerance * self._variance[name] ** 0.5
+            new = within & self._masks[name]
+            if not bool(new.any()):
+                continue
+            self._fixed[name].copy_(
+                torch.where(new, self._weights[name] / self._steps, self._fixed[name])
+            )
+            self._masks[name] &= ~new
+            self._with_frozen.add(name)
+            p.copy_(torch.where(self._masks[name], p, self._fixed[name]))
+
+    def _start_window(self, model: nn.Module) -> None:
+        self._steps = 0
+        for name, p in trainable(model).items():
+            self._gradients[name] = torch.zeros_like(p, requires_grad=False)
+            self._weights[name] = torch.zeros_like(p, requires_grad=False)
+            self._variance[name] = 0.0
+
+    def _forget(self) -> None:
+        self._steps = 0
+        self._masks: dict[str, Tensor] = {}
+        self._fixed: dict[str, Tensor] = {}
+        self._gradients: dict[str, Tensor] = {}
+        self._weights: dict[str, Tensor] = {}
+        self._variance: dict[str, float] = {}
+        self._with_frozen: set[str] = set()

@@ -1,23 +1,108 @@
-"""What a run did, what it cost, and how to say so."""
+"""What a run did, what it cost, and how to say so.
+
+The largest amount of memory a run held.
+
+The table that ends a run.
+
+What a run did, what it cost, and how to say so.
+"""
 
 from __future__ import annotations
 
+import io
+import resource
+import sys
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from rich.console import Console
+from rich.table import Table
 from torch import nn
 
-from tacit.accounting.no_privacy import no_privacy_note
+from tacit.accounting.accountant import no_privacy_note
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
-from tacit.data.records import Records
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.projection import constraints_of
 from tacit.queries.bounded_gradient import Loss
+from tacit.records import Records
 from tacit.training.callbacks import Evaluation
-from tacit.training.evaluate import Metrics, evaluate
-from tacit.training.held_out import SHOWN, are_training_records
+from tacit.training.evaluation import Metrics, evaluate, metric_rows
+from tacit.training.preconditions import SHOWN, are_training_records
+
+
+class PeakMemory:
+    """Bytes: of the GPU's allocator on a GPU, of the whole process elsewhere."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def read(self) -> int:
+        if self._device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self._device))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a reader must know of a run, in the order they ask."""
+    measured = metric_rows(facts)
+    if facts["accuracy"] is not None:
+        measured = measured[:1]  # the loss of a classifier is in run.json
+    rows = [(f"{name} (held out)", value) for name, value in measured]
+    rows = rows or [("metrics (held out)", "none")]
+    if facts.get("certificate"):
+        rows.append(("certified accuracy", _certified(facts["certificate"])))
+    rows += [
+        ("epsilon (PLD)", f"{facts['epsilon']:.4g}"),
+        ("epsilon (RDP, cross-check)", f"{facts['epsilon_rdp']:.4g}"),
+        ("delta", f"{facts['delta']:g}"),
+        ("neighbouring relation", facts["relation"]),
+        ("sampling", facts["sampling"]),
+        ("noise multiplier", f"{facts['noise_multiplier']:.5g}"),
+        ("steps", _steps(facts)),
+        ("seconds", f"{facts['seconds']:.1f}"),
+        ("peak memory", f"{facts['peak_memory_bytes'] / 2**20:,.0f} MiB"),
+        ("seeded", "yes" if facts["seeded"] else "no, from the operating system"),
+    ]
+    rows += [("note", note) for note in facts["notes"]]
+    return rows
+
+
+def _certified(certificate: dict[str, Any]) -> str:
+    shares = [
+        f"{row['share']:.2%} at {row['radius']:g}/255"
+        for row in certificate["certified_accuracy"]
+        if row["radius"] in (1, 4, 16)
+    ]
+    return f"{', '.join(shares)} (L2, {certificate['inputs']})"
+
+
+def _steps(facts: dict[str, Any]) -> str:
+    if facts["stopped"] == "plan complete":
+        return str(facts["steps"])
+    return f"{facts['steps']} of {facts['planned_steps']} planned (ended: {facts['stopped']})"
+
+
+def summary_table(facts: dict[str, Any]) -> Table:
+    table = Table(show_header=False, title="private training run", title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in summary_rows(facts):
+        table.add_row(name, value)
+    return table
+
+
+def summary_text(facts: dict[str, Any], width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(summary_table(facts))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
 
 SEEDED = (
     "seeded: not private against whoever knows the seed, or sees another run that was drawn from it"
@@ -73,7 +158,7 @@ class Run:
         return self._certificate(test, self.evaluate(test))
 
     def _certificate(self, test: Records | None, metrics: Metrics) -> dict[str, Any] | None:
-        from tacit.certificates import certified_accuracy
+        from tacit.certificates.accuracy import certified_accuracy
 
         if test is None or metrics.accuracy is None or not constraints_of(self.model):
             return None
@@ -119,6 +204,5 @@ class Run:
 
     def summary(self, test: Records | None = None) -> str:
         """The table that ends a run, as text."""
-        from tacit.report.table import summary_text
 
         return summary_text(self.facts(test))

@@ -15,40 +15,41 @@ import torch
 from torch import nn
 
 from tacit.accounting.accountant import calibrate
-from tacit.accounting.ledger import Ledger
 from tacit.accounting.plan import Plan
 from tacit.accounting.pld import COARSE
 from tacit.budget import Budget
-from tacit.data.records import Records
 from tacit.errors import BudgetExceeded, PlanChanged
+from tacit.ledger.ledger import Ledger
 from tacit.lipschitz.projection import project
-from tacit.losses.schedule import Scheduled, fresh
+from tacit.losses.record_loss import Scheduled, fresh
 from tacit.mechanism import Mechanism
 from tacit.noise import Allocation
 from tacit.queries.bounded_gradient import GradientQuery, Loss
+from tacit.records import Records
 from tacit.sampling.sampler import Sampler
-from tacit.sampling.whole_number import whole_number
-from tacit.statistics.modes import train_unfrozen
-from tacit.statistics.needed import Statistics, check_statistics
-from tacit.statistics.public import PublicStatistics
-from tacit.statistics.released import ReleasedStatistics
-from tacit.training.callbacks import Callback, Evaluation
-from tacit.training.earlier_runs import (
+from tacit.sampling.scheme import whole_number
+from tacit.statistics.public_statistics import PublicStatistics
+from tacit.statistics.released_statistics import ReleasedStatistics
+from tacit.statistics.tracking import train_unfrozen
+from tacit.training.callbacks import Callback, Evaluation, MovingAverage, ProgressBar
+from tacit.training.evaluation import evaluate
+from tacit.training.preconditions import (
+    NOT_COVERED,
+    ROW_NUMBERS,
     TRAINED_BEFORE,
     TRAINED_HERE,
+    Statistics,
+    Unprotected,
+    by_row_number,
+    check_optimizer,
+    check_statistics,
     ledger_key,
     remember_run,
+    require_held_out,
     trained_by_another_run,
     trained_elsewhere,
 )
-from tacit.training.evaluate import evaluate
-from tacit.training.held_out import NOT_COVERED, Unprotected, require_held_out
-from tacit.training.memory import PeakMemory
-from tacit.training.moving_average import MovingAverage
-from tacit.training.optimizer_parameters import check_optimizer
-from tacit.training.progress import ProgressBar
-from tacit.training.row_numbers import ROW_NUMBERS, by_row_number
-from tacit.training.run import BEYOND, EARLY, SEEDED, Run
+from tacit.training.run import BEYOND, EARLY, SEEDED, PeakMemory, Run
 
 
 class Trainer:

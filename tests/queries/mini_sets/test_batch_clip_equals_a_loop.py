@@ -22,8 +22,8 @@ from torch.func import functional_call
 
 import tacit
 from tacit import BatchClip, LocalRun, MiniSetSampler, PerSampleClip
+from tacit.engines import BookKeeping
 from tacit.losses import CrossEntropy
-from tacit.queries import BookKeeping
 from tacit.queries.bounded_gradient import trainable
 
 LOSS = CrossEntropy()

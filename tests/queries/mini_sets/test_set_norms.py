@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tacit
-from tacit.queries.mini_sets import SetBySet
+from tacit.queries import SetBySet
 
 torch.set_num_threads(1)
 

@@ -1,11 +1,21 @@
-"""The first layer: it makes the bound on the input true instead of assuming it."""
+"""The first layers: a bound on the input that is enforced, centring and scaling.
+
+The first layer: it makes the bound on the input true instead of assuming it.
+
+Centring over a record's own numbers.
+
+Multiplication by a number that is fixed.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from tacit.lipschitz.bounds import Bound
+from tacit.lipschitz.bounds import Bound, Parameterless, own_axes
 
 
 class BoundedInput(nn.Module):
@@ -56,3 +66,46 @@ class BoundedInput(nn.Module):
 
     def gradient_norms(self, x: Bound, cotangent: float) -> dict[str, float]:
         return {}
+
+
+class LayerCentering(nn.Module, Parameterless):
+    """x − mean(x) over some of a record's own axes, all of them by default.
+
+    I − 11ᵀ/n is symmetric and its own square: an orthogonal projection, of norm 1  [clipless
+    paper, Prop. 4]. Over the batch axis it would be no layer of one record at all, and one record
+    would move everyone's gradient; that is refused.
+    """
+
+    def __init__(self, axes: int | Sequence[int] | None = None) -> None:
+        super().__init__()
+        chosen = (axes,) if isinstance(axes, int) else axes
+        self.axes = None if chosen is None else tuple(chosen)
+        if self.axes is not None and 0 in self.axes:
+            own_axes(self.axes, 2, "LayerCentering")  # refuses in words
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = range(1, x.dim()) if self.axes is None else self.axes
+        axes = own_axes(chosen, x.dim(), "LayerCentering")
+        return x - x.mean(dim=axes, keepdim=True) if axes else x
+
+    def extra_repr(self) -> str:
+        return "all axes" if self.axes is None else f"{self.axes}"
+
+
+class Scale(nn.Module, Parameterless):
+    """y = factor·x. Lipschitz |factor|, output |factor|·X."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        if not math.isfinite(factor) or factor == 0:
+            raise ValueError(f"factor is {factor}; give a finite number other than 0")
+        self.factor = float(factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+    def extra_repr(self) -> str:
+        return f"{self.factor}"
+
+    def lipschitz(self, x: Bound) -> float:
+        return abs(self.factor)

@@ -1,0 +1,518 @@
+"""The ledger: the only place that writes `.grad`, and it charges first.
+
+The ledger: the only place that writes `.grad`, and it charges first.
+
+Rules, each decided inside one write transaction, so that processes cannot overspend together:
+
+1. A run's plan is fixed when it begins. Its own ε is by PLD, which is valid for a fixed plan,
+   and its number of steps is limited to what its budget allows.
+2. A second run is chosen after looking at the first, so runs together are held to the ledger's
+   budget by an RDP filter (see `filter`), at one order fixed when the first run begins.
+3. A first run whose planned RDP would not pass the filter may still run, held to the ledger's
+   budget by PLD alone; but then it is *exclusive*: no other run is ever let in. The filter holds
+   in all outcomes or PLD does; letting the outcome choose between the two would prove neither.
+4. Events are charged in leases, durably, before their noise is drawn. A lease is at most one
+   percent of the run's events, or one event. A crash wastes at most one lease; a clean end, also
+   by an exception, Ctrl-C or sys.exit, returns what was not used.
+5. All batches of one shuffled epoch are one event; every other step is an event of its own.
+6. Two attempts on a ledger never draw the same seeded batches where sampling amplifies.
+
+The file is in `ledger_log`, what its rows mean in `ledger_state`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import json
+import logging
+import os
+import sqlite3
+import sys
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Protocol
+
+import dp_accounting as dpa
+from torch import nn
+
+from tacit.accounting.events import Release
+from tacit.accounting.plan import Plan
+from tacit.accounting.scheme_check import check_counts
+from tacit.budget import Budget
+from tacit.errors import BudgetExceeded, PlanChanged, TacitError
+from tacit.ledger.ledger_log import LedgerLog
+from tacit.ledger.ledger_state import (
+    LedgerState,
+    RunState,
+    budget_fields,
+    event_limit,
+    first_row,
+    require_one_more,
+    require_unclaimed,
+)
+from tacit.ledger.statement import Statement, statement_of
+from tacit.randomness import ProcessLock
+from tacit.sampling.scheme import UnregisteredScheme
+
+
+class Pending(Protocol):
+    """What the ledger charges for: a bounded gradient whose noise has not been drawn yet.
+
+    `tacit.mechanism.PendingRelease` is one. `occasion` names the shuffled epoch that it is a part
+    of, `sampling` and `sampling_step` its place in a seeded stream of batches.
+    """
+
+    plan: Plan
+    occasion: Hashable | None
+    sampling: str | None
+    sampling_step: int | None
+
+    def uncovered(self, model: nn.Module) -> list[nn.Parameter]:
+        """The model's parameters that it is not for; raises where it could not be released."""
+        ...
+
+    def draw_into(self, model: nn.Module, *charge: str | int) -> None:
+        """Draw the noise, at an address that names this charge, and set `.grad`."""
+        ...
+
+
+class Ledger:
+    """Charges privacy before it is spent, in one SQLite file for all runs over the same data.
+
+    The file is a log whose rows form a hash chain: what was edited, deleted or reordered raises
+    LedgerDamaged when the file is opened. Limits and costs are computed from the stored plans.
+
+    Args:
+        path: The ledger's file, made if it is missing; None keeps it in memory, for one process.
+        budget: Written once, and the same ever after; leave it out to open a file that has one.
+        lease_steps: The most events to charge at once. One percent of a run is the limit anyway.
+        anchor: A file elsewhere that follows the ledger's head. It finds an old copy of the
+            ledger that was put back, which the ledger itself cannot know of.
+
+    Example:
+        >>> with tacit.Ledger("data.sqlite", tacit.Budget(3.0, 1e-5)) as ledger:
+        ...     ledger.release(mechanism.privatise(model, loss, batch), into=model)
+    """
+
+    _run_id: int | None
+    _plan: Plan | None
+    _occasions: set[Hashable]
+    _batches: set[str]
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        budget: Budget | None = None,
+        *,
+        lease_steps: int | None = None,
+        anchor: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if lease_steps is not None and lease_steps < 1:
+            raise ValueError(f"lease_steps is {lease_steps}; give at least 1")
+        if anchor is not None and path is None:
+            raise ValueError("a ledger in memory cannot be put back; leave out anchor")
+        self.lease_steps = lease_steps
+        if budget is None and (path is None or not os.path.exists(path)):
+            raise ValueError(f"no ledger at {path}; give a budget to make a new one")
+        first = None if budget is None else first_row(budget)
+        self._log = LedgerLog(path, LedgerState, first, anchor=anchor)
+        with self._log.transaction() as state:
+            self.budget = state.budget
+        if budget is not None and budget != self.budget:
+            raise ValueError(
+                f"the ledger at {path} was made for {self.budget}, not {budget}; open it without "
+                "a budget, or keep another ledger for other data"
+            )
+        self._lock = ProcessLock()
+        self._owner = threading.get_ident()
+        self._forget()
+
+    @property
+    def path(self) -> os.PathLike[str] | None:
+        return self._log.path
+
+    @property
+    def identity(self) -> str:
+        """The digest of the first row. It depends on the budget alone, so that a seed repeats a
+        run on another ledger of the same budget; within a ledger, `life` tells runs apart."""
+        return self._log.identity
+
+    @property
+    def head(self) -> str:
+        """The digest of the last row. Write it down, and `verify` finds an old copy put back."""
+        with self._own_transaction():
+            return self._log.head.digest
+
+    def verify(self, head: str | None = None) -> None:
+        """Check the whole chain again, and that `head`, if given, is the digest of a row in it.
+
+        Raises LedgerDamaged.
+        """
+        with self._lock:
+            self._log.verify(head)
+
+    def write_anchor(self, anchor: str | os.PathLike[str]) -> None:
+        """Write the ledger's head to a file that `Ledger(anchor=...)` will then follow."""
+        with self._lock:
+            self._log.write_anchor(anchor)
+
+    def begin(self, plan: Plan, *, name: str | None = None, budget: Budget | None = None) -> None:
+        """Start a run, or go on with the run of that name if its plan is the same.
+
+        `budget` is the run's own, at most the ledger's. What a crashed run had been charged
+        stays charged; going on with it uses what is left. What comes before the first step
+        (`plan.prelude`) is charged here: release it after this call, not before.
+        """
+        with self._lock:
+            self._begin(plan, name, budget or self.budget)
+
+    def _begin(self, plan: Plan, name: str | None, own: Budget) -> None:
+        if os.getpid() == self._pid:
+            self._mind_owner()
+        self.end()
+        if plan.relation is not self.budget.relation or own.relation is not self.budget.relation:
+            raise ValueError(
+                f"the run is for {plan.relation}, the ledger for {self.budget.relation}; "
+                "give both the same relation"
+            )
+        if not (name is None or isinstance(name, str)):
+            raise ValueError(f"the run's name is {name!r}; give text")
+        stored = json.loads(plan.to_json())  # refuses what could not be read back
+        check_counts(plan.scheme)
+        limit = event_limit(plan, own, self.budget)
+        if plan.prelude and limit == 0:
+            raise BudgetExceeded(
+                "what comes before the first step leaves no budget for any step; nothing is charged"
+            )
+        with self._log.transaction() as state:
+            others = state.live()
+        for other in others:  # accounting takes its time, so not while others wait for the file
+            if other.first:
+                with suppress(UnregisteredScheme):
+                    _ = other.limit
+        with self._log.transaction() as state:
+            run = None if name is None else state.named(name)
+            if run is None:
+                new_name = state.free_name() if name is None else name
+                run = self._admit(state, new_name, stored, own)
+            elif run.plan != plan:
+                raise PlanChanged(
+                    f"run {name!r} began with {run.plan}, not {plan}; give the new run "
+                    "a name of its own"
+                )
+            self._acknowledge(run, plan)
+            attempt = self._add_attempt(run, own)
+        self._owner = threading.get_ident()
+        self._run_id, self._attempt, self._plan = run.id, attempt, plan
+        self._own, self._own_limit = own, limit
+        if self.path is not None:
+            _under_way.add(self)
+
+    def release(self, pending: Pending, into: nn.Module) -> None:
+        """Charge a step, then draw its noise and set `.grad`; or refuse with BudgetExceeded.
+
+        A refusal draws no noise and leaves `.grad` as it was.
+        """
+        pending.uncovered(into)  # raises where the release could not succeed
+        with self._lock:
+            self._charge(pending)
+            self._released += 1
+            pending.draw_into(into, self.identity, *self.life(), self._released)
+
+    def _charge(self, pending: Pending) -> None:
+        self._mind_forks()
+        if pending.plan != self._plan:
+            if self._plan is not None:
+                raise PlanChanged(
+                    f"this run planned {self._plan}, and was handed {pending.plan}; a run's noise, "
+                    "sampling and relation are fixed when it begins: begin another run"
+                )
+            self.begin(pending.plan)
+        assert self._plan is not None
+        batches = pending.sampling if self._plan.scheme.amplifies() else None
+        place = batches, pending.sampling_step
+        if batches is not None and pending.sampling_step is not None and place in self._places:
+            raise PlanChanged(
+                "this run has released a gradient of these very records before: two samplers with "
+                "one seed draw the same batches; give the sampler another seed, or none"
+            )
+        new_batches = batches is not None and batches not in self._batches
+        paid = pending.occasion is not None and pending.occasion in self._occasions
+        wanted = 0
+        if not paid and self._lease <= 0:
+            # An epoch is charged when it begins: whether there will be another is not known.
+            wanted = self._lease_size() if pending.occasion is None else 1
+        if wanted or new_batches:
+            self._lease += self._take_lease(wanted, batches if new_batches else None)
+        if batches is not None:
+            self._batches.add(batches)
+            self._places.add(place)
+        if not paid:
+            self._lease -= 1
+        if pending.occasion is not None:
+            self._occasions.add(pending.occasion)
+
+    def claim(self, event: dpa.GaussianDpEvent, what: str) -> None:
+        """Take, for the release `what`, a Gaussian that the run's plan has in its prelude.
+
+        It was charged when the run began; here it is put on disk that it is used. A run releases
+        each `what` once, in all of its attempts: what crashes after its claim has used it.
+        """
+        with self._own_transaction() as state:
+            run, plan = self._planned(state, event, what)
+            require_unclaimed(event, what, plan, run.claims)
+            self._add_claim(run, event, what)
+
+    def claim_next(self, event: dpa.GaussianDpEvent, what: str) -> str:
+        """Claim one more such Gaussian of the run's plan, and say under which name.
+
+        However many the plan has of this multiplier, so many releases there are in the life of the
+        run, whichever processes make them. Once it is made, `name_claim` says which value it was.
+        """
+        with self._own_transaction() as state:
+            run, plan = self._planned(state, event, what)
+            require_one_more(event, what, plan, run.claims)
+            name = f"{what}, claim {len(run.claims) + 1}"
+            self._add_claim(run, event, name)
+        return name
+
+    def name_claim(self, claim: str, name: str) -> None:
+        """The value of that claim, so that the run knows it when it is handed in (`Release`)."""
+        with self._own_transaction() as state:
+            run = self._current(state)
+            if claim not in run.claims and name not in run.claims:
+                raise PlanChanged(
+                    f"the current run, {run.name!r}, has not claimed {claim!r}; name a claim while "
+                    "its run is under way"
+                )
+            if name not in run.claims:
+                self._log.append("name", run=run.id, claim=claim, name=name)
+
+    def require_unclaimed(self, event: dpa.GaussianDpEvent, what: str) -> None:
+        """Raise what `claim` would raise, and take nothing."""
+        with self._own_transaction() as state:
+            run, plan = self._planned(state, event, what)
+            require_unclaimed(event, what, plan, run.claims)
+
+    def run_status(self) -> tuple[int, int]:
+        """Of the current run: events charged, less what this process has left of its lease, and
+        the most there can be. Another process's lease counts as used."""
+        with self._own_transaction() as state:
+            run = self._current(state)
+            return run.charged - self._lease, min(run.limit, self._own_limit)
+
+    def planned_events(self) -> int:
+        """The most that the current run may take, as it was fixed when the run first began.
+
+        A smaller budget that it is resumed with stops it earlier, in view of what was released, so
+        its guarantee is still that of all of these.
+        """
+        with self._own_transaction() as state:
+            return self._current(state).limit
+
+    def life(self) -> tuple[int, int]:
+        """Of the current run: its number on this ledger, and its attempt, both counted from 1.
+
+        An attempt is one process's part of a run, from `begin` on; a forked process that goes on
+        has another. Each is in the log before anything is charged for it, so no two are the same,
+        in whichever processes and however much is returned. (1, 1) is the first of all.
+        """
+        with self._lock:
+            self._mind_forks()
+            if self._run_id is None:
+                raise ValueError("no run has begun; begin one, or release a gradient")
+            if self._attempt == 0:
+                with self._log.transaction() as state:
+                    attempt = self._add_attempt(self._current(state), self._own)
+                self._attempt = attempt
+            return self._run_id, self._attempt
+
+    def end(self) -> None:
+        """End the current run in good order: the unused part of its lease is returned.
+
+        Any thread may end it. It is forgotten first: interrupted after the commit, a second end
+        returns nothing again, and interrupted before it, the lease is spent.
+        """
+        with self._lock:
+            self._mind_forks()
+            run_id, attempt, lease = self._run_id, self._attempt, self._lease
+            self._forget()
+            if run_id is None or attempt == 0:
+                return
+            with self._log.transaction() as state:
+                run = state.runs[run_id]
+                if run.dropped:
+                    return
+                if lease:
+                    self._log.append("return", run=run_id, attempt=attempt, events=lease)
+                if run.charged == 0 and not run.plan.prelude:
+                    self._log.append("drop", run=run_id)
+
+    def close(self) -> None:
+        with self._lock:
+            self.end()
+            self._log.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> str:
+        raise TypeError("a ledger cannot be copied or pickled; open its file again instead")
+
+    def statement(self) -> Statement:
+        """Every run and the total. Reading it costs nothing."""
+        with self._lock:
+            with self._log.transaction() as state:
+                pass
+            # Accounting takes its time, so not while other processes wait for the file.
+            return statement_of(state, self._log.head.digest)
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._run_id = None
+        self._attempt = 0  # 0: none yet in this process
+        self._released = 0
+        self._plan = None
+        self._own, self._own_limit = self.budget, 0
+        self._lease = 0
+        self._occasions, self._batches = set(), set()
+        self._places: set[tuple[str | None, int | None]] = set()
+        _under_way.discard(self)
+
+    def _mind_forks(self) -> None:
+        """The parent's attempt, its lease, and the epochs it paid for, are the parent's."""
+        if os.getpid() != self._pid:
+            self._pid, self._attempt, self._lease = os.getpid(), 0, 0
+            self._occasions, self._batches, self._places = set(), set(), set()
+
+    def _mind_owner(self) -> None:
+        """A run that another thread began is not ended by this one: it would be told a wrong ε.
+
+        Steps of one run may come from several threads; each is charged.
+        """
+        other = self._owner != threading.get_ident()
+        # Not Thread.is_alive(), which is always true of threads that Python did not start.
+        if self._run_id is not None and other and self._owner in sys._current_frames():
+            raise RuntimeError(
+                "the ledger has a run that another thread began; end it first with ledger.end() "
+                "(claims stay), or open the ledger's file again in this thread"
+            )
+
+    @contextmanager
+    def _own_transaction(self) -> Iterator[LedgerState]:
+        with self._lock:
+            self._mind_forks()
+            with self._log.transaction() as state:
+                yield state
+
+    def _current(self, state: LedgerState) -> RunState:
+        """The current run, unless another process ended it before anything was charged."""
+        if self._run_id is None:
+            raise ValueError("no run has begun; begin one, or release a gradient")
+        run = state.runs[self._run_id]
+        if run.dropped:
+            raise PlanChanged("another process ended this run; begin it again")
+        return run
+
+    def _planned(
+        self, state: LedgerState, event: dpa.GaussianDpEvent, what: str
+    ) -> tuple[RunState, Plan]:
+        """The current run, which must have such an event in its plan's prelude."""
+        if self._run_id is None or self._plan is None or event not in self._plan.prelude:
+            raise PlanChanged(
+                f"{what}: the release costs {event}, and the ledger's current run did not plan for "
+                "that; give it to the Trainer, or begin a run with it in Plan(prelude=...)"
+            )
+        return self._current(state), self._plan
+
+    def _admit(self, state: LedgerState, name: str, plan: object, own: Budget) -> RunState:
+        """Rules 2 and 3: let the run in, alone or under the filter, or refuse it."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        number = len(state.runs) + 1
+        self._log.append(
+            "run", run=number, name=name, started=now, plan=plan, budget=budget_fields(own)
+        )
+        run = state.runs[number]
+        if not run.first and run.cost(state.order(), 0) > state.room_beside(run):
+            raise BudgetExceeded(
+                "what comes before the first step would pass the ledger's budget of epsilon "
+                f"{self.budget.epsilon:g}, with the runs that it holds; nothing is charged"
+            )
+        return run
+
+    def _acknowledge(self, run: RunState, plan: Plan) -> None:
+        """The run pays for the values in its prelude, and for no others in their place.
+
+        The same value again is free. One more than the plan has raises BudgetExceeded.
+        """
+        for event in plan.prelude:
+            if isinstance(event, Release) and event.name and event.name not in run.claims:
+                require_one_more(event, event.name, plan, run.claims)
+                self._add_claim(run, event, event.name)
+
+    def _add_claim(self, run: RunState, event: dpa.GaussianDpEvent, claim: str) -> None:
+        noise = float(event.noise_multiplier)
+        self._log.append("claim", run=run.id, claim=claim, noise_multiplier=noise)
+
+    def _add_attempt(self, run: RunState, own: Budget) -> int:
+        attempt = len(run.held) + 1
+        self._log.append("attempt", run=run.id, attempt=attempt, budget=budget_fields(own))
+        return attempt
+
+    def _lease_size(self) -> int:
+        percent = max(1, self._own_limit // 100)
+        return percent if self.lease_steps is None else min(percent, self.lease_steps)
+
+    def _take_lease(self, wanted: int, batches: str | None = None) -> int:
+        """Charge up to `wanted` events, at least one if any is wanted, or raise BudgetExceeded.
+
+        `batches` is the fingerprint of seeded batches that this attempt begins to draw.
+        """
+        with self._log.transaction() as state:
+            run, attempt = self._current(state), self._attempt
+            if attempt == 0:  # a forked process continues the run
+                attempt = self._add_attempt(run, self._own)
+            if batches is not None and state.require_new_batches(run.id, attempt, batches):
+                self._log.append("sampling", run=run.id, attempt=attempt, fingerprint=batches)
+            wanted = min(wanted, max(1, run.limit // 100))  # of the run, as it first began
+            events = state.events_left(run, wanted, self._own_limit) if wanted else 0
+            if wanted and events <= 0:
+                raise BudgetExceeded(
+                    f"one more step of run {run.name!r} would pass its budget: {run.charged} of at "
+                    f"most {min(run.limit, self._own_limit)} are charged, in a ledger for epsilon "
+                    f"{self.budget.epsilon:g} at delta {self.budget.delta:g}; nothing was released"
+                )
+            if events:
+                self._log.append("charge", run=run.id, attempt=attempt, events=events)
+        self._attempt = attempt
+        return events
+
+
+# Ledgers with a run under way: kept here, they are still alive when Python ends.
+_under_way: set[Ledger] = set()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End the runs of ledgers that were left open, also after Ctrl-C and sys.exit.
+
+    In a forked process they are the parent's, and stay.
+    """
+    for ledger in list(_under_way):
+        lease = ledger._lease
+        try:
+            ledger.end()
+        except (TacitError, sqlite3.Error, OSError) as error:
+            if lease and ledger.path is not None and os.path.exists(ledger.path):
+                logging.getLogger("tacit").warning("a lease was not returned: %s", error)

@@ -1,0 +1,334 @@
+"""What the rows of a ledger's log amount to: runs, charges, limits and costs.
+
+What the rows of a ledger's log amount to: runs, charges, limits and costs.
+
+The kinds of rows, and what their JSON objects hold:
+
+    ledger     format, epsilon, delta, relation      the first row, and only that
+    run        run, name, started, plan, budget      runs are numbered from 1, in order
+    attempt    run, attempt, budget                  a run begins or is resumed; numbered from 1
+    sampling   run, attempt, fingerprint             the seeded batches that the attempt draws
+    charge     run, attempt, events                  charged before their noise is drawn
+    return     run, attempt, events                  of the attempt's charges: not used
+    claim      run, claim, noise_multiplier          a Gaussian of the plan's prelude is taken
+    name       run, claim, name                      the value that it became (`Release`)
+    drop       run                                   the run ended and nothing had been charged
+
+Rows say what was planned and what was charged. How many events a run may take, whether it holds
+the ledger alone, the filter's order and all costs are computed from the plans and budgets, never
+stored. The rules are in `ledger`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import dp_accounting as dpa
+
+from tacit.accounting.plan import Plan
+from tacit.accounting.rdp import ORDERS, allowance, best_order, renyi_curve
+from tacit.budget import Budget, Relation
+from tacit.errors import BudgetExceeded, PlanChanged
+from tacit.ledger.ledger_log import FORMAT, FirstRow
+from tacit.sampling.scheme import UnregisteredScheme
+
+_MOST_EVENTS = 10**9
+
+
+def first_row(budget: Budget) -> FirstRow:
+    """Depends on the budget alone, so that ledgers of one budget have one identity."""
+    return FirstRow("ledger", {"format": FORMAT, **budget_fields(budget)})
+
+
+def budget_fields(budget: Budget) -> dict[str, Any]:
+    return {
+        "epsilon": float(budget.epsilon),
+        "delta": float(budget.delta),
+        "relation": budget.relation.value,
+    }
+
+
+@lru_cache(maxsize=256)
+def event_limit(plan: Plan, own: Budget, ledger: Budget) -> int:
+    """How many events the run may take by itself: by its plan, its budget and the ledger's."""
+    steps = plan.steps
+    for budget in {own, ledger}:
+        if steps is not None and plan.epsilon(steps, budget.delta) <= budget.epsilon:
+            continue
+        allowed = plan.steps_within(budget)
+        steps = allowed if steps is None else min(steps, allowed)
+    assert steps is not None
+    return min(plan.scheme.num_events(steps), _MOST_EVENTS)
+
+
+@lru_cache(maxsize=256)
+def _costs(plan: Plan, order: float) -> tuple[float, float]:
+    """RDP at `order` of what comes before the first step, and of one event."""
+    at = ORDERS.index(order)
+    base = renyi_curve(plan.event_of_count(0), plan.accounted_relation)
+    event = renyi_curve(plan.step_event, plan.accounted_relation)
+    return float(base[at]), float(event[at])
+
+
+@lru_cache(maxsize=256)
+def _order(plan: Plan, limit: int, budget: Budget) -> float:
+    whole = renyi_curve(plan.event_of_count(limit), plan.accounted_relation)
+    return best_order(whole, budget)
+
+
+@dataclass
+class RunState:
+    """One run. Counts are of events, which are steps for all schemes but shuffled epochs."""
+
+    id: int
+    name: str
+    started: str
+    plan_text: str
+    budget: Budget
+    ledger_budget: Budget
+    first: bool  # no other run was on the ledger when it was let in
+    charged: int = 0
+    held: list[int] = field(default_factory=list)  # events charged and not returned, by attempt
+    claims: dict[str, float] = field(default_factory=dict)
+    dropped: bool = False
+
+    @property
+    def plan(self) -> Plan:
+        """Raises UnregisteredScheme where this process does not know the scheme."""
+        return Plan.from_json(self.plan_text)
+
+    @property
+    def limit(self) -> int:
+        return event_limit(self.plan, self.budget, self.ledger_budget)
+
+    def cost(self, order: float, events: int | None = None) -> float:
+        """RDP at `order` of so many events (those charged, by default) and of the prelude."""
+        count = self.charged if events is None else events
+        base, event = _costs(self.plan, order)
+        return base + (event * count if count else 0.0)
+
+
+class LedgerState:
+    """Everything that a ledger knows, from its rows."""
+
+    def __init__(self) -> None:
+        self._budget: Budget | None = None
+        self.runs: dict[int, RunState] = {}
+        self._order_run: RunState | None = None
+        self._sampled: dict[str, tuple[int, int]] = {}
+
+    @property
+    def budget(self) -> Budget:
+        assert self._budget is not None
+        return self._budget
+
+    def live(self) -> list[RunState]:
+        return [run for run in self.runs.values() if not run.dropped]
+
+    def named(self, name: str | None) -> RunState | None:
+        return next((run for run in self.live() if run.name == name), None)
+
+    def free_name(self) -> str:
+        """A name for a run that was given none."""
+        number = len(self.runs) + 1
+        while self.named(f"run-{number}") is not None:
+            number += 1
+        return f"run-{number}"
+
+    # What is computed from the plans.
+
+    def order(self) -> float:
+        """The filter's order: fixed by the plan of the first run, before anything was released."""
+        first = self._order_run
+        assert first is not None
+        return _order(first.plan, first.limit, self.budget)
+
+    def exclusive(self, run: RunState) -> bool:
+        """Whether the run holds the ledger alone: let in first, and too large for the filter."""
+        if not run.first:
+            return False
+        return run.cost(self.order(), run.limit) > allowance(self.order(), self.budget)
+
+    def room_beside(self, run: RunState) -> float:
+        """The RDP that the filter has left beside the other runs; BudgetExceeded if it has none.
+
+        Raises UnregisteredScheme if the cost of one of them cannot be computed here.
+        """
+        others = [other for other in self.live() if other is not run]
+        owner = next((other for other in others if self.exclusive(other)), None)
+        if owner is not None:
+            raise BudgetExceeded(
+                f"run {owner.name!r} took the whole budget of this ledger "
+                f"(epsilon {self.budget.epsilon:g}); no other run can be let in. To make room for "
+                "several runs, make the ledger with a larger budget than the first run's"
+            )
+        spent = math.fsum(other.cost(self.order()) for other in others)
+        return allowance(self.order(), self.budget) - spent
+
+    def events_left(self, run: RunState, wanted: int, limit: int) -> int:
+        """How many of the `wanted` events the run may still be charged."""
+        events = max(0, min(wanted, min(run.limit, limit) - run.charged))
+        if events == 0 or self.exclusive(run):
+            return events
+        room, order = self.room_beside(run), self.order()
+        if run.cost(order, run.charged + events) <= room:
+            return events
+        low, high = 0, events - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = run.cost(order, run.charged + middle) <= room
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def require_new_batches(self, run: int, attempt: int, fingerprint: str) -> bool:
+        """True if these seeded batches are new here, False if this attempt has drawn from them.
+
+        Two attempts that draw the same batches are not two independent samples: who was in a batch
+        of one was in the same batch of the other. Their amplification does not compose.
+        """
+        known = self._sampled.get(fingerprint)
+        if known in (None, (run, attempt)):
+            return known is None
+        assert known is not None
+        raise PlanChanged(
+            f"the sampler's seed was used on this ledger before, by run "
+            f"{self.runs[known[0]].name!r}, and its batches would be the same, which is not a "
+            "second random sample; give the sampler another seed, or none. Nothing was charged"
+        )
+
+    # Replay. Whatever a row should not say raises ValueError, TypeError or KeyError.
+
+    def apply(self, kind: str, body: dict[str, Any]) -> None:
+        if (kind == "ledger") != (self._budget is None):
+            raise ValueError("the first row, and only that, holds the budget")
+        if kind == "ledger":
+            if body.pop("format") != FORMAT:
+                raise ValueError("it is of another format")
+            self._budget = _budget(body)
+            return
+        number = _count(body.pop("run"))
+        if kind == "run":
+            self._add_run(number, **body)
+            return
+        changes: dict[str, Callable[..., None]] = {
+            "attempt": self._add_attempt,
+            "sampling": self._add_sampling,
+            "charge": self._add_charge,
+            "return": self._add_return,
+            "claim": self._add_claim,
+            "name": self._name_claim,
+            "drop": self._drop,
+        }
+        run = self.runs[number]
+        if run.dropped:
+            raise ValueError(f"run {number} was dropped before")
+        changes[kind](run, **body)
+
+    def _add_run(self, number: int, name: str, started: str, plan: Any, budget: Any) -> None:
+        if number != len(self.runs) + 1 or self.named(_text(name)) is not None:
+            raise ValueError(f"run {number} {name!r} is not new")
+        own, text = _budget(budget), json.dumps(plan, sort_keys=True)
+        if own.relation is not self.budget.relation:
+            raise ValueError(f"run {number} has a budget for {own.relation}")
+        try:
+            relation = Plan.from_json(text).relation
+        except UnregisteredScheme:
+            relation = Relation(plan["relation"])  # it is kept: another process can read it
+        if relation is not self.budget.relation:
+            raise ValueError(f"run {number} has a plan for {relation}")
+        first = not self.live()
+        run = RunState(number, name, _text(started), text, own, self.budget, first)
+        self.runs[number] = run
+        if first:
+            self._order_run = run
+
+    def _add_attempt(self, run: RunState, attempt: int, budget: Any) -> None:
+        if _count(attempt) != len(run.held) + 1:
+            raise ValueError(f"attempt {attempt} of run {run.id} is not the next")
+        _budget(budget)
+        run.held.append(0)
+
+    def _add_sampling(self, run: RunState, attempt: int, fingerprint: str) -> None:
+        if not 1 <= _count(attempt) <= len(run.held) or _text(fingerprint) in self._sampled:
+            raise ValueError(f"attempt {attempt} of run {run.id} cannot draw these batches")
+        self._sampled[fingerprint] = run.id, attempt
+
+    def _add_charge(self, run: RunState, attempt: int, events: int) -> None:
+        run.held[_count(attempt) - 1] += _count(events)
+        run.charged += events
+        _count(run.charged)
+
+    def _add_return(self, run: RunState, attempt: int, events: int) -> None:
+        run.held[_count(attempt) - 1] -= _count(events)
+        run.charged -= events
+        if run.held[attempt - 1] < 0:
+            raise ValueError(f"attempt {attempt} of run {run.id} returns more than it was charged")
+
+    def _add_claim(self, run: RunState, claim: str, noise_multiplier: float) -> None:
+        if _text(claim) in run.claims:
+            raise ValueError(f"{claim!r} was claimed before")
+        if type(noise_multiplier) not in (int, float) or not noise_multiplier >= 0:
+            raise ValueError(f"a claim has noise multiplier {noise_multiplier!r}")
+        run.claims[claim] = float(noise_multiplier)
+
+    def _name_claim(self, run: RunState, claim: str, name: str) -> None:
+        if _text(name) in run.claims:
+            raise ValueError(f"{name!r} was claimed before")
+        run.claims[name] = run.claims.pop(claim)
+
+    def _drop(self, run: RunState) -> None:
+        if run.charged or json.loads(run.plan_text)["prelude"]:
+            raise ValueError(f"run {run.id} was charged and is dropped")
+        run.dropped = True
+
+
+def _budget(fields: Any) -> Budget:
+    numbers = fields["epsilon"], fields["delta"]
+    if set(fields) != {"epsilon", "delta", "relation"} or not all(
+        type(number) is float for number in numbers
+    ):
+        raise TypeError(f"the budget is {fields!r}")
+    return Budget(*numbers, Relation(fields["relation"]))
+
+
+def _count(number: Any) -> int:
+    if type(number) is not int or not 1 <= number <= _MOST_EVENTS:
+        raise ValueError(f"{number!r} is no count")
+    return number
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def require_one_more(
+    event: dpa.GaussianDpEvent, what: str, plan: Plan, held: Mapping[str, float]
+) -> None:
+    """Raise BudgetExceeded if as many Gaussians of this multiplier are claimed as are planned."""
+    planned = plan.prelude.count(event)
+    if list(held.values()).count(float(event.noise_multiplier)) >= planned:
+        number = "a release" if planned == 1 else f"{planned} releases"
+        raise BudgetExceeded(_made(what, f"{number} of multiplier {event.noise_multiplier:g}"))
+
+
+def require_unclaimed(
+    event: dpa.GaussianDpEvent, what: str, plan: Plan, held: Mapping[str, float]
+) -> None:
+    """The same, and `what` itself must not have been released."""
+    require_one_more(event, what, plan, held)
+    if what in held:
+        raise BudgetExceeded(_made(what, f"a release of multiplier {event.noise_multiplier:g}"))
+
+
+def _made(what: str, paid: str) -> str:
+    return (
+        f"{what}: what the run was charged for, {paid}, has been made; nothing more is let out. "
+        "Use what was released then, or begin another run under a name of its own"
+    )

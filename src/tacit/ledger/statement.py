@@ -1,0 +1,128 @@
+"""What a ledger's runs amount to, and how much of that is a guarantee.
+
+What a ledger's runs amount to, and how much of that is a guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tacit.accounting.plan import Plan
+from tacit.accounting.rdp import epsilon_at
+from tacit.budget import Budget
+from tacit.ledger.ledger_file import copied
+from tacit.ledger.ledger_log import LedgerLog
+from tacit.ledger.ledger_state import LedgerState, RunState
+from tacit.sampling.scheme import UnregisteredScheme
+
+
+@dataclass(frozen=True)
+class RunCharge:
+    """What one run has been charged for, by PLD at the ledger's δ.
+
+    `epsilon` is of the steps charged so far; `epsilon_planned`, of all that the run may take, is
+    what holds when it was stopped by somebody who had looked. Where this process does not know the
+    run's sampling scheme, `plan` is None, `note` says which one to import, both ε are infinite,
+    and steps are counted in events.
+    """
+
+    name: str
+    started: str
+    steps: int
+    step_limit: int | None
+    epsilon: float
+    epsilon_planned: float
+    exclusive: bool
+    plan: Plan | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """All runs over one dataset.
+
+    `epsilon` is the guarantee: of one run, that of its whole plan; of several, the ledger's
+    budget, which the filter keeps in every outcome. `epsilon_charged` is what the steps charged
+    so far add up to: it shows how much is left, and is not itself a guarantee, because when to
+    stop may have been chosen by looking. `method` says how it was added up. `head` is the digest
+    of the ledger's last row: keep it, and `tacit ledger verify` finds an old copy put back.
+    """
+
+    budget: Budget
+    runs: tuple[RunCharge, ...]
+    epsilon: float
+    epsilon_charged: float
+    method: str
+    head: str = ""
+
+
+def statement_of(state: LedgerState, head: str) -> Statement:
+    """Every run and the total, computed from the plans."""
+    budget, live = state.budget, state.live()
+    runs = tuple(_charge(state, run) for run in live)
+    if not runs:
+        return Statement(budget, runs, 0.0, 0.0, "nothing was released", head)
+    if len(runs) == 1:
+        return Statement(budget, runs, runs[0].epsilon_planned, runs[0].epsilon, "PLD", head)
+    try:
+        order = state.order()
+        charged = epsilon_at(order, math.fsum(run.cost(order) for run in live), budget)
+        method = f"RDP filter at order {order:g}"
+    except UnregisteredScheme as error:
+        charged, method = math.inf, f"unknown: {error}"
+    return Statement(budget, runs, budget.epsilon, charged, method, head)
+
+
+def _charge(state: LedgerState, run: RunState) -> RunCharge:
+    try:
+        plan, limit = run.plan, run.limit
+        exclusive = state.exclusive(run)
+    except UnregisteredScheme as error:
+        return RunCharge(
+            run.name, run.started, run.charged, None, math.inf, math.inf, False, None, str(error)
+        )
+    return RunCharge(
+        name=run.name,
+        started=run.started,
+        steps=plan.scheme.steps_within(run.charged),
+        step_limit=plan.scheme.steps_within(limit),
+        epsilon=plan.epsilon_of_count(run.charged, state.budget.delta),
+        epsilon_planned=plan.epsilon_of_count(max(limit, run.charged), state.budget.delta),
+        exclusive=exclusive,
+        plan=plan,
+    )
+
+
+def read_statement(path: str | os.PathLike[str]) -> Statement:
+    """Every run of the ledger at `path` and the total, without a change to any file there.
+
+    Raises LedgerDamaged where there is no ledger, or one that was changed.
+    """
+    with opened_copy(path) as log, log.transaction() as state:
+        return statement_of(state, log.head.digest)
+
+
+def verify_file(
+    path: str | os.PathLike[str],
+    head: str | None = None,
+    anchor: str | os.PathLike[str] | None = None,
+) -> Statement:
+    """The same, of a ledger whose chain has the row of digest `head` and that of the anchor."""
+    if anchor is not None and not os.path.exists(anchor):
+        raise ValueError(f"there is no anchor at {anchor}; give the file that follows the ledger")
+    with opened_copy(path, anchor) as log:
+        log.verify(head)
+        with log.transaction() as state:
+            return statement_of(state, log.head.digest)
+
+
+@contextmanager
+def opened_copy(
+    path: str | os.PathLike[str], anchor: str | os.PathLike[str] | None = None
+) -> Iterator[LedgerLog[LedgerState]]:
+    with copied(path) as copy:
+        yield LedgerLog(copy, LedgerState, anchor=anchor, called=path)

@@ -1,1 +1,0 @@
-"""The three answers of PyTorch's own modules, one file per kind."""

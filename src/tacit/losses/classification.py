@@ -1,0 +1,437 @@
+"""Losses of classes, each with its Lipschitz constant.
+
+Cross-entropy with a temperature, plain and divided.
+
+Cross-entropy of one record's tokens, divided by their own number.
+
+Binary cross-entropy of one output, plain and divided.
+
+Focal loss: cross-entropy that turns away from what is learnt.
+
+The cosine between the outputs and the true class.
+
+The hinge of each class against the rest.
+
+The Kantorovich–Rubinstein loss, of one record.
+
+The hinge regularised by the Kantorovich–Rubinstein loss.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tacit.losses.record_loss import (
+    LipschitzLoss,
+    Task,
+    class_scores,
+    is_true_class,
+    one_number,
+    positive,
+    signs,
+)
+from tacit.losses.registry import register_loss
+
+
+@register_loss("cross-entropy")
+@dataclass(frozen=True)
+class CrossEntropy(LipschitzLoss):
+    """ℓ(h, y) = −Σ_k q_k log softmax(h/τ)_k, q = (1 − s)·e_y + s/K with the smoothing s.
+
+    ∇_h ℓ = (p − q)/τ with p = softmax(h/τ). ‖p − q‖ is convex in p, so it is largest at a corner
+    e_k of the simplex. For k = y it is s·√(1 − 1/K). For k ≠ y, p − q = (1 − s)(e_k − e_y) +
+    s(e_k − 1/K), whose parts have squared norms 2 and 1 − 1/K and inner product 1:
+        ‖p − q‖² = 2(1 − s)² + 2s(1 − s) + s²(1 − 1/K) = 2 − 2s + s²(1 − 1/K),
+    which is the larger. So ℓ is √(2 − 2s + s²(1 − 1/K))/τ-Lipschitz in h: √2/τ without smoothing.
+
+    Targets are classes (B,), or probabilities (B, K) in their place: the corners q = e_y are the
+    worst of these too. A row that is no distribution would break the constant, so rows are made
+    one: what is negative or not finite counts as 0, the rest is divided by its sum.
+    Outputs (B, K, …) with a target at each position give the mean over positions, which has a
+    smaller constant.
+    """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
+
+    temperature: float = 1.0
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive("temperature", self.temperature)
+        if not 0 <= self.smoothing <= 1:
+            raise ValueError(f"smoothing is {self.smoothing}; give a number between 0 and 1")
+
+    @property
+    def lipschitz(self) -> float:
+        """The constant for any number of classes: K → ∞ above."""
+        return math.sqrt(1 + (1 - self.smoothing) ** 2) / self.temperature
+
+    def lipschitz_for(self, num_outputs: int) -> float:
+        s = self.smoothing
+        return math.sqrt(2 - 2 * s + s * s * (1 - 1 / num_outputs)) / self.temperature
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if targets.is_floating_point() and targets.shape == outputs.shape:
+            targets = _distributions(targets.to(outputs.dtype))
+        losses = F.cross_entropy(
+            outputs / self.temperature, targets, reduction="none", label_smoothing=self.smoothing
+        )
+        return losses if losses.dim() == 1 else losses.flatten(1).mean(dim=1)
+
+
+@register_loss("scaled-cross-entropy")
+@dataclass(frozen=True)
+class ScaledCrossEntropy(LipschitzLoss):
+    """τ·CE(h/τ): cross-entropy whose gradient does not grow as the temperature falls.
+
+    The gradient is that of `CrossEntropy(τ)` times τ, so the constant is √2 at every τ (with
+    smoothing s, √(2 − 2s + s²(1 − 1/K))). Learning rates carry over from one τ to another; the
+    clipless paper's "temperature" of this loss is 1/τ  [Béthune 2024, App. C.1].
+    """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
+
+    temperature: float = 1.0
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert self._plain
+
+    @property
+    def lipschitz(self) -> float:
+        """The constant for any number of classes."""
+        return CrossEntropy(1.0, self.smoothing).lipschitz
+
+    def lipschitz_for(self, num_outputs: int) -> float:
+        return CrossEntropy(1.0, self.smoothing).lipschitz_for(num_outputs)
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.temperature * self._plain.per_record(outputs, targets)
+
+    @property
+    def _plain(self) -> CrossEntropy:
+        return CrossEntropy(self.temperature, self.smoothing)
+
+
+def _distributions(rows: Tensor) -> Tensor:
+    """Rows over classes (axis 1) with no negative number and sum 1; uniform where nothing is left.
+
+    A sum that overflows leaves zeros: no target, no gradient.
+    """
+    kept = torch.where(rows.isfinite(), rows, 0.0).clamp_min(0)
+    total = kept.sum(dim=1, keepdim=True)
+    return torch.where(total > 0, kept / total, 1 / rows.shape[1])
+
+
+@register_loss("token-cross-entropy")
+@dataclass(frozen=True)
+class TokenCrossEntropy(LipschitzLoss):
+    """ℓ(h, y) = (1/n) Σ_t −Σ_k q_tk log softmax(h_t)_k over the n tokens t with y_t ≠ ignore_index.
+
+    Outputs are (records, tokens, vocabulary) and targets (records, tokens). q_t is e_{y_t}, with
+    the smoothing s (1 − s)·e_{y_t} + s/V. A record without a token has loss 0. `shift=True` is for
+    causal language models, whose output at t predicts token t + 1: h_t is compared with y_{t+1}.
+
+    n is the record's own count, so that records stay apart. The usual mean over all tokens of a
+    batch divides by a number that depends on every record: one long text would change everyone's
+    gradient.
+
+    ‖∇_h ℓ‖ ≤ √n·(c/n) ≤ c, where c = √(1 + (1 − s)²) bounds each token's gradient
+    (`CrossEntropy`), reached with n = 1.
+
+        loss = TokenCrossEntropy(shift=True)   # with Records({"input_ids": ids}, targets=ids)
+    """
+
+    task: ClassVar[Task | None] = Task.TOKENS
+
+    ignore_index: int = -100
+    shift: bool = False
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing <= 1:
+            raise ValueError(
+                f"label_smoothing is {self.label_smoothing}; give a number between 0 and 1"
+            )
+
+    @property
+    def lipschitz(self) -> float:
+        """The constant for any number of tokens and any vocabulary."""
+        return math.sqrt(1 + (1 - self.label_smoothing) ** 2)
+
+    def lipschitz_for(self, num_outputs: int) -> float:
+        return self.lipschitz
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if outputs.dim() != 3 or targets.shape != outputs.shape[:2]:
+            raise ValueError(
+                "TokenCrossEntropy takes outputs of shape (records, tokens, vocabulary) and "
+                f"targets of shape (records, tokens); these are {tuple(outputs.shape)} and "
+                f"{tuple(targets.shape)}"
+            )
+        targets = self.aligned(targets)
+        each = F.cross_entropy(
+            outputs.flatten(0, 1),
+            targets.flatten(),
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            reduction="none",
+        )
+        count_B = (targets != self.ignore_index).sum(dim=1)
+        return each.view(targets.shape).sum(dim=1) / count_B.clamp_min(1)
+
+    def aligned(self, targets: Tensor) -> Tensor:
+        """The target of each position's output: with `shift`, the next token, and none at last."""
+        if not self.shift:
+            return targets
+        # Shorter targets would ask for a copy of the outputs, which are far larger.
+        return F.pad(targets[:, 1:], (0, 1), value=self.ignore_index)
+
+
+@register_loss("binary-cross-entropy")
+@dataclass(frozen=True)
+class BinaryCrossEntropy(LipschitzLoss):
+    """ℓ(h, y) = log(1 + exp(−s·h/τ)), s = +1 where the target is positive and −1 elsewhere.
+
+    So targets may be 0/1 or −1/+1. |∂ℓ/∂h| = σ(−s·h/τ)/τ < 1/τ, and 1/τ is approached.
+    """
+
+    task: ClassVar[Task | None] = Task.BINARY
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("temperature", self.temperature)
+
+    @property
+    def lipschitz(self) -> float:
+        """The largest norm of one record's gradient in its output."""
+        return 1 / self.temperature
+
+    def lipschitz_for(self, num_outputs: int) -> float:
+        _refuse_classes(num_outputs, self)
+        return self.lipschitz
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        h_B = one_number(outputs, self)
+        signs_B = signs(h_B.unsqueeze(1), targets).squeeze(1)
+        return F.softplus(-signs_B * h_B / self.temperature)
+
+
+@register_loss("scaled-binary-cross-entropy")
+@dataclass(frozen=True)
+class ScaledBinaryCrossEntropy(LipschitzLoss):
+    """τ·BCE(h/τ): the gradient of `BinaryCrossEntropy(τ)` times τ, so the constant is 1."""
+
+    task: ClassVar[Task | None] = Task.BINARY
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("temperature", self.temperature)
+
+    @property
+    def lipschitz(self) -> float:
+        """The largest norm of one record's gradient in its output."""
+        return 1.0
+
+    def lipschitz_for(self, num_outputs: int) -> float:
+        _refuse_classes(num_outputs, self)
+        return 1.0
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        plain = BinaryCrossEntropy(self.temperature)
+        return self.temperature * plain.per_record(outputs, targets)
+
+
+def _refuse_classes(num_outputs: int, loss: object) -> None:
+    if num_outputs != 1:
+        raise ValueError(
+            f"{type(loss).__name__} takes one output a record; the model gives {num_outputs}: "
+            "end it with one output, or use CrossEntropy"
+        )
+
+
+@register_loss("focal")
+@dataclass(frozen=True)
+class Focal(LipschitzLoss):
+    """ℓ(h, y) = −(1 − p)^γ·log p, p = softmax(h)_y.  [Lin 2017; Losing Less, Eq. 6]
+
+    γ = 0 is cross-entropy. With the vector of probabilities P and log p ≤ 0,
+        ∇_h ℓ = −φ(p)·(e_y − P),   φ(p) = (1 − p)^γ − γ·p·(1 − p)^(γ−1)·log p ≥ 0,
+    and ‖e_y − P‖² = (1 − p)² + Σ_{k≠y} P_k² ≤ 2(1 − p)², with equality where one other class has
+    all the rest. So the constant is √2·max_p f(p) with
+        f(p) = (1 − p)·φ(p) = (1 − p)^(γ+1) − γ·(1 − p)^γ·p·log p,
+    the same for any number of classes from two on. It is √2 for γ = 0, and above that for every
+    other γ: 1.6 for γ = 2. `_peak` bounds the maximum from above.
+    """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
+
+    gamma: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma < math.inf:
+            raise ValueError(f"gamma is {self.gamma}; give 0 (cross-entropy) or a number above")
+
+    @property
+    def lipschitz(self) -> float:
+        """The largest norm of one record's gradient in its outputs."""
+        return math.sqrt(2) * _peak(self.gamma)
+
+    def lipschitz_for(self, num_outputs: int) -> float:
+        if num_outputs < 2:
+            raise ValueError(
+                f"Focal takes two outputs a record or more; the model gives {num_outputs}: "
+                "end it with one output a class"
+            )
+        return self.lipschitz
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        scores_BK = class_scores(outputs, self)
+        if scores_BK.shape[1] < 2:
+            raise ValueError("Focal takes two outputs a record or more; end with one a class")
+        true_BK = is_true_class(scores_BK, targets)
+        log_p = torch.where(true_BK, scores_BK.log_softmax(dim=1), 0.0).sum(dim=1)
+        # At p = 1 the slope of (1 − p)^γ is infinite for γ < 1, and infinity times 0 is NaN.
+        rest = (-log_p.expm1()).clamp_min(torch.finfo(log_p.dtype).tiny)
+        return -(rest**self.gamma) * log_p
+
+
+@functools.cache
+def _peak(gamma: float, pieces: int = 20_000) -> float:
+    """max f over p in [0, 1], from above.
+
+    On a piece [a, b], (1 − p) is largest at a, and −p·log p has its only peak at 1/e: so
+        f(p) ≤ (1 − a)^(γ+1) + γ·(1 − a)^γ·(−c·log c),   c = 1/e brought into [a, b].
+    Pieces are shorter towards 0, where f turns for a large γ.
+    """
+    most = 0.0
+    for i in range(pieces):
+        a, b = (i / pieces) ** 3, ((i + 1) / pieces) ** 3
+        c = min(max(math.exp(-1), a), b)
+        entropy = -c * math.log(c)
+        most = max(most, (1 - a) ** (gamma + 1) + gamma * (1 - a) ** gamma * entropy)
+    return most * (1 + 1e-12)
+
+
+@register_loss("cosine-similarity")
+@dataclass(frozen=True)
+class CosineSimilarity(LipschitzLoss):
+    """ℓ(h, y) = −h_y / max(F, ‖h‖), with a floor F below which outputs count as they are.
+
+    Below the floor the gradient is −e_y/F. Above it, with the unit vector u = h/‖h‖, it is
+    −(e_y − u_y·u)/‖h‖, a projection of e_y divided by ‖h‖ ≥ F. So the constant is 1/F, reached
+    below the floor; without a floor there is none  [Béthune 2024, App. C.1].
+    """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
+
+    floor: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("floor", self.floor)
+
+    @property
+    def lipschitz(self) -> float:
+        """The largest norm of one record's gradient in its outputs."""
+        return 1 / self.floor
+
+    def lipschitz_for(self, num_outputs: int) -> float:
+        return self.lipschitz
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        scores_BK = class_scores(outputs, self)
+        if scores_BK.shape[1] < 2:
+            raise ValueError("CosineSimilarity takes two outputs a record or more; a sign has none")
+        true_B = torch.where(is_true_class(scores_BK, targets), scores_BK, 0).sum(dim=1)
+        norms_B = torch.linalg.vector_norm(scores_BK, dim=1)
+        return -true_B / norms_B.clamp_min(self.floor)
+
+
+@register_loss("hinge")
+@dataclass(frozen=True)
+class MulticlassHinge(LipschitzLoss):
+    """ℓ(h, y) = (1/K) Σ_k max(0, m/2 − s_k·h_k), s_y = +1 and s_k = −1 otherwise.
+
+    Each term's gradient is −s_k/K or 0, in a coordinate of its own: ‖∇ℓ‖² ≤ K/K², and all terms
+    are active near h = 0. So the constant is 1/√K exactly; the published 1 asks for √K times the
+    noise  [Béthune 2024, Table 4]. With one output a record, s is the target's sign and K = 1.
+    """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
+
+    margin: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("margin", self.margin)
+
+    def lipschitz_for(self, num_outputs: int) -> float:
+        return 1 / math.sqrt(num_outputs)
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        scores_BK = class_scores(outputs, self)
+        short_BK = self.margin / 2 - signs(scores_BK, targets) * scores_BK
+        return short_BK.relu().mean(dim=1)
+
+
+@register_loss("kantorovich-rubinstein")
+@dataclass(frozen=True)
+class KantorovichRubinstein(LipschitzLoss):
+    """ℓ(h, y) = −h_y + Σ_{k≠y} h_k/(K − 1), with all classes taken to be equally likely.
+
+    One against the rest, the distance of class k is E[h_k | y = k] − E[h_k | y ≠ k]
+    [Béthune 2024, Eq. 8]. With priors 1/K the mean over k is E[h_y − Σ_{k≠y} h_k/(K − 1)], whose
+    negative this is. The gradient is the same everywhere, of norm √(1 + 1/(K − 1)).
+
+    Published code estimates the priors by the classes of the batch. Then the record that is alone
+    in its class has a gradient of the order of the batch, and no constant holds. With one output a
+    record, ℓ = −s·h with the target's sign s, and the constant is 1.
+    """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
+
+    def lipschitz_for(self, num_outputs: int) -> float:
+        return math.sqrt(1 + 1 / (num_outputs - 1)) if num_outputs > 1 else 1.0
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        scores_BK = class_scores(outputs, self)
+        share = 1 / max(scores_BK.shape[1] - 1, 1)
+        weighted_BK = torch.where(is_true_class(scores_BK, targets), scores_BK, share * scores_BK)
+        return -(signs(scores_BK, targets) * weighted_BK).sum(dim=1)
+
+
+@register_loss("hinge-kantorovich-rubinstein")
+@dataclass(frozen=True)
+class HingeKantorovichRubinstein(LipschitzLoss):
+    """ℓ = α·`MulticlassHinge(margin)` + `KantorovichRubinstein()`  [Serrurier 2021].
+
+    Where all hinge terms are active, both gradients have the sign −s_k in every coordinate, so
+    they add up there and nowhere exceed it:
+        (1 + α/K)² + (K − 1)·(1/(K − 1) + α/K)² = K/(K − 1) + 4α/K + α²/K
+    is the square of the constant. With one output a record it is 1 + α.
+    """
+
+    task: ClassVar[Task | None] = Task.CLASSIFICATION
+
+    alpha: float = 1.0
+    margin: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("alpha", self.alpha)
+        positive("margin", self.margin)
+
+    def lipschitz_for(self, num_outputs: int) -> float:
+        a, k = self.alpha, num_outputs
+        return 1 + a if k == 1 else math.sqrt(k / (k - 1) + 4 * a / k + a * a / k)
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        hinge = MulticlassHinge(self.margin).per_record(outputs, targets)
+        return self.alpha * hinge + KantorovichRubinstein().per_record(outputs, targets)

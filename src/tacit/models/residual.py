@@ -1,0 +1,174 @@
+"""Residual networks for small images, and the normalisations that they can have.
+
+The normalisation of a network, chosen as a function from channels to a module.
+
+Convolutions whose filters are standardised before use.
+
+Residual networks for small images: a 3×3 stem and no pooling before the end  [He 2016].
+
+Wide residual networks as DP-SGD trains them  [Zagoruyko 2016; De 2022].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Norm = Callable[[int], nn.Module]
+
+
+def group_norm(groups: int = 16, least: int = 2) -> Norm:
+    """GroupNorm in `groups` groups, or the most below that divide the channels.
+
+    Each group is normalised by one record's own mean and variance  [Wu 2018], so records stay
+    apart. Groups have `least` channels or more, where there are as many: on inputs without
+    positions a channel is one number, and one number less its own mean is zero.
+    """
+    if groups < 1 or least < 1:
+        raise ValueError(f"groups is {groups} and least is {least}; give numbers of at least 1")
+
+    def norm(channels: int) -> nn.GroupNorm:
+        fitting = (g for g in range(2, groups + 1) if channels % g == 0 and channels >= g * least)
+        return nn.GroupNorm(max(fitting, default=1), channels)
+
+    return norm
+
+
+def normalised(layer: nn.Module, norm: Norm | None, channels: int) -> list[nn.Module]:
+    """The layer and then its normalisation, if there is one."""
+    return [layer] if norm is None else [layer, norm(channels)]
+
+
+class WeightStandardisedConv2d(nn.Conv2d):
+    """Convolves with Ŵ_o = (W_o − mean W_o) / √(n·var W_o + ε), n numbers in each filter o.
+
+    [Qiao 2019], scaled by n as in [Brock 2021] so that outputs are no larger than inputs. Ŵ is
+    made of weights alone, so records stay apart. There is no gain a filter: the normalisation
+    that follows has one.
+    """
+
+    eps = 1e-5
+
+    def standardised(self) -> Tensor:
+        variance, mean = torch.var_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
+        size = self.weight[0].numel()
+        return (self.weight - mean) * (size * variance + self.eps).rsqrt()
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._conv_forward(input, self.standardised(), self.bias)
+
+
+@dataclass(frozen=True)
+class WeightStandardised:
+    """A choice for `make_trainable`: this norm, and standardised convolutions before it."""
+
+    norm: Norm = field(default_factory=group_norm)
+
+
+class BasicBlock(nn.Module):
+    """relu(f(x) + s(x)): f two 3×3 convolutions, s the identity or a 1×1 convolution."""
+
+    def __init__(self, before: int, filters: int, stride: int, norm: Norm | None) -> None:
+        super().__init__()
+        first = nn.Conv2d(before, filters, 3, stride, padding=1, bias=False)
+        second = nn.Conv2d(filters, filters, 3, padding=1, bias=False)
+        self.body = nn.Sequential(
+            *normalised(first, norm, filters), nn.ReLU(), *normalised(second, norm, filters)
+        )
+        self.shortcut = nn.Sequential()
+        if stride != 1 or before != filters:
+            project = nn.Conv2d(before, filters, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(*normalised(project, norm, filters))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet(
+    num_classes: int = 10,
+    channels: int = 3,
+    blocks: Sequence[int] = (1, 1, 1),
+    width: int = 32,
+    norm: Norm | None = nn.BatchNorm2d,
+) -> nn.Sequential:
+    """Stages of `width`, 2·`width`, … filters, each but the first halving the sides.
+
+    The default, eight layers deep, has the blocks and the width of the small residual networks
+    that DP-SGD Without Clipping searches over. `norm=None` leaves normalisation out.
+    """
+    stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+    layers = [*normalised(stem, norm, width), nn.ReLU()]
+    before = width
+    for stage, count in enumerate(blocks):
+        filters = width * 2**stage
+        for block in range(count):
+            stride = 2 if stage > 0 and block == 0 else 1
+            layers.append(BasicBlock(before, filters, stride, norm))
+            before = filters
+    head = nn.Linear(before, num_classes)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
+
+
+def resnet18(
+    num_classes: int = 10, channels: int = 3, norm: Norm | None = nn.BatchNorm2d
+) -> nn.Sequential:
+    """The resnet-18 of Batch Clipping: four stages of two blocks, 64 to 512 filters.
+
+    With BatchNorm it has 62 parameter tensors, the L of the paper's layerwise clipping.
+    """
+    return resnet(num_classes, channels, blocks=(2, 2, 2, 2), width=64, norm=norm)
+
+
+# The stem's 16 channels are 16 groups, as published.
+SIXTEEN_GROUPS = group_norm(16, least=1)
+
+
+class _Block(nn.Module):
+    """f(x) + s(x): f is relu, norm, 3×3 convolution, twice; s the identity or the like with 1×1."""
+
+    def __init__(self, skip: nn.Module, *body: nn.Module) -> None:
+        super().__init__()
+        self.skip = skip
+        self.body = nn.Sequential(*body)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + self.skip(x)
+
+
+def wide_resnet(
+    depth: int = 16,
+    width: int = 4,
+    num_classes: int = 10,
+    channels: int = 3,
+    norm: Norm | None = SIXTEEN_GROUPS,
+    conv: type[nn.Conv2d] = nn.Conv2d,
+) -> nn.Sequential:
+    """WRN-16-4: three stages of (depth − 4)/6 blocks with 16w, 32w and 64w filters.
+
+    The activation comes before the norm, as in [De 2022]. `conv=WeightStandardisedConv2d` is
+    what they train; the ordinary convolution has a faster rule in the book-keeping engine.
+    """
+    if depth < 10 or (depth - 4) % 6:
+        raise ValueError(f"depth is {depth}; a wide_resnet has 6·n + 4 layers: 10, 16, 22, 28, …")
+
+    def activated(before: int, *then: nn.Module) -> list[nn.Module]:
+        return [nn.ReLU(), *([] if norm is None else [norm(before)]), *then]
+
+    layers: list[nn.Module] = [conv(channels, 16, 3, padding=1)]
+    before = 16
+    for stage in range(3):
+        filters = 16 * width * 2**stage
+        for block in range((depth - 4) // 6):
+            first = block == 0
+            stride = 2 if first and stage > 0 else 1
+            skip = activated(before, conv(before, filters, 1, stride)) if first else []
+            body = activated(before, conv(before, filters, 3, stride, padding=1))
+            body += activated(filters, conv(filters, filters, 3, padding=1))
+            layers.append(_Block(nn.Sequential(*skip), *body))
+            before = filters
+    layers += activated(before, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(before, num_classes))

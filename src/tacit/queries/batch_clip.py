@@ -1,0 +1,221 @@
+"""Batch clipping: the gradient of a whole mini-set is scaled to a norm of at most C.
+
+Batch clipping: the gradient of a whole mini-set is scaled to a norm of at most C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from tacit.checks.model_table import table_of
+from tacit.checks.side_effects import watched_step
+from tacit.data.augmentation import Augmentation
+from tacit.engines.book_keeping import planned_pass
+from tacit.engines.clipping import CLIP, ClipRule, Task
+from tacit.engines.draws import State
+from tacit.engines.model_certificate import certify, sample
+from tacit.errors import MixesRecords
+from tacit.lipschitz.rounding import ROWS_AT_ONCE
+from tacit.queries.bounded_gradient import Blocks, BoundedGradient, Loss
+from tacit.queries.clipped_query import (
+    ClippedQuery,
+    Frozen,
+    MaxNorm,
+    check_key,
+    check_records,
+    mean_norms,
+)
+from tacit.queries.per_sample_clip import ViewBatches, looks_inside
+from tacit.queries.set_gradients import (
+    MeanGradient,
+    SetBySet,
+    SetEngine,
+    SetGradient,
+    SetsAsRecords,
+    draws_one_set,
+    require_sets,
+    sets_of,
+    too_small_is_nothing,
+)
+from tacit.records import Records
+from tacit.sampling.batch import Batch, batch_of
+from tacit.sampling.mini_sets import MiniSets
+from tacit.sampling.poisson import Poisson
+from tacit.sampling.scheme import Unit
+from tacit.statistics.tracking import without_running_statistics
+
+_MOST_KEYS = 64
+# Whether a pass under shadow memory proved a model's records apart, by what that depends on.
+_apart: WeakKeyDictionary[nn.Module, dict[Hashable, bool]] = WeakKeyDictionary()
+
+
+class BatchClip(ClippedQuery):
+    """Σ_{j ≤ k} [g(w; S_j)]_C over the k mini-sets of a step, s records each  [Nguyen 2023, Eq. 6].
+
+    s = 1 is individual clipping, the same sums as `PerSampleClip`; k = 1 is the paper's batch
+    clipping. With BatchNorm each mini-set has a pass of its own, so it sees one set at a time, and
+    clipping covers what it does there. Running statistics are not touched: they would be a release.
+
+    Sensitivity. The sum has one term a set. A record that is replaced, added or removed turns
+    one term into another, both of norm at most C_h in block h: it moves by at most 2·C_h under
+    either relation. (Taking a record out of a set does not take the term out, so the factor 2
+    that Poisson sampling saves individual clipping is not saved here.) That needs sets by record
+    id, which `MiniSetSampler` draws: k of N/s without replacement, exactly C_{m/N}(G_{1/σ})^{⊗T}
+    with m = sk; or each with a probability, whose pair is Poisson sampling under replace-one. Sets
+    of one record are records, and are bounded and accounted as those.
+
+    `gradient` is g: `MeanGradient`, or a `LocalRun` of an optimizer. `max_norm`, `blocks`, `rule`
+    and `frozen` are those of `PerSampleClip`. The step is divided by the expected number of sets.
+    Records, outputs and targets may be pytrees.
+
+    Engines. `SetBySet` runs each set alone. `SetsAsRecords` takes all sets through the model at
+    once, which needs records that do not meet inside it. By default a pass of two records under
+    shadow memory decides: all at once if it proves them apart, and set by set if it does not
+    (BatchNorm, a branch on a value, an operator without a rule), for a `LocalRun`, and if a step
+    draws a single set.
+    """
+
+    def __init__(
+        self,
+        max_norm: MaxNorm,
+        mini_set_size: int,
+        *,
+        blocks: Blocks | Callable[[nn.Module], Blocks] | None = None,
+        gradient: SetGradient | None = None,
+        rule: ClipRule = CLIP,
+        augmentation: Augmentation | None = None,
+        engine: SetEngine | None = None,
+        frozen: Frozen | None = None,
+    ) -> None:
+        super().__init__(max_norm, blocks, rule, frozen)
+        if mini_set_size < 1:
+            raise ValueError(f"mini_set_size is {mini_set_size}; give at least 1")
+        self.mini_set_size = mini_set_size
+        self.gradient: SetGradient = gradient or MeanGradient()
+        self.engine = engine
+        self._views = ViewBatches(augmentation)
+        self._one_by_one, self._at_once = SetBySet(), SetsAsRecords()
+
+    @property
+    def unit(self) -> Unit:
+        return Unit.RECORD if self.mini_set_size == 1 else Unit.MINI_SET
+
+    @looks_inside
+    def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
+        require_sets(batch, self.mini_set_size)
+        blocks = self.blocks_of(model)
+        now = self._in_force(model, loss, blocks, batch)
+        task = self._task(model, loss, blocks, now.constants, counted=now.counted)
+        sets = [self._seen(one) for one in sets_of(batch)]
+
+        def check() -> bool:
+            return self._check(task, self._engine_for(task, batch), batch)
+
+        key = check_key(task, self.engine, self.gradient), draws_one_set(batch)
+        mean = isinstance(self.gradient, MeanGradient)
+        watched = watched_step(model, check, key, certified=mean)
+        with without_running_statistics(model), watched:
+            engine = self._engine_for(task, batch)
+            pieces = self._physical(sets, min(batch.max_physical or ROWS_AT_ONCE, ROWS_AT_ONCE))
+            found = (engine.clipped_sums(task, self.gradient, some) for some in pieces)
+            return self._bounded(task, now, found, self._divisor(batch))
+
+    def expected_norms(self, model: nn.Module, loss: Loss, public: Records) -> list[float]:
+        """e_h of each block: the mean norm of g over mini-sets of the public records."""
+        return self._expected_norms(model, loss, self.blocks_of(model), public)
+
+    def _expected_norms(
+        self, model: nn.Module, loss: Loss, blocks: Blocks, public: Records
+    ) -> list[float]:
+        size = min(self.mini_set_size, len(public))
+        whole = batch_of(
+            public.inputs, public.targets, divisor=1.0, scheme=Poisson(1.0), max_physical=size
+        )
+        full = [one for one in whole.physical() if len(one) == size]
+        task = self._task(model, loss, blocks)
+
+        def check() -> bool:
+            return self._check(task, self._engine_for(task, whole), whole)
+
+        mean = isinstance(self.gradient, MeanGradient)
+        key = "public", check_key(task, self.engine, self.gradient)
+        watched = watched_step(model, check, key, certified=mean)
+        with without_running_statistics(model), watched:
+            engine = self._engine_for(task, whole)
+            pieces = self._physical(full, max(size, 256))
+            return mean_norms([engine.block_norms(task, self.gradient, some) for some in pieces])
+
+    def _divisor(self, batch: Batch) -> float:
+        """The expected number of sets in a step, from public constants."""
+        if isinstance(batch.scheme, MiniSets):
+            return batch.scheme.probability * batch.scheme.num_sets
+        return batch.divisor
+
+    def _engine_for(self, task: Task, batch: Batch) -> SetEngine:
+        """By what is public alone: two engines clip alike only up to their roundings.
+
+        A certificate does not depend on the records' values, so any two of them will do.
+        """
+        if self.engine is not None:
+            return self.engine
+        mean = isinstance(self.gradient, MeanGradient)
+        if draws_one_set(batch) or not mean or len(batch.records) == 0:
+            return self._one_by_one
+        known = _apart.setdefault(task.model, {})
+        settings = table_of(task.model).settings
+        key = check_key(task, self._views.augmentation), settings
+        if key not in known:
+            if len(known) >= _MOST_KEYS:  # hooks that are new in each step
+                known.clear()
+            known[key] = self._keeps_apart(task, batch)
+        return self._at_once if known[key] else self._one_by_one
+
+    def _keeps_apart(self, task: Task, batch: Batch) -> bool:
+        """Whether a pass under shadow memory proves it, in a program that is planned once."""
+        inputs, targets = sample(batch, 2)
+        start = State(inputs, task.model)
+        try:
+            plan = planned_pass(task, self._views.first(inputs), targets, 2).plan
+        finally:
+            start.restore()
+        return plan.certificate.proves and not plan.alone and not plan.dynamic
+
+    def _check(self, task: Task, engine: SetEngine, batch: Batch) -> bool:
+        """Raise unless a set's gradient is of that set alone; see `engines.model_certificate`."""
+        if isinstance(engine, SetsAsRecords):
+            try:
+                return check_records(task, engine.engine, batch, self._views.first)
+            except MixesRecords as error:
+                self._check(task, self._one_by_one, batch)  # raises if that is no way out either
+                raise MixesRecords(
+                    f"SetsAsRecords takes all mini-sets through the model at once, where {error}. "
+                    "To clip mini-sets as they are, give BatchClip engine=tacit.SetBySet(), which "
+                    "runs each of them alone"
+                ) from error
+        with too_small_is_nothing():
+            return certify(task, batch, self._views.first, alone=self.mini_set_size)
+        return False
+
+    def _seen(self, one: Batch) -> Batch:
+        """The set as the model sees it: its views, where it is augmented."""
+        if self._views.augmentation is None:
+            return one
+        (seen,) = self._views.of(replace(one, max_physical=None))
+        return seen
+
+    @staticmethod
+    def _physical(sets: list[Batch], max_physical: int) -> list[list[Batch]]:
+        """As many sets as fit the limit; a set is never cut, as its gradient is of the whole."""
+        pieces: list[list[Batch]] = []
+        rows = 0
+        for one in sets:
+            if not pieces or rows + len(one) > max_physical:
+                pieces.append([])
+                rows = 0
+            pieces[-1].append(one)
+            rows += len(one)
+        return pieces

@@ -1,0 +1,333 @@
+"""What a mini-set of records proposes, and the clipped sum over mini-sets.
+
+The mini-sets of a batch, each as a batch of its own.
+
+A mini-set that BatchNorm cannot normalise adds nothing.
+
+g(w; S): what one mini-set of records proposes, before it is clipped.
+
+Clipping bounds whatever g returns, so g may be any function of the weights and of the records of
+*one* mini-set [Nguyen 2023, Eq. 6]. It must not see another set, nor remember an earlier one.
+
+How the clipped sum over mini-sets is computed: set by set, or all sets at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tacit.engines.automatic import Automatic, ClippingStep
+from tacit.engines.clipping import Clipped, Engine, Task, sum_dtype
+from tacit.engines.draws import from_one_start
+from tacit.engines.gradients import RecordGradients, Scale, Stacked, clipped, norms_of_blocks
+from tacit.engines.recorder import Recorder
+from tacit.errors import UnsupportedEvent, UnsupportedModule
+from tacit.losses.record_losses import losses_of
+from tacit.precision import wide
+from tacit.pytrees import Tree, call_model, device_of, map_tensors, num_rows, take_rows
+from tacit.queries.bounded_gradient import Loss
+from tacit.sampling.batch import Batch, batch_of
+from tacit.sampling.mini_sets import MiniSets
+from tacit.torch_internals import plain_program, swapped
+
+
+def require_sets(batch: Batch, size: int) -> None:
+    """Raise UnsupportedEvent unless the batch was drawn in sets of `size` records.
+
+    Sets must come from a partition by record id, fixed before the data were seen. Cut from a batch
+    by position, they would all change when one record is taken out, and one record could move the
+    sum by 2·C *for each set*. A set of one record cannot be cut in another way, so any sampler
+    will do for those.
+    """
+    scheme = batch.scheme
+    if isinstance(scheme, MiniSets) and scheme.set_size == size and batch.groups is not None:
+        return
+    if size == 1 and batch.groups is None:
+        return
+    drawn = f"mini-sets of {scheme.set_size}" if isinstance(scheme, MiniSets) else scheme.describe()
+    raise UnsupportedEvent(
+        f"the query clips mini-sets of {size} records, and the batch was drawn as {drawn}; "
+        f"draw it with MiniSetSampler(data, {size}, ...)"
+    )
+
+
+def draws_one_set(batch: Batch) -> bool:
+    """Whether every step draws a single set, which is public."""
+    return isinstance(batch.scheme, MiniSets) and batch.scheme.chosen == 1
+
+
+def sets_of(batch: Batch) -> list[Batch]:
+    """Each mini-set that takes part, without padding, in the order of the sets' numbers."""
+    if batch.mask is not None:
+        batch = batch.only(batch.mask).with_mask(None)
+    if batch.groups is None:
+        places = torch.arange(len(batch), device=batch.indices.device)
+        return [batch.only(places[i : i + 1]) for i in range(len(batch))]
+    if len(batch) == 0:
+        return []
+    if draws_one_set(batch):
+        return [batch]  # there is nothing to sort
+    order = torch.argsort(batch.groups, stable=True)
+    _, sizes = torch.unique_consecutive(batch.groups[order], return_counts=True)
+    return [batch.only(rows) for rows in order.split(sizes.tolist())]
+
+
+_TORCH_SAYS = "Expected more than 1 value per channel"
+
+
+@contextmanager
+def too_small_is_nothing() -> Iterator[bool]:
+    """Go on after it where BatchNorm refused a set of one record; other errors are raised.
+
+    A set may come down to one record: the last of a partition, or one whose others are missing. Of
+    one number a channel there is no variance, and PyTorch raises. A run that ends or does not end
+    depending on one record would tell of that record, so such a set's gradient is zero instead,
+    which every bound allows.
+    """
+    try:
+        yield True
+    except ValueError as error:
+        if _TORCH_SAYS not in str(error):
+            raise
+
+
+Parameters = dict[str, nn.Parameter]
+
+
+class SetGradient(Protocol):
+    """Weights and the records of one mini-set to a vector, as one tensor per parameter.
+
+    `inputs` and `targets` are tensors or pytrees of them, as in `Records`.
+    """
+
+    def __call__(
+        self, model: nn.Module, loss: Loss, parameters: Parameters, inputs: Tree, targets: Tree
+    ) -> dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class MeanGradient:
+    """(1/|S|)·Σ_{ξ ∈ S} ∇f(w; ξ), in one forward and one backward pass of the whole set.
+
+    BatchNorm sees the set, and nothing but the set.
+    """
+
+    def __call__(
+        self, model: nn.Module, loss: Loss, parameters: Parameters, inputs: Tree, targets: Tree
+    ) -> dict[str, Tensor]:
+        grads = _of_the_mean(model, loss, list(parameters.values()), inputs, targets)
+        return {
+            name: torch.zeros_like(p, requires_grad=False) if g is None else g
+            for (name, p), g in zip(parameters.items(), grads, strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """w − w', where w' is reached from w by a run of an optimizer over the records of the set.
+
+    `optimizer` makes a new one of a list of tensors, such as
+    `partial(torch.optim.SGD, lr=0.1, momentum=0.9)` or `partial(torch.optim.Adam, lr=1e-3)`: its
+    memory begins and ends with the set, as another set's must not be in it. The set's records are
+    scanned in their order, `at_once` of them a step, `epochs` times; a rest that is too small for
+    BatchNorm is passed over. The result is a
+    pseudo-gradient: SGD on it with learning rate 1 moves to the (noisy) mean of the sets' w'.
+    """
+
+    optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+    epochs: int = 1
+    at_once: int = 1
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.at_once < 1:
+            raise ValueError(
+                f"epochs is {self.epochs} and at_once is {self.at_once}; give at least 1"
+            )
+
+    def __call__(
+        self, model: nn.Module, loss: Loss, parameters: Parameters, inputs: Tree, targets: Tree
+    ) -> dict[str, Tensor]:
+        moving = {n: p.detach().clone().requires_grad_() for n, p in parameters.items()}
+        tensors = list(moving.values())
+        stepper = self.optimizer(tensors)
+        # What a pass writes to a buffer from weights alone is private here: the weights have moved.
+        buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
+        for start in (*range(0, num_rows(inputs), self.at_once),) * self.epochs:
+            x, y = take_rows((inputs, targets), slice(start, start + self.at_once))
+            with too_small_is_nothing(), swapped(model, moving | buffers):
+                grads = _of_the_mean(model, loss, tensors, x, y)
+                for tensor, grad in zip(tensors, grads, strict=True):
+                    tensor.grad = grad
+                stepper.step()
+        return {n: p.detach() - moving[n].detach() for n, p in parameters.items()}
+
+
+def _of_the_mean(
+    model: nn.Module, loss: Loss, tensors: list[Tensor], inputs: Tree, targets: Tree
+) -> list[Tensor | None]:
+    """The gradient of the records' mean loss at these tensors; None at those that it has not."""
+    with plain_program(functions=False), torch.enable_grad():
+        value = losses_of(loss, call_model(model, inputs), targets).mean()
+        if not value.requires_grad:
+            return [None] * len(tensors)
+        found = torch.autograd.grad(value, tensors, allow_unused=True)
+    return [None if grad is None else grad.to_dense() for grad in found]
+
+
+class SetEngine(Protocol):
+    """Σ_j [g(w; S_j)]_C over some mini-sets, and the norms of g for public ones."""
+
+    def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped: ...
+
+    def block_norms(
+        self, task: Task, gradient: SetGradient, sets: Sequence[Batch]
+    ) -> list[Tensor]: ...
+
+
+class SetBySet:
+    """Each mini-set in a pass of its own, with any g and any module.
+
+    On a GPU the pass of a set's mean gradient is recorded once per shape (`Recorder`).
+    """
+
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self.recorder = recorder or Recorder()
+
+    def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
+        def work(task: Task, inputs: Tree, targets: Tree, mask: Tensor | None = None) -> Clipped:
+            return clipped_vector(task, vector_of(task, gradient, inputs, targets))
+
+        def found(one: Batch) -> Clipped:
+            if not one.indices.is_cuda or not isinstance(gradient, MeanGradient):
+                return work(task, one.inputs, one.targets)
+            return ClippingStep(task, one.inputs, one.targets, work).through(self.recorder)
+
+        if len(sets) == 1:
+            return found(sets[0])
+        return added_up(from_one_start(map(found, sets), task.model))
+
+    def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
+        device = sets[0].indices.device
+        vectors = (vector_of(task, gradient, one.inputs, one.targets) for one in sets)
+        each = [norms_of_blocks(task, as_one_record(task, v), 1, device) for v in vectors]
+        return [torch.cat(of_block) for of_block in zip(*each, strict=True)]
+
+    def forget(self) -> None:
+        self.recorder.forget()
+
+
+def vector_of(task: Task, gradient: SetGradient, inputs: Tree, targets: Tree) -> dict[str, Tensor]:
+    """g of one set; zero where BatchNorm refuses so few records."""
+    loss: Any = task.loss
+    with too_small_is_nothing() as nothing:
+        return gradient(task.model, loss, task.parameters, inputs, targets)
+    assert nothing
+    return {n: torch.zeros_like(p, requires_grad=False) for n, p in task.parameters.items()}
+
+
+def clipped_vector(task: Task, vector: dict[str, Tensor]) -> Clipped:
+    """[g]_C of one set; nothing at all where its squared norm is not finite."""
+    return clipped(task, as_one_record(task, vector), 1, device_of(vector), None)
+
+
+def as_one_record(task: Task, vector: dict[str, Tensor]) -> dict[str, RecordGradients]:
+    """A set's vector as the gradients of one record, with zeros in the entries not active."""
+    found: dict[str, RecordGradients] = {}
+    for name, tensor in vector.items():
+        row, mask = wide(tensor.detach()).unsqueeze(0), task.active.get(name)
+        found[name] = _Row(row if mask is None else torch.where(mask, row, 0.0))
+    return found
+
+
+class _Row(Stacked):
+    """One record's gradients: scaled by a multiplication, which a matrix product is slower than."""
+
+    def total(self, scale: Scale) -> Tensor:
+        return scale.of(self.rows_BP)[0]
+
+
+class SetsAsRecords:
+    """Per-sample clipping's engine on sets whose records do not meet inside the model.
+
+    The mean gradient of a set of s records is that of one record with s views, so book-keeping
+    gives all sets in one forward and one backward pass, and proves for each shape that runs that
+    sets stay apart: its plan has sets in the place of records. At s = 1 it is per-sample clipping.
+    All sets go this way, also one that is alone in its size: book-keeping clips by upper bounds of
+    norms, so a set that changed its way because of another's record would move as well.
+    """
+
+    def __init__(self, engine: Engine | None = None) -> None:
+        self.engine = engine or Automatic()
+
+    def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
+        _mean_only(gradient)
+        return added_up(
+            self.engine.clipped_sums(replace(task, views=len(alike[0])), _joined(alike))
+            for alike in _by_size(sets)
+        )
+
+    def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
+        _mean_only(gradient)
+        found = [
+            self.engine.block_norms(replace(task, views=len(alike[0])), _joined(alike))
+            for alike in _by_size(sets)
+        ]
+        return [torch.cat(list(of_block)) for of_block in zip(*found, strict=True)]
+
+    def forget(self) -> None:
+        forget = getattr(self.engine, "forget", None)
+        if forget is not None:
+            forget()
+
+
+def added_up(found: Iterable[Clipped]) -> Clipped:
+    """Sums and counts of all parts, as new tensors: a next replay writes over a recording's.
+
+    In float64 where the device has it, as parts may be thousands of sets.
+    """
+    sums: dict[str, Tensor] = {}
+    counts: list[Tensor] = []
+    for part in found:
+        for name, value in part.sums.items():
+            if name not in sums:
+                sums[name] = torch.zeros_like(value, dtype=sum_dtype(value.device))
+            sums[name] += value
+        held = counts or [torch.zeros_like(count) for count in part.counts]
+        counts = [c + d for c, d in zip(held, part.counts, strict=True)]
+    return Clipped(sums, tuple(counts))
+
+
+def _by_size(sets: Sequence[Batch]) -> list[list[Batch]]:
+    """Sets of equal size together."""
+    sizes: dict[int, list[Batch]] = {}
+    for one in sets:
+        sizes.setdefault(len(one), []).append(one)
+    return list(sizes.values())
+
+
+def _joined(sets: Sequence[Batch]) -> Batch:
+    """Sets of one size as one batch, a set's records in consecutive rows."""
+
+    def joined(*tensors: Tensor) -> Tensor:
+        return torch.cat(tensors)
+
+    return batch_of(
+        map_tensors(joined, *(one.inputs for one in sets)),
+        map_tensors(joined, *(one.targets for one in sets)),
+        divisor=sets[0].divisor,
+        scheme=sets[0].scheme,
+    )
+
+
+def _mean_only(gradient: SetGradient) -> None:
+    if not isinstance(gradient, MeanGradient):
+        raise UnsupportedModule(
+            f"SetsAsRecords computes mean gradients, and was given {type(gradient).__name__}; use "
+            "SetBySet()"
+        )

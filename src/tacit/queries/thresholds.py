@@ -1,0 +1,340 @@
+"""Clipping constants that adapt: to quantiles of norms, to public records, to groups of layers.
+
+A clipping threshold that follows a quantile of the records' norms, for a count that is charged.
+
+Each step releases, beside the gradient, a noisy count of the records whose norm is below C, and C
+moves by that count alone. C is thus a function of earlier releases, as the weights are. Whatever C
+is, the step is dominated by one Gaussian pair of the planned multiplier z, because noise is scaled
+to the C in force: adaptive composition of dominating pairs [Zhu 2022, Thm 10] covers the run, and
+its ε is that of a fixed C at the same z.
+
+Clipping constants of the layers from a public set: adaptive layerwise clipping  [Nguyen 2023].
+
+e_h, the expected norm of block h of what is clipped (a record's gradient, or a mini-set's), is
+estimated on public records at the weights in force. Weights are released and the set is public,
+so e_h and all that is made of it is post-processing: the analysis may treat every constant as
+known, and noise is scaled to the constant in force.
+
+Few blocks instead of many: layers whose gradients have similar norms are clipped together.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+from torch import Tensor
+
+from tacit.engines.clipping import COUNT_BOUND, as_norms
+from tacit.queries.bounded_gradient import Blocks, Statistic
+from tacit.records import Records
+
+
+@dataclass(frozen=True)
+class AdaptiveNorm:
+    """C ← C·exp(−η·(b̃ − γ)): a max_norm that follows the γ-quantile of norms.  [Andrew 2021]
+
+    b̃ = clamp((Σ_i v_i + N(0, s²))/m + ½, 0, 1) estimates the share of records below C; m is the
+    declared expected batch size, never the real one. With F the true share, a Poisson batch of
+    mean size m has E[Σ v] = m·(F − ½): right on average, though its real size is random. As each
+    record adds ±½, sampling gives b̃ a deviation of at most 1/(2√m), the size's randomness
+    included. (Uncentred, k/m would have √(F/m), and twice the sensitivity.)
+
+    `count_noise` is s, in records; by default m/20, as the authors recommend. It takes its share
+    of the step's noise multiplier z, and the gradient gets what is left: see `noise_left`.
+    C stays within `limits`. The value is frozen and holds no threshold: the query of one run does
+    (`Mechanism` starts each run at `initial`). To go on from an earlier run, give its last
+    threshold as `initial`.
+    """
+
+    initial: float
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    count_noise: float | None = None
+    limits: tuple[float, float] = (1e-6, 1e6)
+
+    def __post_init__(self) -> None:
+        as_norms((self.initial, *self.limits))
+        low, high = self.limits
+        if not low <= self.initial <= high:
+            raise ValueError(
+                f"initial is {self.initial}, outside the limits {self.limits}; give limits around "
+                "it, from public knowledge"
+            )
+        if not 0 < self.quantile < 1:
+            raise ValueError(f"quantile is {self.quantile}; give a share between 0 and 1")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate is {self.learning_rate}; give a number above 0")
+        if self.count_noise is not None and not 0 < self.count_noise < math.inf:
+            raise ValueError(f"count_noise is {self.count_noise}; give a number above 0")
+
+    def noise(self, divisor: float) -> float:
+        """The standard deviation s of the count's noise."""
+        return divisor / 20 if self.count_noise is None else self.count_noise
+
+    def after(self, norm: float, noisy_count: float, divisor: float) -> float:
+        """The next threshold: post-processing of a released count."""
+        share = min(max(noisy_count / divisor + 0.5, 0.0), 1.0)
+        moved = norm * math.exp(-self.learning_rate * (share - self.quantile))
+        return min(max(moved, self.limits[0]), self.limits[1])
+
+
+MaxNorm = float | AdaptiveNorm | Sequence[float | AdaptiveNorm]
+
+
+def as_max_norms(max_norm: MaxNorm) -> float | AdaptiveNorm | tuple[float | AdaptiveNorm, ...]:
+    """One constant or one a block, each a number that clipping can keep to, or adaptive."""
+    if isinstance(max_norm, AdaptiveNorm):
+        return max_norm
+    if isinstance(max_norm, Sequence) and any(isinstance(m, AdaptiveNorm) for m in max_norm):
+        return tuple(m if isinstance(m, AdaptiveNorm) else _one(m) for m in max_norm)
+    return as_norms(max_norm)  # type: ignore[arg-type]
+
+
+def _one(number: float) -> float:
+    (norm,) = as_norms([number])  # type: ignore[misc]
+    return norm
+
+
+class Thresholds:
+    """The C of each block of one run, and the way it has come. All of it may be shown.
+
+    C is read by the query as a plain number, so a release waits once for the device.
+    """
+
+    def __init__(self, asked: Sequence[float | AdaptiveNorm]) -> None:
+        self.asked = tuple(asked)
+        self.paths = [[m.initial if isinstance(m, AdaptiveNorm) else m] for m in asked]
+
+    @property
+    def norms(self) -> tuple[float, ...]:
+        return tuple(path[-1] for path in self.paths)
+
+    @property
+    def adaptive(self) -> dict[int, AdaptiveNorm]:
+        return {h: m for h, m in enumerate(self.asked) if isinstance(m, AdaptiveNorm)}
+
+    def observe(self, block: int, divisor: float, noisy_count: float) -> None:
+        """Move one block's threshold by a count that was released."""
+        path = self.paths[block]
+        path.append(self.adaptive[block].after(path[-1], noisy_count, divisor))
+
+    def statistics(self, counts: Tensor, divisor: float) -> tuple[Statistic, ...]:
+        """The centred count of each block whose threshold follows it."""
+        return tuple(
+            Statistic(
+                name=f"records below the threshold of block {block}",
+                value=counts[block],
+                bound=COUNT_BOUND,
+                std=norm.noise(divisor),
+                observe=partial(self.observe, block, divisor),
+            )
+            for block, norm in self.adaptive.items()
+        )
+
+
+class Following:
+    """A query with thresholds of its own: what `Adapting` asks for."""
+
+    _thresholds: Thresholds | None = None
+
+    def fresh(self) -> Self:
+        """The same query at its first thresholds: what a run begins with."""
+        other = copy.copy(self)
+        other._thresholds = None
+        return other
+
+    @property
+    def thresholds(self) -> tuple[tuple[float, ...], ...]:
+        """Where some adapt: each C, from the first to the one in force. Public."""
+        return tuple(map(tuple, self._thresholds.paths)) if self._thresholds else ()
+
+
+Schedule = float | Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Constants:
+    """One norm a block; or one norm for all of them and a factor a block."""
+
+    norms: tuple[float, ...]
+    factors: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Decaying:
+    """C·rate^⌊step/every⌋: a master constant that shrinks, for instance each epoch."""
+
+    initial: float
+    rate: float
+    every: int
+
+    def __post_init__(self) -> None:
+        as_norms(self.initial)
+        if not 0 < self.rate <= 1 or self.every < 1:
+            raise ValueError(
+                f"a rate of {self.rate} every {self.every} steps; give a rate above 0 and at most "
+                "1, and at least 1 step"
+            )
+
+    def __call__(self, step: int) -> float:
+        return self.initial * self.rate ** (step // self.every)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerwiseNorms:
+    """C_h = C·e_h/max_j e_j, with C the master constant; without one, C_h = e_h.
+
+    The first is the paper's own (Section 3.3), the second that of [Zhang 2018]. Every block has
+    noise of its own: with `PerLayerNoise`, s_h = σ·Δ_h at σ = z·√L, so a layer with small
+    gradients gets little noise, and L blocks pay √L.
+
+    `master` is a number or a function of the step, such as `Decaying`. e_h is estimated anew every
+    `every` steps from at most `records` public ones. A block never gets less than `floor` times
+    the largest C_h: at e_h = 0 a layer could not learn again.
+    """
+
+    public: Records
+    master: Schedule | None = None
+    every: int = 1
+    records: int = 2048
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check(self.every, self.records, self.floor)
+        if self.master is not None and not callable(self.master):
+            as_norms(self.master)
+
+    def constants(self, expected: Sequence[float], step: int) -> Constants:
+        largest = max(expected)
+        shares = [max(e / largest, self.floor) if largest > 0 else 1.0 for e in expected]
+        if self.master is None:
+            master = largest if largest > 0 else 1.0
+        else:
+            master = self.master(step) if callable(self.master) else self.master
+        (*norms,) = as_norms([max(master * share, 1e-12) for share in shares])  # type: ignore[misc]
+        return Constants(tuple(norms))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerFactors:
+    """Multiply layer h by m_h = max_j e_j/e_h, clip the whole once to C, add noise, divide again.
+
+    The clipped vector (m_1·g_1 | … | m_L·g_L) has norm at most C, so all layers together are one
+    block of bound C: there is no √L to pay. After division layer h has noise s/m_h, again in
+    proportion to its gradients (Appendix B.2). All layers have norm near max e then, so C wants
+    to be about √L times the master constant of `LayerwiseNorms`. m_h is at most 1/`floor`.
+    """
+
+    public: Records
+    max_norm: Schedule
+    every: int = 1
+    records: int = 2048
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check(self.every, self.records, self.floor)
+        if not callable(self.max_norm):
+            as_norms(self.max_norm)
+
+    def constants(self, expected: Sequence[float], step: int) -> Constants:
+        largest = max(expected)
+        factors = [largest / max(e, self.floor * largest) if largest > 0 else 1.0 for e in expected]
+        norm = self.max_norm(step) if callable(self.max_norm) else self.max_norm
+        (known,) = as_norms([norm])  # type: ignore[misc]
+        return Constants((known,), tuple(factors))
+
+
+FromPublic = LayerwiseNorms | LayerFactors
+
+
+class Estimates:
+    """The e_h of one run: taken at the steps when they are due, and kept in between.
+
+    Steps count releases: to ask a query twice without releasing gives the same constants twice.
+    """
+
+    def __init__(self, source: FromPublic) -> None:
+        self.source = source
+        self.step = 0
+        self.path: list[tuple[int, tuple[float, ...]]] = []
+        self.checked: set[int] = set()
+
+    @property
+    def due(self) -> bool:
+        return not self.path or (
+            self.step % self.source.every == 0 and self.path[-1][0] != self.step
+        )
+
+    def take(self, expected: Sequence[float]) -> None:
+        """New estimates; one that is not finite (weights that went astray) leaves the last."""
+        if not all(math.isfinite(e) and e >= 0 for e in expected):
+            expected = self.path[-1][1] if self.path else [1.0] * len(expected)
+        self.path.append((self.step, tuple(expected)))
+
+    def constants(self) -> Constants:
+        return self.source.constants(self.path[-1][1], self.step)
+
+    def advance(self) -> None:
+        self.step += 1
+
+
+def _check(every: int, records: int, floor: float) -> None:
+    if every < 1 or records < 1:
+        raise ValueError(f"every is {every} and records is {records}; give at least 1")
+    if not 0 < floor <= 1:
+        raise ValueError(f"floor is {floor}; give a share of the largest norm, such as 0.001")
+
+
+def group_by_norm(blocks: Blocks, expected: Sequence[float], groups: int) -> Blocks:
+    """The partition into `groups` groups with the least spread of log e_h within them.
+
+    Layerwise clipping of L blocks costs √L of the noise multiplier; clipped as one, blocks of
+    norms e_h and e_j cost nothing more, as long as one constant suits both [Nguyen 2023, B.2].
+    Minimises Σ_groups Σ_{h ∈ group} (log e_h − mean)². On a line the best groups are runs of the
+    sorted values, so dynamic programming over cuts is exact: O(L²·G).
+
+    `expected` must be public, such as `expected_norms` on a public set.
+    """
+    if len(expected) != len(blocks):
+        raise ValueError(f"{len(expected)} norms for {len(blocks)} blocks; give one a block")
+    if not 1 <= groups <= len(blocks):
+        raise ValueError(f"{groups} groups of {len(blocks)} blocks; give 1 up to {len(blocks)}")
+    if not all(math.isfinite(e) and e >= 0 for e in expected):
+        raise ValueError(f"expected norms are {list(expected)}; give finite numbers of at least 0")
+    least = 1e-12 * (max(expected) or 1.0)
+    order = sorted(range(len(blocks)), key=lambda h: expected[h])
+    logs = [math.log(max(expected[h], least)) for h in order]
+    cuts = _best_cuts(logs, groups)
+    return tuple(
+        tuple(name for h in sorted(order[start:end]) for name in blocks[h])
+        for start, end in itertools.pairwise(cuts)
+    )
+
+
+def _best_cuts(values: Sequence[float], groups: int) -> list[int]:
+    """0 = c_0 < c_1 < … < c_G = L: where to cut a sorted list for the least sum of squares."""
+    count = len(values)
+
+    def spread(start: int, end: int) -> float:
+        part = values[start:end]
+        mean = math.fsum(part) / len(part)
+        return math.fsum((v - mean) ** 2 for v in part)
+
+    best = {(0, 0): (0.0, 0)}
+    for parts in range(1, groups + 1):
+        for end in range(parts, count + 1):
+            best[parts, end] = min(
+                (best[parts - 1, start][0] + spread(start, end), start)
+                for start in range(parts - 1, end)
+                if (parts - 1, start) in best
+            )
+    cuts = [count]
+    for parts in range(groups, 0, -1):
+        cuts.append(best[parts, cuts[-1]][1])
+    return cuts[::-1]

@@ -1,0 +1,301 @@
+"""A dataset as tensors, with the constants about it that are public.
+
+A dataset as tensors, with the constants about it that are public.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacit.errors import UndeclaredConstant
+from tacit.pytrees import (
+    Tree,
+    device_of,
+    map_tensors,
+    named_leaves,
+    num_rows,
+    require_plain_tensors,
+    take_rows,
+    tensors_of,
+)
+
+# Where a mapping holds its targets, by the convention of Hugging Face.
+_TARGET_KEYS = ("labels", "label")
+
+
+@dataclass(frozen=True)
+class Records:
+    """Inputs and targets, one row per record, and what may be said of them in public.
+
+    `inputs` and `targets` are tensors, or pytrees of them: tuples, lists, mappings and dataclasses,
+    each tensor with the records in its first dimension. The model is called as `model(x)`,
+    `model(*inputs)` or `model(**inputs)`, and the loss as `loss(outputs, targets)`. Without targets
+    the loss is given the empty tuple `()`: for models whose outputs hold all that the loss needs,
+    such as an autoencoder that returns its input beside the reconstruction. A language model that
+    predicts its own tokens has them as targets.
+
+        Records({"input_ids": ids, "attention_mask": mask}, targets=ids)
+
+    `record_ids` name the records independently of who else is in the dataset: a neighbour that
+    lacks a record keeps the ids of all the others. `public_size` is a *declared* number of
+    records, from which rates and divisors may be derived; `len(records)` is private and is
+    never used for either. Ids are below `num_ids`, by default below `public_size`.
+    """
+
+    inputs: Tree
+    targets: Tree = ()
+    num_classes: int | None = None
+    public_size: int | None = None
+    name: str = "records"
+    record_ids: Tensor = field(default=None)  # type: ignore[assignment]
+    num_ids: int | None = None
+    notes: tuple[str, ...] = ()
+    row_numbered: bool = False  # no ids were given, so they are the rows' numbers
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", as_tensors(self.inputs, "inputs"))
+        targets = () if self.targets is None else as_tensors(self.targets, "targets")
+        object.__setattr__(self, "targets", targets)
+        count = num_rows(self.inputs, "inputs")
+        if any(True for _ in named_leaves(targets, "")) and count != num_rows(targets, "targets"):
+            raise ValueError(
+                f"{count} inputs and {num_rows(targets)} targets; give one target a record"
+            )
+        if self.record_ids is None:
+            ids = torch.arange(count, device=self.device)
+            object.__setattr__(self, "record_ids", ids)
+            object.__setattr__(self, "row_numbered", True)
+        elif len(self.record_ids) != count:
+            raise ValueError(
+                f"{count} inputs and {len(self.record_ids)} record ids; give one id a record"
+            )
+        if self.public_size is not None and self.public_size < 1:
+            raise ValueError(f"public_size is {self.public_size}; declare a positive number")
+
+    def __len__(self) -> int:
+        return num_rows(self.inputs)
+
+    @property
+    def shape(self) -> Any:
+        """The shape of one record's input: a tuple, or for a pytree the tree of such tuples."""
+        return _shape_of_one(self.inputs)
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.inputs)
+
+    def to(self, device: torch.device | str) -> Records:
+        return replace(
+            self,
+            inputs=map_tensors(lambda t: t.to(device), self.inputs),
+            targets=map_tensors(lambda t: t.to(device), self.targets),
+            record_ids=self.record_ids.to(device),
+        )
+
+    def take(self, rows: Tensor | slice) -> Records:
+        """Some of the records, with their ids: by a slice, a mask or indices."""
+        return replace(
+            self,
+            inputs=take_rows(self.inputs, rows),
+            targets=take_rows(self.targets, rows),
+            record_ids=take_rows(self.record_ids, rows),
+        )
+
+    def without(self, index: int) -> Records:
+        """The neighbour that lacks the record at `index`; everyone else keeps their id."""
+        keep = torch.ones(len(self), dtype=torch.bool, device=self.device)
+        keep[index] = False
+        return self.take(keep)
+
+    def replaced(self, index: int, x: Tree, y: Tree = ()) -> Records:
+        """The neighbour whose record at `index` is (x, y) instead, under the same id.
+
+        x and y have the structure of `inputs` and `targets`, without the dimension of records.
+        """
+
+        def changed(column: Tensor, value: Tensor | float) -> Tensor:
+            column = column.clone()
+            column[index] = value
+            return column
+
+        return replace(
+            self,
+            inputs=map_tensors(changed, self.inputs, x),
+            targets=map_tensors(changed, self.targets, y),
+        )
+
+    def require_public_size(self, wanted_for: str) -> int:
+        """The declared size, or an error that says how to declare it."""
+        if self.public_size is None:
+            raise UndeclaredConstant(
+                f"{wanted_for} needs the number of records, which is private for {self.name!r}; "
+                "declare it with Records(..., public_size=N), or give both sampling_rate and "
+                "expected_batch_size"
+            )
+        return self.public_size
+
+
+def as_records(data: object) -> Records:
+    """`data` as `Records`: what a user has, read into memory once.
+
+    - `Records`: itself.
+    - A pair (inputs, targets) of tensors, arrays or pytrees of them. In a longer tuple, and in a
+      `TensorDataset`, the last one is the target and the others are the inputs.
+    - A mapping of tensors or arrays, such as a `BatchEncoding`: the inputs. What it has under
+      "labels" or "label" are the targets, and no inputs.
+    - A map-style dataset (`len(data)` and `data[i]`). Its items are pairs, longer tuples or
+      mappings, read in the same way, or inputs alone. All items need equal shapes.
+    """
+    if isinstance(data, Records):
+        return data
+    if isinstance(data, torch.utils.data.TensorDataset):
+        return Records(*_inputs_and_targets(data.tensors))
+    if isinstance(data, Mapping | tuple) or (isinstance(data, Sequence) and len(data) == 2):
+        return Records(*_inputs_and_targets(data))
+    if _is_map_style(data):
+        rows: Any = data
+        if len(rows) == 0:
+            raise ValueError(
+                f"{type(data).__name__} is empty, so that the shapes of its records are unknown; "
+                "give tacit.Records"
+            )
+        items = [_inputs_and_targets(rows[i]) for i in range(len(rows))]
+        inputs, targets = zip(*items, strict=True)
+        return Records(_stacked(inputs, "inputs"), _stacked(targets, "targets"))
+    raise TypeError(
+        f"cannot read records from {type(data).__name__}; give tacit.Records, a pair "
+        "(inputs, targets) of tensors or arrays, a dict of tensors, or a map-style torch dataset"
+    )
+
+
+def as_tensors(tree: Tree, name: str) -> Tree:
+    """The tree with its arrays and its lists of numbers as tensors; TypeError for other leaves."""
+    if not isinstance(tree, Tensor):
+        tree = _converted(tree, name)
+    require_plain_tensors(tree, name)
+    for place, leaf in named_leaves(tree, name):
+        if not isinstance(leaf, Tensor):
+            raise TypeError(
+                f"{place} is {leaf!r} ({type(leaf).__name__}), which has no row per record; leave "
+                "constants out of the records and have the model pass them on"
+            )
+    return tree
+
+
+def _is_map_style(data: object) -> bool:
+    return (
+        hasattr(data, "__len__")
+        and hasattr(data, "__getitem__")
+        and not isinstance(data, Sequence | Tensor | torch.utils.data.IterableDataset)
+        and not _is_array(data)
+    )
+
+
+def _inputs_and_targets(data: Any) -> tuple[Tree, Tree]:
+    """A mapping holds its targets by name, a tuple at its end; anything else is inputs alone."""
+    if isinstance(data, Mapping):
+        named = [key for key in _TARGET_KEYS if data.get(key) is not None]
+        if len(named) > 1:
+            raise ValueError(
+                "both 'labels' and 'label' are there; leave the one out that is not the target, or "
+                "give Records(inputs, targets)"
+            )
+        inputs = {key: value for key, value in data.items() if key not in _TARGET_KEYS}
+        return inputs, data[named[0]] if named else ()
+    if not isinstance(data, tuple | list) or (len(data) != 2 and _are_numbers(data)):
+        return data, ()
+    if len(data) < 2:
+        return data[0] if data else (), ()
+    return data[0] if len(data) == 2 else tuple(data[:-1]), data[-1]
+
+
+def _stacked(rows: Sequence[Tree], name: str) -> Tree:
+    """Trees of one structure as one tree, in which every tensor has a row for each of them."""
+    rows = [as_tensors(_converted(row, name, numbers_too=True), name) for row in rows]
+    places = [place for place, _ in named_leaves(rows[0], name)]
+    for i, row in enumerate(rows):
+        if len(tensors_of(row)) != len(places):
+            raise ValueError(
+                f"{name} of record {i} hold {len(tensors_of(row))} tensors and those of record 0 "
+                f"{len(places)}; give every record the same keys"
+            )
+    place = iter(places)
+    return map_tensors(lambda *column: _stacked_tensors(column, next(place)), *rows)
+
+
+def _stacked_tensors(column: Sequence[Tensor], name: str) -> Tensor:
+    shapes = {tuple(value.shape) for value in column}
+    if len(shapes) > 1:
+        some = " and ".join(str(shape) for shape in sorted(shapes)[:2])
+        raise ValueError(f"{name} has records of different shapes, such as {some}; {_PAD}")
+    return torch.stack(tuple(column))
+
+
+_PAD = (
+    'pad all records to one length, with padding="max_length" of a tokenizer or '
+    "torch.nn.utils.rnn.pad_sequence, and pass a mask"
+)
+
+
+def _converted(tree: Tree, name: str, numbers_too: bool = False) -> Tree:
+    """Arrays and lists of numbers as tensors, and single numbers too where they are a record's."""
+    if isinstance(tree, Tensor):
+        return tree
+    if isinstance(tree, str | bytes):
+        raise TypeError(
+            f"{name} is text; turn it into numbers with a tokenizer or a table of categories"
+        )
+    if isinstance(tree, numbers.Number | np.generic):
+        return torch.as_tensor(tree) if numbers_too else tree
+    if _is_array(tree):
+        return _from_array(np.asarray(tree), name)
+    if isinstance(tree, tuple | list) and _are_numbers(tree):
+        try:
+            return torch.as_tensor(tree)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name} has rows of different lengths or kinds; {_PAD}") from error
+    if isinstance(tree, Mapping):
+        changed = {k: _converted(v, f"{name}[{k!r}]", numbers_too) for k, v in tree.items()}
+        return tree if all(changed[key] is tree[key] for key in changed) else changed
+    if type(tree) in (tuple, list):
+        return type(tree)(
+            _converted(value, f"{name}[{i}]", numbers_too) for i, value in enumerate(tree)
+        )
+    return tree
+
+
+def _from_array(array: np.ndarray, name: str) -> Tensor:
+    if array.dtype.kind not in "biufc":
+        raise TypeError(
+            f"{name} is an array of {array.dtype}; give numbers, and text by a tokenizer or a "
+            "table of categories"
+        )
+    # Not for a single number, which would get a dimension.
+    return torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array)
+
+
+def _is_array(value: object) -> bool:
+    """NumPy's arrays, tables of pandas, images of Pillow."""
+    return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+
+
+def _are_numbers(values: Any) -> bool:
+    """Whether these are numbers, or sequences of numbers; the first of each level tells."""
+    while isinstance(values, tuple | list) and values:
+        values = values[0]
+    return isinstance(values, numbers.Number | np.generic)
+
+
+def _shape_of_one(inputs: Tree) -> Any:
+    if isinstance(inputs, Tensor):
+        return tuple(inputs.shape[1:])
+    # A plain dict: a mapping type of tensors need not take shapes.
+    tree = dict(inputs) if isinstance(inputs, Mapping) else inputs
+    return map_tensors(lambda t: tuple(t.shape[1:]), tree)

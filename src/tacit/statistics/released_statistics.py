@@ -1,0 +1,285 @@
+"""BatchNorm's running statistics from private records, released with noise that is charged.
+
+One record's first and second moments at a BatchNorm, clipped: the sum that is released.
+
+BatchNorm's running statistics from private records, released with noise that is charged.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import dp_accounting as dpa
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from tacit.budget import Relation
+from tacit.checks.certificate import refuse_mixing
+from tacit.checks.side_effects import watched_step
+from tacit.engines.clipping import clip_scale, sum_dtype
+from tacit.errors import UnsupportedModule
+from tacit.pytrees import Tree, call_model, map_tensors, num_rows, take_rows
+from tacit.randomness import Randomness
+from tacit.records import Records, as_records
+from tacit.statistics.public_statistics import input_of, set_statistics
+from tacit.statistics.tracking import evaluating, mark, unfrozen_norms, without_running_statistics
+
+if TYPE_CHECKING:
+    from tacit.ledger.ledger import Ledger
+
+
+def moments_bound(channels: int, max_norm: float) -> float:
+    """R = κ·√C: the most that one record adds to the sum, κ = `max_norm`, C = `channels`."""
+    return max_norm * math.sqrt(channels)
+
+
+def moments_sensitivity(channels: int, max_norm: float, relation: Relation) -> float:
+    """Δ = R where a record is added or removed, 2R where it is replaced."""
+    bound = moments_bound(channels, max_norm)
+    return bound if relation is Relation.ADD_OR_REMOVE_ONE else 2 * bound
+
+
+def clipped_moments(x_BCP: Tensor, scale: float, max_norm: float) -> Tensor:
+    """t_i = clip_R(u_i), u_i = (m_i, q_i − 1) in 2C numbers, for each of B records.
+
+    With x/s in units of the public `scale` s, m_i is the mean over P positions of x_i/s and q_i
+    that of (x_i/s)², channel by channel. clip_R(u) = u·min(1, R/‖u‖), R = κ√C, so ‖t_i‖ ≤ R.
+
+    Where s is near the inputs' root mean square, q is near 1 and m² ≤ q: both halves are of one
+    order, and typical records are within κ = 1. The square about 1, and not about 0, makes 2R
+    the least bound for a replacement when κ ≤ 1: all inputs 0 give −R·1/√C in the second half,
+    and inputs of alternating sign and any large size give +R·1/√C.
+
+    A record whose moments are not finite adds exactly nothing.
+    """
+    u_BCP = x_BCP.to(sum_dtype(x_BCP.device)) / scale
+    moments_BK = torch.cat((u_BCP.mean(2), u_BCP.square().mean(2) - 1), dim=1)
+    norms_B = torch.linalg.vector_norm(moments_BK, dim=1)
+    finite_B = norms_B.isfinite()
+    # NaN · 0 is NaN, so what is not finite is put out before it is scaled.
+    moments_BK = torch.where(finite_B[:, None], moments_BK, 0.0)
+    bound = moments_bound(x_BCP.shape[1], max_norm)
+    scale_B = clip_scale(torch.where(finite_B, norms_B, 0.0), bound, [moments_BK.dtype])
+    return moments_BK * scale_B[:, None]
+
+
+_WHAT = "BatchNorm's running statistics"
+_PROBES = 8
+
+
+class ReleasedStatistics:
+    """Running statistics of private records, as one Gaussian mechanism of multiplier z.
+
+    The L norms are handled in the order in which they run. When it is the turn of norm l the ones
+    before it are fixed, in evaluation mode, so records stay apart: each adds a vector t_i of 2C
+    numbers with ‖t_i‖ ≤ R_l = `max_norm`·√C, its moments at that norm (see `clipped_moments`).
+    The sum over *all* records moves by Δ_l = R_l when one is added or removed and by 2R_l when
+    one is replaced. Released is
+
+        T_l = Σ_i t_i + N(0, (z √L Δ_l)² I),
+
+    a Gaussian mechanism of multiplier z√L, chosen with the earlier T in view. L of them composed
+    adaptively are one of multiplier (Σ_l 1/(z√L)²)^(-1/2) = z  [Dong 2022, Cor. 3.3]: `event`.
+    There is no sampling, so nothing amplifies. With the declared number N of records, never the
+    count, T_l = (T_m, T_q), and s = `scale`,
+
+        mean = s·T_m/N,   variance = s²·max(1 + T_q/N − (T_m/N)², z √L Δ_l / N),
+
+    by post-processing. The floor is the noise in the variance itself, a public constant.
+
+    `scale` is the typical root mean square of the norms' inputs and must be chosen without
+    looking at the records. `apply` takes a ledger, and computes nothing before that ledger
+    has on disk that this release was planned, charged, and not made before.
+    """
+
+    def __init__(
+        self,
+        records: object,
+        noise_multiplier: float,
+        max_norm: float = 1.0,
+        *,
+        scale: float = 1.0,
+        max_physical_batch: int = 256,
+        seed: int | None = None,
+    ) -> None:
+        self.records: Records = as_records(records)
+        given = {"noise_multiplier": noise_multiplier, "max_norm": max_norm, "scale": scale}
+        for name, value in given.items():
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value!r}; give a finite number above 0")
+        if max_physical_batch < 1:
+            raise ValueError(f"max_physical_batch is {max_physical_batch}; give at least 1")
+        self.noise_multiplier, self.max_norm = float(noise_multiplier), float(max_norm)
+        self.scale, self.max_physical_batch = float(scale), max_physical_batch
+        self.divisor = self.records.require_public_size("the mean of BatchNorm's inputs")
+        self.seed = seed
+
+    @property
+    def event(self) -> dpa.GaussianDpEvent:
+        """What the release costs, to be planned and charged before it: all norms together."""
+        return dpa.GaussianDpEvent(self.noise_multiplier)
+
+    @property
+    def note(self) -> str:
+        return (
+            "BatchNorm's statistics were released with Gaussian noise of multiplier "
+            f"{self.noise_multiplier:g} in all, which is charged; until the end of the run there "
+            "were none, so nothing was evaluated before it"
+        )
+
+    @torch.no_grad()
+    def apply(self, model: nn.Module, ledger: Ledger) -> None:
+        """Claim the charge, and then compute, noise and set the statistics of all unfrozen norms.
+
+        The ledger's current run must have `event` in its plan's prelude. A run releases its
+        statistics once: a second time raises BudgetExceeded, also after a crash.
+        """
+        unfrozen = unfrozen_norms(model)  # asked before evaluation mode freezes all
+        with evaluating(model), without_running_statistics(model):
+            norms = self._in_order(model, unfrozen)
+            ledger.claim(self.event, _WHAT)
+            stream = Randomness(self.seed).stream(_WHAT, ledger.identity, *ledger.life())
+            for place, norm in enumerate(norms):
+                with watched_step(model):
+                    total = self._sum_of_moments(model, norm)
+                noise = stream.normals([len(total)], total.device, [place])[0]
+                self._release(total, noise, norm, len(norms), ledger.budget.relation)
+
+    @torch.no_grad()
+    def check(self, model: nn.Module, ledger: Ledger | None = None) -> None:
+        """Raise what `apply` would raise of the model and the ledger, and read no record."""
+        unfrozen = unfrozen_norms(model)
+        with evaluating(model), without_running_statistics(model):
+            self._in_order(model, unfrozen)
+        if ledger is not None:
+            ledger.require_unclaimed(self.event, _WHAT)
+
+    def _release(
+        self, total: Tensor, noise: Tensor, norm: nn.Module, num_norms: int, relation: Relation
+    ) -> None:
+        std = self.noise_std(len(total) // 2, num_norms, relation)
+        mean_C, second_C = ((total + std * noise.to(total)) / self.divisor).chunk(2)
+        variance_C = (1 + second_C - mean_C.square()).clamp(min=std / self.divisor)
+        set_statistics(norm, self.scale * mean_C, self.scale**2 * variance_C, 1)
+        mark(norm, f"released with noise of multiplier {self.noise_multiplier:g}")
+
+    def noise_std(self, channels: int, num_norms: int, relation: Relation) -> float:
+        """z·√L·Δ_l, the standard deviation of the noise in each number of T_l."""
+        sensitivity = moments_sensitivity(channels, self.max_norm, relation)
+        return self.noise_multiplier * math.sqrt(num_norms) * sensitivity
+
+    def _sum_of_moments(self, model: nn.Module, norm: nn.Module) -> Tensor:
+        """Σ_i t_i *without* noise: private, never to be shown."""
+        device = norm.get_buffer("running_mean").device
+        channels = norm.get_buffer("running_mean").numel()
+        total = torch.zeros(2 * channels, dtype=sum_dtype(device), device=device)
+        for start in range(0, len(self.records), self.max_physical_batch):
+            rows = take_rows(self.records.inputs, slice(start, start + self.max_physical_batch))
+            x = _input_at(norm, model, rows)
+            _require_row_a_record(norm, x, rows)
+            x_BCP = x.flatten(2) if x.dim() > 2 else x[:, :, None]
+            total += clipped_moments(x_BCP, self.scale, self.max_norm).sum(0)
+        return total
+
+    def _in_order(self, model: nn.Module, norms: dict[str, nn.Module]) -> list[nn.Module]:
+        """The norms as a pass of zeros, which are nobody's data, meets them."""
+        refuse_mixing(model)
+        met: list[nn.Module] = []
+        zeros = map_tensors(lambda t: t.new_zeros((2, *t.shape[1:])), self.records.inputs)
+
+        def meet(norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            _require_row_a_record(norm, input_of(args, kwargs), zeros)
+            met.append(norm)
+
+        hooks = [n.register_forward_pre_hook(meet, with_kwargs=True) for n in norms.values()]
+        try:
+            _run(model, zeros)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for name, norm in norms.items():
+            _require_batch_norm_once(name, norm, met.count(norm))
+        for norm in met:
+            _require_records_apart(norm, model, self.records)
+        return met
+
+
+def _require_batch_norm_once(name: str, norm: nn.Module, times: int) -> None:
+    kind = type(norm).__name__
+    if not isinstance(norm, _BatchNorm):
+        raise UnsupportedModule(
+            f"module {name!r} ({kind}) has running statistics that are not of the batch; build it "
+            "with track_running_stats=False"
+        )
+    if times > 1:
+        raise UnsupportedModule(
+            f"module {name!r} ({kind}) runs {times} times in a forward pass, so its statistics "
+            "would have to be known before they are; use PublicStatistics, or a module of its own "
+            "at each place"
+        )
+
+
+def _require_row_a_record(norm: nn.Module, x: Tensor, rows: Tree) -> None:
+    if len(x) != num_rows(rows):
+        raise UnsupportedModule(
+            f"{type(norm).__name__} was given {len(x)} rows for {num_rows(rows)} records, so one "
+            "record may have several and its share has no bound; use PublicStatistics, or "
+            "make_trainable(model)"
+        )
+
+
+def _require_records_apart(norm: nn.Module, model: nn.Module, records: Records) -> None:
+    """Half of some random rows, which are nobody's data, are exchanged: the others must stay."""
+    generator = torch.Generator().manual_seed(0x7AC17)
+
+    def random(column: Tensor) -> Tensor:
+        shape = (_PROBES, *column.shape[1:])
+        if column.is_floating_point():
+            return torch.randn(shape, generator=generator).to(column)
+        return torch.randint(0, 2, shape, generator=generator).to(column)
+
+    def exchanged(rows: Tensor) -> Tensor:
+        rows = rows.clone()
+        rows[::2] = 1e3 * rows[::2] if rows.is_floating_point() else 1 - rows[::2].long()
+        return rows
+
+    rows = map_tensors(random, records.inputs)
+    other = map_tensors(exchanged, rows)
+    there, then = (_input_at(norm, model, r)[1::2] for r in (rows, other))
+    if not torch.allclose(there, then, rtol=1e-3, atol=1e-3 * float(there.abs().max())):
+        raise UnsupportedModule(
+            f"records meet before {type(norm).__name__}: what it is given of one changes with the "
+            "others, so that its share of the statistics has no bound; use PublicStatistics, or "
+            "make_trainable(model)"
+        )
+
+
+class _Reached(Exception):
+    """Ends a forward pass at the norm whose input was wanted."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+def _input_at(norm: nn.Module, model: nn.Module, rows: Tree) -> Tensor:
+    def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        raise _Reached(input_of(args, kwargs))
+
+    hook = norm.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        _run(model, rows)
+    except _Reached as reached:
+        return reached.x
+    finally:
+        hook.remove()
+    raise UnsupportedModule(
+        f"{type(norm).__name__} was met by a pass of zeros and not by these records; which "
+        "modules run must not depend on the records: use PublicStatistics"
+    )
+
+
+def _run(model: nn.Module, rows: Tree) -> None:
+    device = next(iter(model.parameters())).device
+    call_model(model, map_tensors(lambda t: t.to(device), rows))

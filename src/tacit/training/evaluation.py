@@ -1,0 +1,211 @@
+"""Metrics of held-out records: those of the task that the loss declares, and no others.
+
+Metrics of held-out records: those of the task that the loss declares, and no others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tacit.losses.classification import TokenCrossEntropy
+from tacit.losses.pre_activations import watched
+from tacit.losses.record_loss import Task, WeightedSum, WithConstant, task_of
+from tacit.losses.record_losses import losses_of
+from tacit.pytrees import Tree, call_model, logits_of, map_tensors, take_rows, tensors_of
+from tacit.queries.bounded_gradient import Loss
+from tacit.records import Records
+from tacit.statistics.tracking import evaluating
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What was measured; None for what the task does not have, and for all without records.
+
+    `loss` is the mean over records. A classification has an `accuracy`, a regression has the mean
+    absolute error, the root mean squared error and R² = 1 − Σ(h − y)² / Σ(y − ȳ)², with ȳ the mean
+    of each output's own targets (None where all targets are equal). Where a record has
+    several targets, such as tokens, `accuracy` is the share of all of them that are right; those
+    that the loss ignores do not count.
+    """
+
+    accuracy: float | None = None
+    loss: float | None = None
+    mean_absolute_error: float | None = None
+    root_mean_squared_error: float | None = None
+    r_squared: float | None = None
+
+    def facts(self) -> dict[str, float | None]:
+        """Accuracy and loss always, null where there is none; the others where they apply."""
+        found = asdict(self)
+        return {k: v for k, v in found.items() if k in ("accuracy", "loss") or v is not None}
+
+    def text(self) -> str:
+        """One line, for a progress bar."""
+        return "  ".join(f"{name} {value}" for name, value in metric_rows(self.facts()))
+
+
+def metric_rows(facts: dict[str, float | None]) -> list[tuple[str, str]]:
+    """(name, value) of the metrics that were measured, in words; the task's own come first."""
+    shown = []
+    for name, (words, form) in _WORDS.items():
+        value = facts.get(name)
+        if value is not None:
+            shown.append((words, format(float(value), form)))
+    return shown
+
+
+_WORDS = {
+    "accuracy": ("accuracy", ".2%"),
+    "root_mean_squared_error": ("RMSE", ".4g"),
+    "mean_absolute_error": ("MAE", ".4g"),
+    "r_squared": ("R²", ".4g"),
+    "loss": ("loss", ".4g"),
+}
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2048) -> Metrics:
+    """The mean of the records' own losses, and the metrics of the task (`tacit.losses.Task`).
+
+    The share of right classes is of the largest output; one output decides by its sign, between
+    targets 0 and 1 or −1 and +1. A loss that declares no task gets an accuracy where the records
+    declare `num_classes` and the model has that many outputs per target, and none elsewhere. Of a
+    model that returns several tensors, the metrics are those of its `logits`; where none is called
+    so, and where records have several targets or none, there is the loss alone.
+    The guarantee covers the training records only: what is read off these is not private.
+    """
+    if len(records) == 0:
+        return Metrics()
+    device = next(model.parameters()).device
+    every_target = _only(records.targets)
+    by_sign = every_target is not None and two_classes(every_target)
+    total, parts = 0.0, []
+    with evaluating(model):
+        for start in range(0, len(records), batch_size):
+            rows = slice(start, start + batch_size)
+            inputs, targets = (
+                map_tensors(lambda t: t.to(device), take_rows(tree, rows))
+                for tree in (records.inputs, records.targets)
+            )
+            with watched(model, loss):
+                outputs = call_model(model, inputs)
+                total += float(losses_of(loss, outputs, targets).double().sum())
+            parts.append(_part_of(loss, outputs, targets, records.num_classes, by_sign))
+    mean = total / len(records)
+    kinds = {part.task for part in parts}
+    if kinds == {Task.REGRESSION}:
+        assert every_target is not None
+        return _errors(parts, every_target, mean)
+    decided = sum(part.decided for part in parts)
+    if not kinds <= {Task.CLASSIFICATION, Task.BINARY, Task.TOKENS} or not decided:
+        return Metrics(loss=mean)
+    return Metrics(sum(part.right for part in parts) / decided, mean)
+
+
+def _only(targets: Tree) -> Tensor | None:
+    found = tensors_of(targets)
+    return found[0] if len(found) == 1 else None
+
+
+def _part_of(loss: Loss, outputs: Tree, targets: Tree, classes: int | None, by_sign: bool) -> _Part:
+    h, y = logits_of(outputs), _only(targets)
+    if h is None or y is None:
+        return _Part(None)
+    fields = outputs if isinstance(outputs, Mapping) else getattr(outputs, "__dict__", {})
+    named = fields.get("logits") is h
+    task = task_of(loss, h, y) or _undeclared(h, y, classes, named)
+    inner = _innermost(loss)
+    if isinstance(inner, TokenCrossEntropy) and y.dim() == 2:
+        y = inner.aligned(y)
+    return _Part.of(h, y, task, by_sign, getattr(inner, "ignore_index", -100))
+
+
+def _innermost(loss: object) -> object:
+    """The loss of tokens that a declared constant or a sum is made around; else the loss itself."""
+    if isinstance(loss, WithConstant):
+        return _innermost(loss.loss)
+    if isinstance(loss, WeightedSum):
+        tokens = [part for part in loss.parts if isinstance(part, TokenCrossEntropy)]
+        return tokens[0] if tokens else loss
+    return loss
+
+
+def two_classes(targets: Tensor) -> bool:
+    """Whether the targets are 0 and 1, or −1 and +1: what the sign of one output can decide."""
+    above = targets == 1
+    return any(bool((above | (targets == below)).all()) for below in (0, -1))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One batch's share: how many targets are right, of how many, or sums of errors."""
+
+    task: Task | None
+    right: float = 0.0
+    decided: float = 0.0
+    absolute: float = 0.0
+    squared: float = 0.0
+
+    @classmethod
+    def of(
+        cls, outputs: Tensor, targets: Tensor, task: Task | None, by_sign: bool, ignored: int
+    ) -> _Part:
+        if task is Task.REGRESSION:
+            if outputs.numel() != targets.numel():
+                return cls(None)
+            errors = outputs.double().reshape(-1) - targets.double().reshape(-1)
+            sums = float(errors.abs().sum()), float(errors.square().sum())
+            return cls(task, absolute=sums[0], squared=sums[1])
+        right = None if task is None else _right(outputs, targets, task, by_sign)
+        if right is None:
+            return cls(None)
+        counted = targets.reshape(right.shape) != ignored
+        return cls(task, float((right & counted).sum()), float(counted.sum()))
+
+
+def _undeclared(outputs: Tensor, targets: Tensor, classes: int | None, named: bool) -> Task | None:
+    """For a loss that declares nothing: classes that the records declare, one output for each.
+
+    A field that a model calls logits says as much for a record with one class.
+    """
+    if named and targets.dim() == 1 and outputs.dim() == 2 and outputs.shape[1] > 1:
+        return None if targets.is_floating_point() else Task.CLASSIFICATION
+    if classes is None or classes < 2 or targets.is_floating_point():
+        return None
+    if targets.dim() == 1 and outputs.shape[1:] == (classes,):
+        return Task.CLASSIFICATION
+    if targets.dim() == 2 and outputs.shape[1:] == (targets.shape[1], classes):
+        # As many positions as classes: which axis is which cannot be told.
+        return Task.TOKENS if targets.shape[1] != classes else None
+    return None
+
+
+def _right(outputs: Tensor, targets: Tensor, task: Task, by_sign: bool) -> Tensor | None:
+    """Whether each target is predicted right; None if that cannot be decided."""
+    one = outputs.dim() == 1 or outputs.shape[1:] == (1,)
+    if task is Task.BINARY or (one and task is Task.CLASSIFICATION):
+        if not (one and by_sign) or targets.numel() != len(outputs):
+            return None
+        return (outputs.reshape(-1) > 0) == (targets.reshape(-1) > 0)
+    axis = -1 if task is Task.TOKENS else 1
+    if targets.is_floating_point() or outputs.dim() != targets.dim() + 1:
+        return None
+    decided = outputs.argmax(dim=axis)
+    return decided == targets if decided.shape == targets.shape else None
+
+
+def _errors(parts: list[_Part], targets: Tensor, loss: float) -> Metrics:
+    y = targets.double().reshape(len(targets), -1)
+    squared = math.fsum(part.squared for part in parts)
+    spread = float((y - y.mean(dim=0)).square().sum())
+    return Metrics(
+        loss=loss,
+        mean_absolute_error=math.fsum(part.absolute for part in parts) / y.numel(),
+        root_mean_squared_error=math.sqrt(squared / y.numel()),
+        r_squared=1 - squared / spread if spread > 0 else None,
+    )

@@ -1,0 +1,247 @@
+"""What must be true of records, optimizer and statistics before a run begins.
+
+Row numbers in the place of record ids: what ε is for then.
+
+What the optimizer steps must be what the model trains.
+
+Records to evaluate on must be held out: what is read off them goes out without noise.
+
+Which ledgers the weights of a model have been charged to, in this process.
+
+Whether a run needs to be told where BatchNorm's statistics come from.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from tacit.budget import Relation
+from tacit.errors import MissingStatistics, NotPublic
+from tacit.ledger.ledger import Ledger
+from tacit.pytrees import Tree, flat_rows, tensors_of
+from tacit.queries.batch_clip import BatchClip
+from tacit.queries.bounded_gradient import GradientQuery, trainable
+from tacit.queries.clipped_query import found_among, require_public
+from tacit.records import Records
+from tacit.sampling.mini_sets import MiniSets
+from tacit.sampling.sampler import Sampler
+from tacit.statistics.public_statistics import PublicStatistics
+from tacit.statistics.released_statistics import ReleasedStatistics
+from tacit.statistics.tracking import unfrozen_norms
+
+ROW_NUMBERS = (
+    "records have no ids but their row numbers, by which mini-sets are formed: epsilon is for a "
+    "record that is missing while all others keep their numbers, and not for a table with a row "
+    "fewer; give record_ids, or a budget for replace-one"
+)
+
+
+def by_row_number(sampler: Sampler, relation: Relation) -> bool:
+    """Whether a row fewer would put all later ones into other mini-sets."""
+    by_id = isinstance(sampler.scheme, MiniSets)
+    return by_id and sampler.records.row_numbered and relation is Relation.ADD_OR_REMOVE_ONE
+
+
+def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
+    """Raise if the optimizer holds none of the model's trainable parameters.
+
+    Returns a note if it holds only some: the others are released with the rest, and stay as they
+    are.
+    """
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    parameters = trainable(model)
+    left_out = [name for name, p in parameters.items() if id(p) not in held]
+    if not left_out:
+        return None
+    if len(left_out) == len(parameters):
+        raise ValueError(
+            f"optimizer holds none of the model's {len(parameters)} trainable parameters, so that "
+            "no step would change the model; make it from model.parameters() of this model (what "
+            "make_trainable and lipschitz_twin return is a copy)"
+        )
+    return (
+        f"the optimizer leaves out {len(left_out)} of the model's {len(parameters)} trainable "
+        "parameters, which stay as they were"
+    )
+
+
+_ROWS_TO_COMPARE = 64
+NOT_COVERED = (
+    "evaluated on Unprotected records: epsilon does not cover the metrics that were read off them"
+)
+
+SHOWN = (
+    "metrics are of records most of which equal training records: epsilon does not cover what "
+    "those show; look at records that were held out"
+)
+
+
+@dataclass(frozen=True)
+class Unprotected:
+    """Records to evaluate on although they may be training records, as in a test or a study.
+
+    Their accuracy and loss are released without noise, so ε does not cover them; the run says so.
+    """
+
+    records: Records
+
+
+def require_held_out(evaluated: Records, private: Records) -> None:
+    """Raise NotPublic if the records to evaluate on are, or were copied from, the private ones.
+
+    Refused are one row of memory in common, and copies: of up to 64 rows from all over
+    `evaluated`, most equal a private record, input and target. A few equal ones pass: datasets
+    have duplicates.
+    """
+    if len(evaluated) == 0 or len(private) == 0:
+        return
+    remedy = (
+        "their accuracy would go out without noise; give records that were held out, or "
+        "evaluate_on=tacit.training.Unprotected(records) where epsilon need not cover it"
+    )
+    pairs = product(tensors_of(evaluated.inputs), tensors_of(private.inputs))
+    if any(_rows_in_common(a, b) for a, b in pairs):
+        raise NotPublic(f"evaluate_on {evaluated.name!r} holds training records; {remedy}")
+    if _mostly_copied(evaluated, private):
+        raise NotPublic(
+            f"most records of evaluate_on {evaluated.name!r} are among the training records; "
+            f"{remedy}"
+        )
+
+
+def are_training_records(evaluated: Records, private: Records) -> bool:
+    """Whether `require_held_out` would refuse them."""
+    try:
+        require_held_out(evaluated, private)
+    except NotPublic:
+        return True
+    return False
+
+
+def _rows_in_common(a: Tensor, b: Tensor) -> bool:
+    """Whether a row of `a` begins where a row of `b` does, in one memory."""
+    if a.stride(0) == 0 or b.stride(0) == 0:
+        return False  # one row for everybody, such as a mask of ones: nobody's own
+    if a.device != b.device or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    return bool(torch.isin(_places(a), _places(b)).any())
+
+
+def _places(rows: Tensor) -> Tensor:
+    begin, stride = int(rows.storage_offset()), int(rows.stride(0))
+    return (begin + torch.arange(len(rows)) * stride) * rows.element_size()
+
+
+def _mostly_copied(evaluated: Records, private: Records) -> bool:
+    if evaluated.shape != private.shape:
+        return False
+    stride = -(-len(evaluated) // _ROWS_TO_COMPARE)
+    some = evaluated.take(slice(None, None, stride))
+    # Inputs alone first: to join them with their targets is to copy all private records.
+    if found_among(_flat(some), _flat(private)) <= 0.5:
+        return False
+    if _shapes(some.targets) != _shapes(private.targets):
+        return True
+    return found_among(_joined(some), _joined(private)) > 0.5
+
+
+def _flat(records: Records) -> Records:
+    return replace(records, inputs=flat_rows(records.inputs))
+
+
+def _joined(records: Records) -> Records:
+    return replace(records, inputs=flat_rows((records.inputs, records.targets)))
+
+
+def _shapes(tree: Tree) -> list[torch.Size]:
+    return [tensor.shape[1:] for tensor in tensors_of(tree)]
+
+
+TRAINED_BEFORE = (
+    "these weights were trained before, by a run that this epsilon does not count; where the "
+    "records are the same, give both runs one ledger"
+)
+TRAINED_HERE = (
+    "these weights were trained before, by another run of this ledger: epsilon is this run's "
+    "alone, and the ledger's statement counts both"
+)
+
+_LEDGERS: weakref.WeakKeyDictionary[nn.Module, set[tuple[Hashable, int]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def ledger_key(given: Ledger | str | os.PathLike[str] | None) -> Hashable:
+    """The same for one ledger: its file, or itself in memory. None is a new ledger each time."""
+    path = given.path if isinstance(given, Ledger) else given
+    if path is not None:
+        return os.path.realpath(path)
+    return weakref.ref(given) if isinstance(given, Ledger) else object()
+
+
+def remember_run(model: nn.Module, key: Hashable, run: int) -> None:
+    """Note that the model's weights are trained by this run of this ledger."""
+    for module in _with_weights(model):
+        _LEDGERS.setdefault(module, set()).add((key, run))
+
+
+def trained_elsewhere(model: nn.Module, key: Hashable) -> bool:
+    """Whether some of the model's weights were trained on another ledger. Copies are not known."""
+    return any(known != key for known, _ in _runs_of(model))
+
+
+def trained_by_another_run(model: nn.Module, key: Hashable, run: int) -> bool:
+    """Whether some of the model's weights were trained by another run of this ledger."""
+    return any(known == key and other != run for known, other in _runs_of(model))
+
+
+def _runs_of(model: nn.Module) -> Iterator[tuple[Hashable, int]]:
+    for module in _with_weights(model):
+        yield from _LEDGERS.get(module, ())
+
+
+def _with_weights(model: nn.Module) -> Iterator[nn.Module]:
+    """Modules with weights of their own: a model may be wrapped, or built around them, anew."""
+    for module in model.modules():
+        if next(module.parameters(recurse=False), None) is not None:
+            yield module
+
+
+Statistics = PublicStatistics | ReleasedStatistics
+
+
+def check_statistics(
+    model: nn.Module, statistics: Statistics | None, private: Records, query: GradientQuery
+) -> None:
+    """Raise unless evaluation will have statistics to normalise by, and they may be known.
+
+    Training keeps none, so at the end a BatchNorm that trained would normalise by its initial
+    mean 0 and variance 1, which have nothing to do with its inputs. Queries other than BatchClip
+    take no such model, and say so themselves.
+    """
+    norms = unfrozen_norms(model)
+    if statistics is None and norms and isinstance(query, BatchClip):
+        name, norm = next(iter(norms.items()))
+        raise MissingStatistics(
+            f"module {name!r} ({type(norm).__name__}) normalises by running statistics in "
+            "evaluation, and private training keeps none. Give the Trainer "
+            "statistics=PublicStatistics(public, set_size) to have them from public records, or "
+            "statistics=ReleasedStatistics(records, noise_multiplier) to have them with noise that "
+            "is charged, or convert the network: make_trainable(model)"
+        )
+    if statistics is not None and not norms:
+        raise ValueError(
+            f"{type(statistics).__name__} was given, and the model has no BatchNorm with running "
+            "statistics in training mode; leave statistics out"
+        )
+    if isinstance(statistics, PublicStatistics):
+        require_public(statistics.public, private)
+    elif isinstance(statistics, ReleasedStatistics):
+        statistics.check(model)
