@@ -118,7 +118,7 @@ def plain_compiled(model, setting, inputs, targets):
 
 
 def tacit_default(model, setting, inputs, targets, recorder=None):
-    engine = tacit.Automatic(recorder)
+    engine = tacit.engines.Automatic(recorder)
     engine.expect(10**6)
     query = tacit.PerSampleClip(MAX_NORM, engine=engine)
     batch = batch_of(inputs, targets, divisor=1.0, scheme=Poisson(0.5))
@@ -200,7 +200,7 @@ def clipless_whole(light: bool):
         mechanism = tacit.Mechanism(query, sampler, noise_multiplier=1.0)
         ledger = tacit.Ledger(None, tacit.Budget(epsilon=20.0, delta=1e-5))
         ledger.begin(mechanism.plan)
-        batch = tacit.batch_of(inputs, targets, divisor=count, scheme=sampler.scheme)
+        batch = tacit.sampling.batch_of(inputs, targets, divisor=count, scheme=sampler.scheme)
         loss = tacit.losses.CrossEntropy(0.1)
 
         def step():

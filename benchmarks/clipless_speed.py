@@ -51,7 +51,7 @@ def clipless(recorded: bool) -> Callable[[Job], Step]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loss = tacit.losses.CrossEntropy(0.1)
         query = tacit.Clipless(
-            gradient_clip=1.0, recorder=tacit.Recorder(capture=recorded, compile=recorded)
+            gradient_clip=1.0, recorder=tacit.engines.Recorder(capture=recorded, compile=recorded)
         )
         sampler = tacit.PoissonSampler(
             (inputs, targets), sampling_rate=1e-3, expected_batch_size=len(inputs), steps=100_000
@@ -59,7 +59,7 @@ def clipless(recorded: bool) -> Callable[[Job], Step]:
         mechanism = tacit.Mechanism(query, sampler, NOISE)
         ledger = tacit.Ledger(None, tacit.Budget(epsilon=20.0, delta=1e-5))
         ledger.begin(mechanism.plan)
-        batch = tacit.batch_of(inputs, targets, divisor=len(inputs), scheme=sampler.scheme)
+        batch = tacit.sampling.batch_of(inputs, targets, divisor=len(inputs), scheme=sampler.scheme)
 
         def step() -> None:
             ledger.release(mechanism.privatise(model, loss, batch), into=model)

@@ -97,7 +97,7 @@ def with_engine(make_engine: Callable[[], Engine], *, in_pieces: bool) -> Callab
         mechanism = tacit.Mechanism(query, sampler, NOISE)
         ledger = tacit.Ledger(None, tacit.Budget(epsilon=20.0, delta=1e-5))
         ledger.begin(mechanism.plan)
-        batch = tacit.batch_of(
+        batch = tacit.sampling.batch_of(
             inputs,
             targets,
             divisor=len(inputs),

@@ -59,11 +59,13 @@ def measure(model: nn.Module, side: int, repeats: int) -> dict[str, object]:
         return {"refused": str(error), "seconds": [seconds(refuse) for _ in range(repeats)]}
     (twin,) = twins
     loss, shape = tacit.losses.CrossEntropy(0.1), (3, side, side)
-    found = tacit.propagate(twin, loss, shape)
+    found = tacit.lipschitz.propagate(twin, loss, shape)
     return {
         "parameters": sum(p.numel() for p in twin.parameters()),
         "build": built,
-        "propagate": [seconds(lambda: tacit.propagate(twin, loss, shape)) for _ in range(repeats)],
+        "propagate": [
+            seconds(lambda: tacit.lipschitz.propagate(twin, loss, shape)) for _ in range(repeats)
+        ],
         "project": [seconds(lambda: tacit.project(twin)) for _ in range(repeats)],
         "bound": found.total(),
     }

@@ -26,7 +26,9 @@ def networks() -> dict[str, nn.Module]:
 def answers(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
     query, found = tacit.PerSampleClip(0.3), []
     for _ in range(TIMES):
-        batch = tacit.batch_of(inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5))
+        batch = tacit.sampling.batch_of(
+            inputs, targets, divisor=1.0, scheme=tacit.sampling.Poisson(0.5)
+        )
         blocks = query(model, LOSS, batch).blocks
         found.append(torch.cat([s.reshape(-1).clone() for block in blocks for s in block.sums]))
     return found

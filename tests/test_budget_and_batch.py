@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 
-from tacit import Batch, Budget, Poisson, Records, Relation, batch_of
+from tacit import Batch, Budget, Records, Relation
 from tacit.errors import UndeclaredConstant
+from tacit.sampling import Poisson, batch_of
 
 
 def some_records(n=6) -> Records:

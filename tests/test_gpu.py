@@ -107,7 +107,9 @@ def test_book_keeping_is_exact(first: torch.nn.Module, deep: bool) -> None:
     torch.backends.cudnn.allow_tf32 = False
     try:
         for max_norm in (1e-2, 1e3):
-            batch = tacit.batch_of(inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5))
+            batch = tacit.sampling.batch_of(
+                inputs, targets, divisor=1.0, scheme=tacit.sampling.Poisson(0.5)
+            )
             found = [
                 tacit.PerSampleClip(max_norm, engine=engine)(
                     model, torch.nn.CrossEntropyLoss(), batch
@@ -134,11 +136,11 @@ def test_a_record_adds_at_most_its_bound_in_any_precision(coarse: bool) -> None:
         for scale in (1e-2, 1.0, 3.0):
             for _ in range(20):
                 inputs = scale * torch.randn(1, 16, 4, 4, device="cuda")
-                batch = tacit.batch_of(
+                batch = tacit.sampling.batch_of(
                     inputs,
                     torch.zeros(1, dtype=torch.long, device="cuda"),
                     divisor=1.0,
-                    scheme=tacit.Poisson(0.5),
+                    scheme=tacit.sampling.Poisson(0.5),
                 )
                 bounded = tacit.PerSampleClip(1e-3)(model, torch.nn.CrossEntropyLoss(), batch)
                 total = torch.cat([s.flatten() for s in bounded.blocks[0].sums])
@@ -163,7 +165,7 @@ def test_a_replayed_step_is_the_step_itself() -> None:
             size = 64 if step % 2 else 96
             rows = torch.randperm(300, device="cuda")[:size]
             mask = torch.arange(size, device="cuda") < size - 10
-            batch = tacit.Batch(data, rows, 1.0, tacit.Poisson(0.5), mask=mask)
+            batch = tacit.Batch(data, rows, 1.0, tacit.sampling.Poisson(0.5), mask=mask)
             found = [
                 tacit.PerSampleClip(0.1, engine=engine)(model, tacit.losses.CrossEntropy(), batch)
                 for engine in (replay, plain)

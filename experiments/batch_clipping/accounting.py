@@ -16,11 +16,12 @@ from pathlib import Path
 
 from torch import nn
 
-from tacit import MiniSets, Relation, by_layer, by_parameter, epsilon, models, trade_off
+from tacit import Relation, by_layer, by_parameter, epsilon, models, trade_off
 from tacit.accounting import GaussianDpEstimate, TradeOff, gaussian_dp_mu, layerwise_multiplier
 from tacit.accounting.accountant import NO_PRIVACY, no_privacy
 from tacit.accounting.trade_off import plot_trade_offs
 from tacit.report.run_folder import source, to_json
+from tacit.sampling import MiniSets
 from tacit.sampling.scheme import Unit
 
 SET_SIZE, EPOCHS, DELTA, TYPE_ONE = 64, 50, 1e-5, 0.05

@@ -66,11 +66,11 @@ def noise_for(setting: Setting, steps: int, epsilon: float) -> float:
     """The joint multiplier that fits the budget, from public numbers alone."""
     count = RECORDS[setting.network] // setting.batch_size * setting.batch_size
     if setting.clipping == "individual":
-        scheme: tacit.sampling.Scheme = tacit.WithoutReplacement(count, setting.batch_size)
+        scheme: tacit.sampling.Scheme = tacit.sampling.WithoutReplacement(count, setting.batch_size)
         unit = Unit.RECORD
     else:
         chosen = setting.sets if setting.clipping == "general" else 1
-        scheme = tacit.MiniSets(count // setting.set_size, setting.set_size, chosen=chosen)
+        scheme = tacit.sampling.MiniSets(count // setting.set_size, setting.set_size, chosen=chosen)
         unit = Unit.MINI_SET
     budget = tacit.Budget(epsilon, DELTA, tacit.Relation.REPLACE_ONE)
     return tacit.calibrate(budget, scheme, steps, unit=unit)

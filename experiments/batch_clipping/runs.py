@@ -132,21 +132,23 @@ def blocks_and_norms(
     """Where the constants come from, and the blocks that they are for."""
     master: object = setting.master
     if setting.master_decay != 1:
-        master = tacit.Decaying(setting.master, setting.master_decay, steps_per_epoch)
+        master = tacit.queries.Decaying(setting.master, setting.master_decay, steps_per_epoch)
     how = {"every": steps_per_epoch, "records": ESTIMATED_FROM}
     if setting.constants == "full":
         return master, None
     if setting.constants == "original":
-        return tacit.LayerwiseNorms(public, **how), layers(setting)
+        return tacit.queries.LayerwiseNorms(public, **how), layers(setting)
     if setting.constants == "factors":
-        return tacit.LayerFactors(public, master, **how), layers(setting)
+        return tacit.queries.LayerFactors(public, master, **how), layers(setting)
     blocks: object = layers(setting)
     if setting.constants.startswith("grouped:"):
         # Groups are fixed before the first step, from public records at the initial weights.
         probe = tacit.BatchClip(1.0, min(64, len(public)), blocks=blocks)
         found = probe.expected_norms(model, tacit.losses.CrossEntropy(), _some(public))
-        blocks = tacit.group_by_norm(layers(setting)(model), found, int(setting.constants[8:]))
-    return tacit.LayerwiseNorms(public, master, **how), blocks
+        blocks = tacit.queries.group_by_norm(
+            layers(setting)(model), found, int(setting.constants[8:])
+        )
+    return tacit.queries.LayerwiseNorms(public, master, **how), blocks
 
 
 def probe_of(setting: Setting, model: nn.Module, blocks: object) -> tacit.BatchClip:
@@ -165,11 +167,13 @@ def joint_multiplier(setting: Setting, count: int) -> float:
 def scheme_of(setting: Setting, private: Records) -> tuple[Scheme, int]:
     """How batches are drawn, and how many make an epoch."""
     if setting.clipping == "individual":
-        scheme: Scheme = tacit.WithoutReplacement(len(private), setting.batch_size)
+        scheme: Scheme = tacit.sampling.WithoutReplacement(len(private), setting.batch_size)
         return scheme, len(private) // setting.batch_size
     chosen = setting.sets if setting.clipping == "general" else 1
     num_sets = len(private) // setting.set_size
-    return tacit.MiniSets(num_sets, setting.set_size, chosen=chosen), max(1, num_sets // chosen)
+    return tacit.sampling.MiniSets(num_sets, setting.set_size, chosen=chosen), max(
+        1, num_sets // chosen
+    )
 
 
 def run(
@@ -190,7 +194,7 @@ def run(
     blocks = probe.blocks_of(model)
     z = joint_multiplier(setting, len(blocks))
     unit = Unit.RECORD if setting.clipping == "individual" else Unit.MINI_SET
-    plan = tacit.Plan(scheme, z, tacit.Relation.REPLACE_ONE, steps, unit)
+    plan = tacit.accounting.Plan(scheme, z, tacit.Relation.REPLACE_ONE, steps, unit)
     step = RecordedStep(setting, model, private, blocks, z, per_epoch)
     has_batch_norm = any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
     statistics = PublicStatistics(public, min(64, len(public))) if has_batch_norm else None
@@ -202,7 +206,7 @@ def run(
     for t in range(steps):
         if t % per_epoch == 0:
             epoch = t // per_epoch
-            if isinstance(source, tacit.LayerwiseNorms | tacit.LayerFactors):
+            if isinstance(source, tacit.queries.LayerwiseNorms | tacit.queries.LayerFactors):
                 step.set_constants(source.constants(probe.expected_norms(model, loss, some), t))
             elif t == 0 or setting.master_decay != 1:
                 norm = source(t) if callable(source) else source
@@ -236,12 +240,12 @@ def run(
 def _drawn(scheme: Scheme, draws: Randomness, first: int, count: int) -> Tensor:
     """The rows of `count` batches. Sets are runs of rows: records were shuffled when split."""
     streams = [draws.stream("sampling", first + i) for i in range(count)]
-    if isinstance(scheme, tacit.MiniSets):
+    if isinstance(scheme, tacit.sampling.MiniSets):
         assert scheme.chosen is not None
         sets = [stream.subset(scheme.num_sets, scheme.chosen) for stream in streams]
         places = np.stack(sets)[:, :, None] * scheme.set_size + np.arange(scheme.set_size)
         return torch.from_numpy(places.reshape(count, -1))
-    assert isinstance(scheme, tacit.WithoutReplacement)
+    assert isinstance(scheme, tacit.sampling.WithoutReplacement)
     rows = [stream.subset(scheme.population, scheme.sample_size) for stream in streams]
     return torch.from_numpy(np.stack(rows))
 

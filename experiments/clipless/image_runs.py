@@ -153,7 +153,7 @@ def _optimizer(setting: Setting, model: nn.Sequential, clip: float) -> torch.opt
 @functools.cache
 def noise(epsilon: float, size: int, batch: int, steps: int, prelude: tuple = ()) -> float:
     """The least multiplier that keeps the steps, and what is released first, within ε."""
-    rate = tacit.Poisson(batch / size)
+    rate = tacit.sampling.Poisson(batch / size)
     return tacit.calibrate(tacit.Budget(epsilon, DELTA), rate, steps=steps, prelude=prelude)
 
 
@@ -171,12 +171,14 @@ def pixel_unit(dataset: str) -> float:
     return PIXEL * scaler_lipschitz(PublicScaler(known.mean, known.std))
 
 
-def _views(setting: Setting, train: Records) -> tacit.Augmentation | None:
+def _views(setting: Setting, train: Records) -> tacit.data.Augmentation | None:
     """Shifts by up to two pixels in digits and clothes; by four, and mirrored, in photographs."""
     if setting.views == 1:
         return None
     colour = train.shape[0] == 3
-    return tacit.Augmentation(setting.views, tacit.RandomCropFlip(4 if colour else 2, flip=colour))
+    return tacit.data.Augmentation(
+        setting.views, tacit.RandomCropFlip(4 if colour else 2, flip=colour)
+    )
 
 
 def _most_rows(setting: Setting, shape: tuple[int, ...]) -> int | None:

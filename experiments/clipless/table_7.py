@@ -136,7 +136,9 @@ def draw_kernel(rng: random.Random, space: KernelSpace, width: int) -> Setting:
 @functools.cache
 def noise(rate: float, steps: int, delta: float, standardised: bool) -> float:
     budget = tacit.Budget(EPSILON, delta)
-    return tacit.calibrate(budget, tacit.Poisson(rate), steps=steps, prelude=prelude(standardised))
+    return tacit.calibrate(
+        budget, tacit.sampling.Poisson(rate), steps=steps, prelude=prelude(standardised)
+    )
 
 
 def prelude(standardised: bool) -> tuple[dpa.DpEvent, ...]:

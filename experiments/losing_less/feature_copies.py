@@ -38,7 +38,7 @@ class DrawnCopy:
 class EveryCopy:
     """The same with as many views as copies: each copy once, in the order of the table.
 
-    Rows iV … iV + V − 1 are the views of one record (`tacit.Augmentation`), so a row's place
+    Rows iV … iV + V − 1 are the views of one record (`tacit.data.Augmentation`), so a row's place
     modulo V is its copy whichever records are in the batch.
     """
 

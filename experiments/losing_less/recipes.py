@@ -40,9 +40,9 @@ class Recipe:
         return round(self.epochs * SIZES[self.dataset] / self.batch_size)
 
     @property
-    def sampling(self) -> tacit.Poisson:
+    def sampling(self) -> tacit.sampling.Poisson:
         """The paper does not say how it samples; its ε asks for this."""
-        return tacit.Poisson(self.batch_size / SIZES[self.dataset])
+        return tacit.sampling.Poisson(self.batch_size / SIZES[self.dataset])
 
 
 RECIPES = {
@@ -71,7 +71,7 @@ def least_noise(
 ) -> float:
     """The same for a rate; `prelude` is what is released first."""
     budget = tacit.Budget(epsilon, DELTA)
-    return tacit.calibrate(budget, tacit.Poisson(rate), steps, prelude=prelude)
+    return tacit.calibrate(budget, tacit.sampling.Poisson(rate), steps, prelude=prelude)
 
 
 def pld_noise(recipe: Recipe) -> float:

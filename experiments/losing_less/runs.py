@@ -281,7 +281,7 @@ def run(
         for mapped in maps:
             table = torch.stack([mapped(copy.float()).half() for copy in table.unbind(1)], dim=1)
         each = EveryCopy(table) if setting.views == setting.copies else DrawnCopy(table)
-        train, views = numbered(train), tacit.Augmentation(setting.views, each)
+        train, views = numbered(train), tacit.data.Augmentation(setting.views, each)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=setting.learning_rate, momentum=setting.momentum
     )
@@ -352,8 +352,8 @@ def run(
 
 @functools.cache
 def _epsilon_at(rate: float, noise_multiplier: float, steps: int, prelude: tuple) -> float:
-    plan = tacit.Plan(
-        tacit.Poisson(rate),
+    plan = tacit.accounting.Plan(
+        tacit.sampling.Poisson(rate),
         noise_multiplier,
         tacit.Relation.ADD_OR_REMOVE_ONE,
         steps,
@@ -398,13 +398,13 @@ def _at_once(setting: Setting, device: str) -> int | None:
     return 512 if device == "cpu" else 4096
 
 
-def _views(setting: Setting) -> tacit.Augmentation | None:
+def _views(setting: Setting) -> tacit.data.Augmentation | None:
     """Shifts, and mirror images where those are natural; of features, in cells of 4×4 pixels."""
     if setting.views == 1 or setting.copies > 1:
         return None
     reach = 4 if setting.features == "pixels" else 1
     flip = setting.dataset != "mnist" and setting.features == "pixels"
-    return tacit.Augmentation(setting.views, tacit.RandomCropFlip(reach, flip=flip))
+    return tacit.data.Augmentation(setting.views, tacit.RandomCropFlip(reach, flip=flip))
 
 
 def _pad_to(setting: Setting, device: str) -> int | None:

@@ -25,14 +25,16 @@ from tacit.report.run_folder import source, to_json
 def row_of(recipe: Recipe) -> dict:
     per_epoch = SIZES[recipe.dataset] // recipe.batch_size
     z = recipe.noise_multiplier
-    epochs = tacit.ShuffledEpochs(math.ceil(SIZES[recipe.dataset] / recipe.batch_size))
+    epochs = tacit.sampling.ShuffledEpochs(math.ceil(SIZES[recipe.dataset] / recipe.batch_size))
     return {
         "dataset": NAMES[recipe.dataset],
         "features": recipe.features,
         "steps": recipe.steps,
         "paper's noise": z,
         "epsilon": tacit.epsilon(z, recipe.sampling, recipe.steps, delta=DELTA),
-        "epsilon by RDP": tacit.epsilon_rdp(z, recipe.sampling, recipe.steps, delta=DELTA),
+        "epsilon by RDP": tacit.accounting.epsilon_rdp(
+            z, recipe.sampling, recipe.steps, delta=DELTA
+        ),
         "noise at 3": pld_noise(recipe),
         "shuffled": shuffled_epsilon(z, per_epoch, recipe.epochs, DELTA),
         # The noise is of one record's clipped gradient; a replacement moves the sum by twice that.

@@ -1,141 +1,140 @@
 """Tacit: train PyTorch models with differential privacy.
 
 One accountant, one ledger, one training loop; the routes differ in how a gradient is bounded.
+Names are imported when they are first used, so that `import tacit` and the command line's help
+wait for nothing.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-from tacit import certificates, diagnostics, errors, lipschitz, losses, models, statistics
-from tacit.accounting import (
-    Plan,
-    calibrate,
-    check_scheme,
-    epsilon,
-    epsilon_rdp,
-    gaussian_dp_mu,
-    steps_within,
-    trade_off,
-)
-from tacit.budget import Budget, Relation
-from tacit.data import Records, load, load_file
-from tacit.data.augmentation import Augmentation, RandomCropFlip
-from tacit.data.splits import split_public
-from tacit.engines import Automatic, BookKeeping, PerRecord, Recorder, gradient_rule
-from tacit.engines.clipping import Clip, Normalise
-from tacit.errors import BudgetExceeded, MixesRecords, UnsupportedEvent
-from tacit.ledger import Ledger
-from tacit.lipschitz import lipschitz_twin, project, propagate
-from tacit.losses import check_loss, register_loss
-from tacit.mechanism import Mechanism, PendingRelease
-from tacit.models import make_trainable
-from tacit.noise import GlobalNoise, OptimisedNoise, PerLayerNoise, SharedNoise
-from tacit.queries import (
-    AdaptiveNorm,
-    BatchClip,
-    Block,
-    BoundedGradient,
-    Clipless,
-    Decaying,
-    GradientQuery,
-    LayerFactors,
-    LayerwiseNorms,
-    LocalRun,
-    MeanGradient,
-    PerSampleClip,
-    SetBySet,
-    SetsAsRecords,
-    Statistic,
-    by_layer,
-    by_parameter,
-    by_prefix,
-    group_by_norm,
-)
-from tacit.report import save_run
-from tacit.sampling import (
-    FixedSizeSampler,
-    MiniSets,
-    MiniSetSampler,
-    Poisson,
-    PoissonSampler,
-    ShuffledEpochs,
-    ShuffleSampler,
-    WithoutReplacement,
-    register_scheme,
-)
-from tacit.sampling.batch import Batch, batch_of
-from tacit.statistics import PublicStatistics, ReleasedStatistics
-from tacit.training import Callback, MovingAverage, Run, Sparsification, Trainer, evaluate
+if TYPE_CHECKING:
+    from tacit import (
+        accounting,
+        certificates,
+        data,
+        diagnostics,
+        engines,
+        errors,
+        ledger,
+        lipschitz,
+        losses,
+        models,
+        noise,
+        queries,
+        sampling,
+        statistics,
+        training,
+    )
+    from tacit.accounting import calibrate, epsilon, steps_within, trade_off  # type: ignore[no-redef]
+    from tacit.budget import Budget, Relation
+    from tacit.data import RandomCropFlip, load, load_file, release_statistics, split_public
+    from tacit.engines import gradient_rule
+    from tacit.ledger import Ledger
+    from tacit.lipschitz import lipschitz_twin, project
+    from tacit.losses import register_loss
+    from tacit.mechanism import Mechanism, PendingRelease
+    from tacit.models import make_trainable
+    from tacit.noise import GlobalNoise, OptimisedNoise, PerLayerNoise
+    from tacit.queries import (
+        AdaptiveNorm,
+        BatchClip,
+        Clipless,
+        Normalise,
+        PerSampleClip,
+        by_layer,
+        by_parameter,
+        by_prefix,
+    )
+    from tacit.records import Records
+    from tacit.report import save_run
+    from tacit.sampling import (
+        Batch,
+        FixedSizeSampler,
+        MiniSetSampler,
+        PoissonSampler,
+        Sampler,
+        Scheme,
+        ShuffleSampler,
+        Unit,
+        register_scheme,
+    )
+    from tacit.statistics import PublicStatistics, ReleasedStatistics
+    from tacit.training import Callback, MovingAverage, Run, Trainer, Unprotected, evaluate  # type: ignore[no-redef]
+
+# Where each name is defined; `tests/test_house.py` compares this with the imports above.
+_HOMES = {
+    "tacit.accounting": "calibrate epsilon steps_within trade_off",
+    "tacit.budget": "Budget Relation",
+    "tacit.data": "RandomCropFlip load load_file release_statistics split_public",
+    "tacit.engines": "gradient_rule",
+    "tacit.ledger": "Ledger",
+    "tacit.lipschitz": "lipschitz_twin project",
+    "tacit.losses": "register_loss",
+    "tacit.mechanism": "Mechanism PendingRelease",
+    "tacit.models": "make_trainable",
+    "tacit.noise": "GlobalNoise OptimisedNoise PerLayerNoise",
+    "tacit.queries": (
+        "AdaptiveNorm BatchClip Clipless Normalise PerSampleClip by_layer by_parameter by_prefix"
+    ),
+    "tacit.records": "Records",
+    "tacit.report": "save_run",
+    "tacit.sampling": (
+        "Batch FixedSizeSampler MiniSetSampler PoissonSampler Sampler Scheme "
+        "ShuffleSampler Unit register_scheme"
+    ),
+    "tacit.statistics": "PublicStatistics ReleasedStatistics",
+    "tacit.training": "Callback MovingAverage Run Trainer Unprotected evaluate",
+}
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "AdaptiveNorm",
-    "Augmentation",
-    "Automatic",
     "Batch",
     "BatchClip",
-    "Block",
-    "BookKeeping",
-    "BoundedGradient",
     "Budget",
-    "BudgetExceeded",
     "Callback",
-    "Clip",
     "Clipless",
-    "Decaying",
     "FixedSizeSampler",
     "GlobalNoise",
-    "GradientQuery",
-    "LayerFactors",
-    "LayerwiseNorms",
     "Ledger",
-    "LocalRun",
-    "MeanGradient",
     "Mechanism",
     "MiniSetSampler",
-    "MiniSets",
-    "MixesRecords",
     "MovingAverage",
     "Normalise",
     "OptimisedNoise",
     "PendingRelease",
     "PerLayerNoise",
-    "PerRecord",
     "PerSampleClip",
-    "Plan",
-    "Poisson",
     "PoissonSampler",
     "PublicStatistics",
     "RandomCropFlip",
-    "Recorder",
     "Records",
     "Relation",
     "ReleasedStatistics",
     "Run",
-    "SetBySet",
-    "SetsAsRecords",
-    "SharedNoise",
+    "Sampler",
+    "Scheme",
     "ShuffleSampler",
-    "ShuffledEpochs",
-    "Sparsification",
-    "Statistic",
     "Trainer",
-    "UnsupportedEvent",
-    "WithoutReplacement",
-    "batch_of",
+    "Unit",
+    "Unprotected",
+    "accounting",
     "by_layer",
     "by_parameter",
     "by_prefix",
     "calibrate",
     "certificates",
-    "check_loss",
-    "check_scheme",
+    "data",
     "diagnostics",
+    "engines",
     "epsilon",
-    "epsilon_rdp",
     "errors",
     "evaluate",
-    "gaussian_dp_mu",
     "gradient_rule",
-    "group_by_norm",
+    "ledger",
     "lipschitz",
     "lipschitz_twin",
     "load",
@@ -143,13 +142,32 @@ __all__ = [
     "losses",
     "make_trainable",
     "models",
+    "noise",
     "project",
-    "propagate",
+    "queries",
     "register_loss",
     "register_scheme",
+    "release_statistics",
+    "sampling",
     "save_run",
     "split_public",
     "statistics",
     "steps_within",
     "trade_off",
+    "training",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    elif name in __all__:
+        value = importlib.import_module(f"tacit.{name}")
+    else:
+        raise AttributeError(f"module 'tacit' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

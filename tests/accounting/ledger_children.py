@@ -12,7 +12,9 @@ from contextlib import contextmanager
 
 from tiny_run import gradient, one_weight, release
 
-from tacit import Budget, BudgetExceeded, Ledger, Plan
+from tacit import Budget, Ledger
+from tacit.accounting import Plan
+from tacit.errors import BudgetExceeded
 from tacit.ledger.ledger_log import LedgerLog
 from tacit.randomness import Stream
 

@@ -9,8 +9,10 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import RdpAccountant
 from tiny_run import ADD
 
-from tacit import Poisson, epsilon, epsilon_rdp
+from tacit import epsilon
+from tacit.accounting import epsilon_rdp
 from tacit.accounting.rdp import ORDERS
+from tacit.sampling import Poisson
 
 
 def random_configurations(count, seed=0):

@@ -11,7 +11,9 @@ import pytest
 from ledger_children import Forked
 from tiny_run import ADD, REPLACE
 
-from tacit import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement, epsilon, epsilon_rdp
+from tacit import epsilon
+from tacit.accounting import epsilon_rdp
+from tacit.sampling import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement
 
 SCHEMES = [
     (Poisson(0.01), ADD),

@@ -6,7 +6,8 @@ import pytest
 from hockey_stick import gaussian_epsilon
 from tiny_run import ADD, REPLACE
 
-from tacit import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement, epsilon
+from tacit import epsilon
+from tacit.sampling import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement
 
 
 @pytest.mark.parametrize("relation", [ADD, REPLACE])

@@ -5,7 +5,9 @@ import math
 import pytest
 from tiny_run import REPLACE
 
-from tacit import Budget, Poisson, WithoutReplacement, calibrate, epsilon, epsilon_rdp
+from tacit import Budget, calibrate, epsilon
+from tacit.accounting import epsilon_rdp
+from tacit.sampling import Poisson, WithoutReplacement
 
 DELTA = 1e-5
 

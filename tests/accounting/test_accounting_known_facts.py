@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from tiny_run import ADD, REPLACE
 
-from tacit import Budget, Poisson, calibrate, epsilon
+from tacit import Budget, calibrate, epsilon
 from tacit.accounting.accountant import epsilon_of_event
 from tacit.accounting.rdp import ORDERS, epsilon_of_curve, renyi_curve
+from tacit.sampling import Poisson
 
 ONE = dpa.GaussianDpEvent(1.0)
 BOTH = pytest.mark.parametrize("relation", [ADD, REPLACE])

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from tiny_run import ADD, REPLACE, ROOMY, gradient, one_weight
 
-from tacit import Ledger, MiniSets, Plan, Poisson, ShuffledEpochs, WithoutReplacement
+from tacit import Ledger
+from tacit.accounting import Plan
 from tacit.errors import PlanChanged
+from tacit.sampling import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement
 from tacit.sampling.scheme import Unit
 
 PLANS = [

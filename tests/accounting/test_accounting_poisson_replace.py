@@ -8,8 +8,9 @@ import pytest
 from hockey_stick import delta_between
 from tiny_run import REPLACE
 
-from tacit import Poisson, epsilon
+from tacit import epsilon
 from tacit.accounting.pld import privacy_loss
+from tacit.sampling import Poisson
 
 CASES = [(0.5, 0.1), (1.0, 0.01), (1.0, 0.5), (0.3, 0.9), (3.0, 0.2)]
 EPSILONS = [0.0, 0.05, 0.3, 1.0, 2.5]

@@ -8,9 +8,11 @@ import pytest
 from hockey_stick import renyi_between
 from tiny_run import ADD, REPLACE
 
-from tacit import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement, epsilon, epsilon_rdp
+from tacit import epsilon
+from tacit.accounting import epsilon_rdp
 from tacit.accounting.pld import gaussian_epsilon
 from tacit.accounting.rdp import ORDERS, renyi_curve
+from tacit.sampling import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement
 from tacit.sampling.fixed_size import RevealedSampleDpEvent
 
 

@@ -6,8 +6,9 @@ import pytest
 from hockey_stick import delta_between, gaussian_delta
 from tiny_run import ADD, REPLACE
 
-from tacit import MiniSets, Poisson, epsilon
+from tacit import epsilon
 from tacit.accounting.pld import privacy_loss
+from tacit.sampling import MiniSets, Poisson
 from tacit.sampling.fixed_size import RevealedSampleDpEvent
 from tacit.sampling.scheme import Unit
 

@@ -7,17 +7,9 @@ import numpy as np
 import pytest
 from tiny_run import ADD, REPLACE
 
-from tacit import (
-    Budget,
-    BudgetExceeded,
-    MiniSets,
-    Poisson,
-    ShuffledEpochs,
-    WithoutReplacement,
-    calibrate,
-    epsilon,
-    steps_within,
-)
+from tacit import Budget, calibrate, epsilon, steps_within
+from tacit.errors import BudgetExceeded
+from tacit.sampling import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement
 
 PRELUDE = (dpa.GaussianDpEvent(8.0), dpa.GaussianDpEvent(12.0))
 
@@ -121,7 +113,7 @@ def test_a_sampler_brings_its_own_steps():
 
 def test_a_run_of_mini_sets_costs_what_its_plan_says():
     """`unit` alone must be enough: a changed mini-set is a replaced one, whatever the relation."""
-    from tacit import Plan
+    from tacit.accounting import Plan
     from tacit.sampling.scheme import Unit
 
     scheme = MiniSets(100, 10, chosen=5)

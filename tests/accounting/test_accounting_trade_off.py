@@ -7,9 +7,10 @@ import pytest
 from scipy.stats import norm
 from tiny_run import ADD, REPLACE
 
-from tacit import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement, epsilon, trade_off
+from tacit import epsilon, trade_off
 from tacit.accounting import gaussian_dp_mu
 from tacit.errors import UnsupportedEvent
+from tacit.sampling import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement
 
 ALPHAS = np.linspace(0, 1, 801)
 RUNS = {

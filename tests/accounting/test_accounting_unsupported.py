@@ -6,9 +6,12 @@ import pytest
 from hockey_stick import gaussian_epsilon
 from tiny_run import ADD, REPLACE
 
-from tacit import Plan, Poisson, ShuffledEpochs, UnsupportedEvent, WithoutReplacement, epsilon
+from tacit import epsilon
+from tacit.accounting import Plan
 from tacit.accounting.accountant import epsilon_of_event
 from tacit.accounting.rdp import renyi_curve
+from tacit.errors import UnsupportedEvent
+from tacit.sampling import Poisson, ShuffledEpochs, WithoutReplacement
 
 ONE = dpa.GaussianDpEvent(1.0)
 

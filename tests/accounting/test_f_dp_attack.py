@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tiny_run import ADD
 
-from tacit import Poisson, trade_off
+from tacit import trade_off
+from tacit.sampling import Poisson
 
 Z, RATE, STEPS, PLAYED = 0.9, 0.25, 6, 100_000
 # Four standard deviations of a share of PLAYED games.

@@ -9,10 +9,11 @@ from scipy.stats import norm
 from tiny_run import ADD, REPLACE
 from two_point import response, type_two
 
-from tacit import MiniSets, Poisson, WithoutReplacement, epsilon, trade_off
+from tacit import epsilon, trade_off
 from tacit.accounting import TradeOff, gaussian_trade_off
 from tacit.accounting.accountant import run_event
 from tacit.accounting.pld import privacy_loss, profile_of
+from tacit.sampling import MiniSets, Poisson, WithoutReplacement
 from tacit.sampling.scheme import Unit
 
 ALPHAS = np.concatenate([np.linspace(0, 1, 2001), norm.cdf(np.linspace(-7, 7, 2001))])

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from tiny_run import ADD, REPLACE
 from two_point import product, response, type_two
 
-from tacit import MiniSets, Poisson, WithoutReplacement, trade_off
+from tacit import trade_off
 from tacit.accounting import (
     TradeOff,
     gaussian_trade_off,
@@ -18,6 +18,7 @@ from tacit.accounting import (
     tensor_power,
     tensor_product,
 )
+from tacit.sampling import MiniSets, Poisson, WithoutReplacement
 from tacit.sampling.scheme import Unit
 
 ALPHAS = np.concatenate([np.linspace(0, 1, 1001), norm.cdf(np.linspace(-6, 6, 501))])

@@ -8,10 +8,11 @@ from hockey_stick import delta_between
 from scipy.stats import norm
 from tiny_run import REPLACE
 
-from tacit import MiniSets, WithoutReplacement, trade_off
+from tacit import trade_off
 from tacit.accounting import TradeOff, gaussian_trade_off, subsample
 from tacit.accounting.accountant import run_event
 from tacit.accounting.pld import privacy_loss
+from tacit.sampling import MiniSets, WithoutReplacement
 from tacit.sampling.scheme import Unit
 
 ALPHAS = np.unique(

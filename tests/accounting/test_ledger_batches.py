@@ -7,19 +7,10 @@ import torch
 from ledger_children import Forked
 from tiny_run import ADD, REPLACE, charged, gradient, log_rows, one_weight
 
-from tacit import (
-    Budget,
-    Ledger,
-    Mechanism,
-    PerSampleClip,
-    Plan,
-    Poisson,
-    PoissonSampler,
-    ShuffledEpochs,
-    WithoutReplacement,
-    losses,
-)
+from tacit import Budget, Ledger, Mechanism, PerSampleClip, PoissonSampler, losses
+from tacit.accounting import Plan
 from tacit.errors import PlanChanged
+from tacit.sampling import Poisson, ShuffledEpochs, WithoutReplacement
 
 BUDGET = Budget(3.0, 1e-13)
 PLAN = Plan(Poisson(0.1), 20.0, ADD, 20)

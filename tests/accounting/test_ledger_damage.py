@@ -11,9 +11,9 @@ import dp_accounting as dpa
 import pytest
 from tiny_run import gaussian_plan, gradient, one_weight, release
 
-from tacit import Budget, BudgetExceeded, Ledger
+from tacit import Budget, Ledger
 from tacit.accounting.rdp import epsilon_at
-from tacit.errors import LedgerDamaged
+from tacit.errors import BudgetExceeded, LedgerDamaged
 from tacit.ledger import ledger_log
 from tacit.ledger.ledger_file import Head
 from tacit.ledger.statement import read_statement

@@ -4,8 +4,10 @@ import dp_accounting as dpa
 import pytest
 from tiny_run import ADD, REPLACE, ROOMY, gaussian_plan, release
 
-from tacit import Budget, Ledger, Plan, Poisson
+from tacit import Budget, Ledger
+from tacit.accounting import Plan
 from tacit.errors import BudgetExceeded, PlanChanged
+from tacit.sampling import Poisson
 
 PLAN = gaussian_plan(steps=20)
 

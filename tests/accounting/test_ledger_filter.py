@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from tiny_run import ADD, ROOMY, charged, gaussian_plan, release
 
-from tacit import Budget, BudgetExceeded, Ledger, MiniSets, Plan, Poisson
+from tacit import Budget, Ledger
+from tacit.accounting import Plan
 from tacit.accounting.rdp import ORDERS, allowance, best_order, epsilon_at, renyi_curve
+from tacit.errors import BudgetExceeded
+from tacit.sampling import MiniSets, Poisson
 
 TIGHT = gaussian_plan(10.0)  # takes all that PLD allows: more than RDP would
 

@@ -14,8 +14,10 @@ from tiny_run import (
     release,
 )
 
-from tacit import Budget, Ledger, Plan, Poisson, steps_within
+from tacit import Budget, Ledger, steps_within
+from tacit.accounting import Plan
 from tacit.errors import PlanChanged
+from tacit.sampling import Poisson
 
 QUICK = Budget(3.0, 1e-13)  # so small a δ is accounted for by RDP, which takes no time
 PLAN = gaussian_plan(1000.0, 2000)

@@ -3,8 +3,9 @@
 import torch
 from tiny_run import REPLACE, one_weight
 
-from tacit import Block, BoundedGradient, Budget, Ledger, Mechanism, Records, ShuffleSampler
+from tacit import Budget, Ledger, Mechanism, Records, ShuffleSampler
 from tacit.errors import TacitError
+from tacit.queries import Block, BoundedGradient
 from tacit.sampling.scheme import Unit
 
 BUDGET = Budget(3.0, 1e-5, REPLACE)

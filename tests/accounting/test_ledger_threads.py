@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import tacit
-from tacit import Budget, Ledger, Plan, Relation
+from tacit import Budget, Ledger, Relation
+from tacit.accounting import Plan
 from tacit.mechanism import PendingRelease
 
 torch.set_num_threads(1)
@@ -21,7 +22,7 @@ BUDGET = Budget(20.0, 1e-4)
 
 
 def plan(steps: int = 10) -> Plan:
-    return Plan(tacit.Poisson(0.1), 2.0, Relation.ADD_OR_REMOVE_ONE, steps)
+    return Plan(tacit.sampling.Poisson(0.1), 2.0, Relation.ADD_OR_REMOVE_ONE, steps)
 
 
 def in_a_thread(work) -> list[BaseException]:

@@ -7,9 +7,10 @@ from hockey_stick import gaussian_delta
 from scipy.stats import norm
 from tiny_run import ADD, one_weight
 
-from tacit import Budget, Plan, Poisson, Run
-from tacit.accounting import gaussian_trade_off, no_privacy
+from tacit import Budget, Run
+from tacit.accounting import Plan, gaussian_trade_off, no_privacy
 from tacit.accounting.accountant import epsilon_of_no_privacy, no_privacy_note
+from tacit.sampling import Poisson
 from tacit.training import summary_text
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import tacit
-from tacit import Budget, Ledger, Plan, Relation
+from tacit import Budget, Ledger, Relation
+from tacit.accounting import Plan
 from tacit.accounting.events import Release
 from tacit.data import release_channel_scaler, release_statistics
 from tacit.data.private_scaling import release_centre
@@ -56,7 +57,7 @@ def trainer(made, book: Ledger | str | None, name: str | None = "one", more=()) 
 
 def plan(*multipliers: float) -> Plan:
     events = tuple(map(dpa.GaussianDpEvent, multipliers))
-    return Plan(tacit.Poisson(1 / 3), 4.0, Relation.ADD_OR_REMOVE_ONE, 4, prelude=events)
+    return Plan(tacit.sampling.Poisson(1 / 3), 4.0, Relation.ADD_OR_REMOVE_ONE, 4, prelude=events)
 
 
 @each

@@ -10,7 +10,8 @@ import pytest
 from tiny_run import ADD, gaussian_plan, log_rows, release
 
 import tacit
-from tacit import Budget, Ledger, Plan, check_scheme, register_scheme
+from tacit import Budget, Ledger, register_scheme
+from tacit.accounting import Plan, check_scheme
 from tacit.errors import UnsupportedEvent
 from tacit.ledger.statement import read_statement
 from tacit.sampling import scheme as registry
@@ -204,13 +205,13 @@ def test_what_cannot_be_read_back_is_not_stored(name, tmp_path, monkeypatch):
 
 
 OUR_OWN = [
-    tacit.Poisson(0.1),
-    tacit.Poisson(1.0),
-    tacit.WithoutReplacement(50, 5),
-    tacit.WithoutReplacement(50, 50),
-    tacit.MiniSets(10, 3, chosen=2),
-    tacit.MiniSets(10, 3, rate=1.0),
-    tacit.ShuffledEpochs(8),
+    tacit.sampling.Poisson(0.1),
+    tacit.sampling.Poisson(1.0),
+    tacit.sampling.WithoutReplacement(50, 5),
+    tacit.sampling.WithoutReplacement(50, 50),
+    tacit.sampling.MiniSets(10, 3, chosen=2),
+    tacit.sampling.MiniSets(10, 3, rate=1.0),
+    tacit.sampling.ShuffledEpochs(8),
 ]
 
 

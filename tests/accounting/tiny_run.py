@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tacit import Block, BoundedGradient, Budget, Ledger, PendingRelease, Plan, Poisson, Relation
+from tacit import Budget, Ledger, PendingRelease, Relation
+from tacit.accounting import Plan
 from tacit.errors import BudgetExceeded
+from tacit.queries import Block, BoundedGradient
 from tacit.randomness import Randomness
+from tacit.sampling import Poisson
 from tacit.sampling.scheme import Unit
 
 torch.set_num_threads(1)

@@ -20,13 +20,14 @@ from checked_models import (
 from torch import nn
 
 import tacit
-from tacit import PerSampleClip, Poisson, Records
+from tacit import PerSampleClip, Records
 from tacit.engines import BookKeeping, PerRecord
 from tacit.errors import MixesRecords
+from tacit.sampling import Poisson
 from tacit.sampling.batch import Batch
 
 N = 12
-LOCAL = tacit.LocalRun(lambda parameters: torch.optim.SGD(parameters, lr=0.1), at_once=2)
+LOCAL = tacit.queries.LocalRun(lambda parameters: torch.optim.SGD(parameters, lr=0.1), at_once=2)
 PER_SAMPLE = {
     "whole": (None, BookKeeping),
     "pieces of two": (2, BookKeeping),
@@ -36,8 +37,8 @@ PER_SAMPLE = {
     "each alone, pieces of one": (1, PerRecord),
 }
 SETS = {
-    "set by set": lambda: tacit.BatchClip(0.1, 3, engine=tacit.SetBySet()),
-    "sets as records": lambda: tacit.BatchClip(0.1, 3, engine=tacit.SetsAsRecords()),
+    "set by set": lambda: tacit.BatchClip(0.1, 3, engine=tacit.queries.SetBySet()),
+    "sets as records": lambda: tacit.BatchClip(0.1, 3, engine=tacit.queries.SetsAsRecords()),
     "local runs": lambda: tacit.BatchClip(0.1, 3, gradient=LOCAL),
 }
 
@@ -182,6 +183,8 @@ def test_a_running_mean_is_refused_with_and_without_the_record_that_moved_it(see
     for engine in (None, PerRecord()):
         for first in (x[0], torch.full((D,), 1e4)):
             inputs = torch.cat([first[None], x[1:]])
-            given = tacit.batch_of(inputs, y, divisor=64, scheme=Poisson(0.5), max_physical=1)
+            given = tacit.sampling.batch_of(
+                inputs, y, divisor=64, scheme=Poisson(0.5), max_physical=1
+            )
             with pytest.raises(MixesRecords, match="is stateful"):
                 PerSampleClip(1.0, engine=engine)(RunningMean(), F.cross_entropy, given)

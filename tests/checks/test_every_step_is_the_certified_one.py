@@ -224,14 +224,14 @@ def test_what_an_earlier_step_has_left_is_not_read_in_the_place_of_a_public_tens
 
 @pytest.mark.parametrize("keep", [keep_records, keep_a_part, keep_in_place])
 def test_record_by_record_nothing_that_was_left_is_read_either(keep):
-    running = kept(keep, engine=tacit.PerRecord())
+    running = kept(keep, engine=tacit.engines.PerRecord())
     for _ in range(MIXED):
         next(running)
     with pytest.raises(MixesRecords, match="is stateful"):
         next(running)
 
 
-@pytest.mark.parametrize("engine", [BookKeeping, tacit.PerRecord])
+@pytest.mark.parametrize("engine", [BookKeeping, tacit.engines.PerRecord])
 @pytest.mark.parametrize("keep", [keep_nothing, keep_a_table_like_the_records, keep_a_note])
 def test_public_tensors_and_notes_may_be_kept(keep, engine):
     assert len(list(kept(keep, engine=engine()))) == STEPS

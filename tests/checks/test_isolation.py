@@ -9,9 +9,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import tacit
-from tacit import PerSampleClip, batch_of
+from tacit import PerSampleClip
 from tacit.engines import BookKeeping, PerRecord
 from tacit.errors import MixesRecords
+from tacit.sampling import batch_of
 
 D = 6
 
@@ -66,7 +67,7 @@ def batch(n=24, dtype=torch.float32):
         torch.randn(n, D, dtype=dtype),
         torch.randint(3, (n,)),
         divisor=n,
-        scheme=tacit.Poisson(0.5),
+        scheme=tacit.sampling.Poisson(0.5),
     )
 
 
@@ -217,5 +218,5 @@ def test_whole_numbers_are_not_made_louder():
             return self.last(self.table(x.long()).mean(dim=1))
 
     numbers = torch.randint(7, (12, 5)).float()
-    some = batch_of(numbers, torch.zeros(12).long(), divisor=12, scheme=tacit.Poisson(0.5))
+    some = batch_of(numbers, torch.zeros(12).long(), divisor=12, scheme=tacit.sampling.Poisson(0.5))
     PerSampleClip(1.0)(Rows(), F.cross_entropy, some)

@@ -41,8 +41,10 @@ def batch(size: int | None, share: float):
     x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
     for row in range(int(24 * share)):
         x[row, row % 4] = torch.nan
-    scheme = tacit.Poisson(0.5)
-    return tacit.batch_of(x, torch.arange(24) % 2, divisor=12.0, scheme=scheme, max_physical=size)
+    scheme = tacit.sampling.Poisson(0.5)
+    return tacit.sampling.batch_of(
+        x, torch.arange(24) % 2, divisor=12.0, scheme=scheme, max_physical=size
+    )
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])

@@ -42,11 +42,11 @@ def step(model: nn.Module, query, rows: Tensor | None = None):
         sampler = tacit.MiniSetSampler(DATA, 3, steps=1, rate=1.0, seed=0)
         return query(model, loss, sampler.next_batch())
     inputs = DATA.inputs if rows is None else rows
-    batch = tacit.batch_of(
+    batch = tacit.sampling.batch_of(
         inputs,
         torch.arange(len(inputs)) % 3,
         divisor=6,
-        scheme=tacit.Poisson(0.5),
+        scheme=tacit.sampling.Poisson(0.5),
     )
     return query(model, loss, batch)
 
@@ -217,7 +217,7 @@ def test_spectral_normalisation_moves_its_vectors(normed, training, make):
 def test_a_local_run_moves_weights_and_keeps_the_vectors(normed):
     """There the vectors would be of weights that private records have moved."""
     torch.manual_seed(0)
-    run = tacit.LocalRun(lambda parameters: torch.optim.SGD(parameters, lr=0.5))
+    run = tacit.queries.LocalRun(lambda parameters: torch.optim.SGD(parameters, lr=0.5))
     model = nn.Sequential(nn.Flatten(), normed(nn.Linear(TIME * WIDTH, 5)), nn.Linear(5, 3))
     before = [b.clone() for b in model.buffers()]
     step(model, tacit.BatchClip(1.0, 3, gradient=run))

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from tacit import MixesRecords, PerSampleClip, Poisson, batch_of
+from tacit import PerSampleClip
+from tacit.errors import MixesRecords
+from tacit.sampling import Poisson, batch_of
 
 IMAGE, VOLUME = (4, 6, 6), (4, 3, 3, 3)
 

@@ -21,7 +21,7 @@ ROWS, LABELS = torch.randn(6, 4), torch.arange(6) % 3
 
 
 def batch():
-    return tacit.batch_of(ROWS, LABELS, divisor=6, scheme=tacit.Poisson(0.5))
+    return tacit.sampling.batch_of(ROWS, LABELS, divisor=6, scheme=tacit.sampling.Poisson(0.5))
 
 
 class Centred(nn.Module):

@@ -9,10 +9,11 @@ from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm
 
 import tacit
-from tacit import PerSampleClip, batch_of
+from tacit import PerSampleClip
 from tacit.checks import watched_step
 from tacit.errors import MixesRecords
 from tacit.lipschitz import BoundedInput, SpectralLinear
+from tacit.sampling import batch_of
 
 
 class Keeps(nn.Module):
@@ -42,7 +43,7 @@ class Keeps(nn.Module):
 
 def batch(n=8):
     inputs = torch.randn(n, 4)
-    return batch_of(inputs, torch.randint(3, (n,)), divisor=8, scheme=tacit.Poisson(0.5))
+    return batch_of(inputs, torch.randint(3, (n,)), divisor=8, scheme=tacit.sampling.Poisson(0.5))
 
 
 @pytest.mark.parametrize("how", ["in place", "anew", "codebook", "kernel"])

@@ -61,7 +61,7 @@ class Net(nn.Module):
         return self.body(x) * scale
 
 
-LOCAL = tacit.LocalRun(lambda parameters: torch.optim.SGD(parameters, lr=0.1), at_once=2)
+LOCAL = tacit.queries.LocalRun(lambda parameters: torch.optim.SGD(parameters, lr=0.1), at_once=2)
 QUERIES = {
     "records": (lambda: tacit.PerSampleClip(0.1), 1),
     "sets": (lambda: tacit.BatchClip(0.1, 4), 4),

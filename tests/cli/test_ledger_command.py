@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tacit import Budget, Ledger, Plan, Poisson
+from tacit import Budget, Ledger
+from tacit.accounting import Plan
 from tacit.cli import app, main
 from tacit.errors import LedgerDamaged
 from tacit.ledger.statement import read_statement
+from tacit.sampling import Poisson
 
 
 def make(kind: str, file: Path) -> None:

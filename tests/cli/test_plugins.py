@@ -60,7 +60,7 @@ def test_a_loss_of_ones_own_file_trains(plugin: Path, tmp_path: Path, query: str
     assert used["plugins"] == [f"file {plugin}, sha256 {digest}"]
     again = tacit.losses.loss_named(used["loss_name"], **used["loss_numbers"])
     assert repr(again) == used["loss"]
-    tacit.check_loss(again, 10, steps=10)
+    tacit.losses.check_loss(again, 10, steps=10)
 
 
 def test_without_the_plugin_the_name_is_unknown(plugin: Path, tmp_path: Path) -> None:

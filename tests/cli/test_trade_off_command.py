@@ -11,10 +11,11 @@ import pytest
 from scipy.stats import norm
 from typer.testing import CliRunner
 
-from tacit import MiniSets, Poisson, Relation, epsilon, trade_off
+from tacit import Relation, epsilon, trade_off
 from tacit.accounting import Plan, gaussian_dp_mu, gaussian_trade_off
 from tacit.accounting.trade_off import plot_trade_offs
 from tacit.cli import app
+from tacit.sampling import MiniSets, Poisson
 from tacit.sampling.scheme import Unit
 
 SETS = [

@@ -37,7 +37,7 @@ def facts_of(folder: Path, *arguments: str) -> dict:
 
 def test_sets_are_drawn_and_accounted_under_replace_one(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, *SETS)
-    scheme = tacit.MiniSets(math.ceil(1797 / 16), 16, chosen=3)
+    scheme = tacit.sampling.MiniSets(math.ceil(1797 / 16), 16, chosen=3)
     assert facts["sampling"] == scheme.describe()
     assert facts["relation"] == "replace-one"
     assert facts["config"]["used"]["batch_size"] == 48
@@ -160,7 +160,11 @@ def test_rule_views_threshold_and_engine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "used"),
-    [("automatic", None), ("book-keeping", tacit.SetsAsRecords), ("set-by-set", tacit.SetBySet)],
+    [
+        ("automatic", None),
+        ("book-keeping", tacit.queries.SetsAsRecords),
+        ("set-by-set", tacit.queries.SetBySet),
+    ],
 )
 def test_the_engine_that_is_asked_for_is_used(tmp_path: Path, monkeypatch, engine, used) -> None:
     made = []
@@ -280,7 +284,7 @@ def test_groups_go_by_the_norms_of_what_is_clipped() -> None:
     found = asked.blocks_for(model, loss, public, 16, None)
     probe = tacit.BatchClip(1.0, 16, blocks=tacit.by_layer)
     norms = probe.expected_norms(model, loss, public)
-    assert found == tacit.group_by_norm(tacit.by_layer(model), norms, 2)
+    assert found == tacit.queries.group_by_norm(tacit.by_layer(model), norms, 2)
 
 
 @pytest.fixture

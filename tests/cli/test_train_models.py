@@ -87,7 +87,7 @@ CLIPLESS = ["default", "linear", "mnist-cnn", "lenet5", "vgg", "lipschitz-vgg", 
 @pytest.mark.parametrize("name", CLIPLESS)
 def test_clipless_takes_a_network_by_its_twin(name: str) -> None:
     model, changes = network_for(ModelName(name), records(1, 28, 28), QueryName.CLIPLESS)
-    found = tacit.propagate(model, 1.0, (1, 28, 28))
+    found = tacit.lipschitz.propagate(model, 1.0, (1, 28, 28))
     assert set(found.by_parameter) == {n for n, _ in model.named_parameters()}
     assert bool(changes) == (name in ("mnist-cnn", "lenet5", "vgg"))
 

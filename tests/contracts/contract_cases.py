@@ -15,18 +15,10 @@ from contract_models import ALL_MODELS, VOCABULARY, ModelCase
 from torch import Tensor, nn
 
 import tacit
-from tacit import (
-    AdaptiveNorm,
-    Augmentation,
-    Clipless,
-    LayerFactors,
-    LayerwiseNorms,
-    Normalise,
-    PerSampleClip,
-    Records,
-    Relation,
-)
+from tacit import AdaptiveNorm, Clipless, Normalise, PerSampleClip, Records, Relation
+from tacit.data import Augmentation
 from tacit.engines import PerRecord
+from tacit.queries import LayerFactors, LayerwiseNorms
 
 
 @dataclass(frozen=True)
@@ -37,7 +29,7 @@ class QueryCase:
     """
 
     name: str
-    make: Callable[[nn.Module], tacit.GradientQuery]
+    make: Callable[[nn.Module], tacit.queries.GradientQuery]
     takes: Callable[[ModelCase], bool] = lambda model: not model.lipschitz
     attains: float = 0.95
     adapts: bool = False

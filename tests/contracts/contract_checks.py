@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import tacit
-from tacit import Batch, BoundedGradient, Records, Relation
+from tacit import Batch, Records, Relation
+from tacit.queries import BoundedGradient
 
 # float64 sums of a few records: anything above this is not rounding.
 ROUNDING = 1e-9
@@ -23,7 +24,7 @@ def everyone(records: Records, max_physical: int | None = None) -> Batch:
         records=records,
         indices=torch.arange(len(records)),
         divisor=10.0,
-        scheme=tacit.Poisson(0.5),
+        scheme=tacit.sampling.Poisson(0.5),
         groups=records.record_ids // 3,
         max_physical=max_physical,
     )

@@ -23,23 +23,18 @@ from torch import nn
 import tacit
 from tacit import (
     AdaptiveNorm,
-    Augmentation,
     Batch,
     BatchClip,
     Clipless,
-    LayerFactors,
-    LayerwiseNorms,
-    LocalRun,
-    MiniSets,
     Normalise,
     PerSampleClip,
-    Poisson,
-    Recorder,
     Records,
     Relation,
 )
-from tacit.engines import Automatic, BookKeeping, PerRecord
-from tacit.queries import SetBySet, SetsAsRecords
+from tacit.data import Augmentation
+from tacit.engines import Automatic, BookKeeping, PerRecord, Recorder
+from tacit.queries import LayerFactors, LayerwiseNorms, LocalRun, SetBySet, SetsAsRecords
+from tacit.sampling import MiniSets, Poisson
 
 SET_SIZE = 2
 CLIP = 2.0**-5
@@ -71,7 +66,7 @@ def adaptive() -> AdaptiveNorm:
 
 
 # A route makes a query from a model, an engine and a public set of records.
-Make = Callable[[nn.Module, object, Records], tacit.GradientQuery]
+Make = Callable[[nn.Module, object, Records], tacit.queries.GradientQuery]
 
 BY_RECORD: dict[str, Make] = {
     "flat": lambda m, e, p: PerSampleClip(CLIP, engine=e),
@@ -245,7 +240,7 @@ class Setting:
         inputs = self.case.draw(n).to(self.device)
         return inputs.to(self.dtype) if inputs.is_floating_point() else inputs
 
-    def query(self, model: nn.Module) -> tacit.GradientQuery:
+    def query(self, model: nn.Module) -> tacit.queries.GradientQuery:
         public = Records(
             self.drawn(8, seed=7), torch.arange(8, device=self.device) % 2, name="public"
         )

@@ -18,18 +18,9 @@ from pairwise import Constraint, pairwise
 from torch import nn
 
 import tacit
-from tacit import (
-    AdaptiveNorm,
-    Batch,
-    BatchClip,
-    LayerFactors,
-    LayerwiseNorms,
-    LocalRun,
-    MeanGradient,
-    MiniSets,
-    Records,
-    Relation,
-)
+from tacit import AdaptiveNorm, Batch, BatchClip, Records, Relation
+from tacit.queries import LayerFactors, LayerwiseNorms, LocalRun, MeanGradient
+from tacit.sampling import MiniSets
 
 SIZES = ("1", "2", "3", "12")  # of 12 records: individual clipping, general, and all in one set
 LOSS = tacit.losses.CrossEntropy(temperature=0.5)
@@ -54,7 +45,7 @@ def public_records() -> Records:
 
 def grouped(model: nn.Module):
     layers = tacit.by_layer(model)
-    return tacit.group_by_norm(layers, [1.0, 1.1, 5.0][: len(layers)], 2)
+    return tacit.queries.group_by_norm(layers, [1.0, 1.1, 5.0][: len(layers)], 2)
 
 
 GRADIENTS = {
@@ -73,7 +64,7 @@ CONSTANTS = {
     "adaptive": lambda: (AdaptiveNorm(0.05, count_noise=10.0), tacit.by_layer),
 }
 MODELS = {"mlp": mlp, "batch-norm": batch_norm}
-MEAN_ENGINES = {"as-records": tacit.SetsAsRecords()}
+MEAN_ENGINES = {"as-records": tacit.queries.SetsAsRecords()}
 
 
 @dataclass

@@ -11,7 +11,8 @@ from contract_checks import ROUNDING, worst_alone, worst_share
 from contract_models import ALL_MODELS
 
 import tacit
-from tacit import AdaptiveNorm, Augmentation, PerSampleClip, Relation
+from tacit import AdaptiveNorm, PerSampleClip, Relation
+from tacit.data import Augmentation
 
 MAX_NORM = 0.05
 
@@ -33,7 +34,7 @@ class ClipsEachLayerButDeclaresTheWhole(PerSampleClip):
 
     def __call__(self, model, loss, batch):
         layered = PerSampleClip(MAX_NORM, blocks=tacit.by_layer)(model, loss, batch)
-        merged = tacit.Block(
+        merged = tacit.queries.Block(
             names=tuple(n for b in layered.blocks for n in b.names),
             parameters=tuple(p for b in layered.blocks for p in b.parameters),
             sums=tuple(s for b in layered.blocks for s in b.sums),

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import tacit
-from tacit import Budget, BudgetExceeded, Ledger, Mechanism
-from tacit.errors import PlanChanged
+from tacit import Budget, Ledger, Mechanism
+from tacit.errors import BudgetExceeded, PlanChanged
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import torch
 from contract_checks import ROUNDING, everyone, limits, worst_alone, worst_share
 
 import tacit
-from tacit import Budget, BudgetExceeded, Ledger, Mechanism
+from tacit import Budget, Ledger, Mechanism
+from tacit.errors import BudgetExceeded
 
 
 def ask(pair, records):
@@ -101,7 +102,9 @@ def test_no_exact_count_can_be_read_off_a_private_gradient(adapting_pair):
     private = mechanism.privatise(pair.model, pair.loss, batch)
     for when in ("before", "after"):
         parts = public_parts(private)
-        assert not any(isinstance(part, torch.Tensor | tacit.Statistic) for part in parts), when
+        assert not any(
+            isinstance(part, torch.Tensor | tacit.queries.Statistic) for part in parts
+        ), when
         assert not set(exact) & {part for part in parts if type(part) in (int, float)}, when
         if when == "before":
             ledger.release(private, into=pair.model)

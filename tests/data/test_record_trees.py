@@ -87,7 +87,9 @@ def test_without_targets_a_loss_gets_the_empty_tuple(targets):
     records = Records({"x": IDS}, targets)
     assert records.targets == ()
     assert Records(IDS).targets == ()
-    batch = tacit.batch_of(records.inputs, targets, divisor=4.0, scheme=tacit.Poisson(1.0))
+    batch = tacit.sampling.batch_of(
+        records.inputs, targets, divisor=4.0, scheme=tacit.sampling.Poisson(1.0)
+    )
     assert batch.targets == ()
     assert records.without(0).targets == records.to("cpu").targets == ()
     assert records.replaced(0, {"x": IDS[1]}).inputs["x"][0].tolist() == [3, 4, 5]
@@ -95,8 +97,12 @@ def test_without_targets_a_loss_gets_the_empty_tuple(targets):
 
 def test_batches_gather_and_cut_trees():
     records = text()
-    batch = tacit.batch_of(
-        records.inputs, records.targets, divisor=4.0, scheme=tacit.Poisson(1.0), max_physical=3
+    batch = tacit.sampling.batch_of(
+        records.inputs,
+        records.targets,
+        divisor=4.0,
+        scheme=tacit.sampling.Poisson(1.0),
+        max_physical=3,
     )
     pieces = [piece.inputs["input_ids"] for piece in batch.physical()]
     assert [len(piece) for piece in pieces] == [3, 1]
@@ -251,18 +257,18 @@ def test_an_augmentation_changes_the_tree_as_a_whole():
     def doubled(tree):
         return {**tree, "image": 2 * tree["image"]}
 
-    views = tacit.Augmentation(3, doubled).views_of(inputs)
+    views = tacit.data.Augmentation(3, doubled).views_of(inputs)
     assert views["image"].shape == (6, 1, 4, 4)
     assert torch.equal(views["image"][1], 2 * inputs["image"][0])
     assert views["size"].tolist() == [4] * 6
     with pytest.raises(ValueError, match="structure"):
-        tacit.Augmentation(3, lambda tree: tree["image"]).views_of(inputs)
+        tacit.data.Augmentation(3, lambda tree: tree["image"]).views_of(inputs)
     with pytest.raises(ValueError, match="12 rows of 6"):
-        tacit.Augmentation(3, lambda t: {k: torch.cat([v, v]) for k, v in t.items()}).views_of(
+        tacit.data.Augmentation(3, lambda t: {k: torch.cat([v, v]) for k, v in t.items()}).views_of(
             inputs
         )
     with pytest.raises(ValueError, match="takes the tree"):
-        tacit.Augmentation(3, tacit.RandomCropFlip(1)).views_of(inputs)
+        tacit.data.Augmentation(3, tacit.RandomCropFlip(1)).views_of(inputs)
 
 
 def test_crops_of_the_images_in_a_tree_follow_record_ids():
@@ -273,5 +279,5 @@ def test_crops_of_the_images_in_a_tree_follow_record_ids():
             return {**tree, "image": tacit.RandomCropFlip(1)(tree["image"], words=words)}
 
     image = torch.randn(5, 1, 4, 4)
-    views = tacit.Augmentation(2, CropImages()).views_of({"image": image}, torch.arange(5))
+    views = tacit.data.Augmentation(2, CropImages()).views_of({"image": image}, torch.arange(5))
     assert views["image"].shape == (10, 1, 4, 4)

@@ -97,10 +97,10 @@ def test_the_trainer_charges_it_with_the_steps() -> None:
     )
     run = trainer.fit()
     assert run.epsilon <= 3.0
-    bare = tacit.epsilon(run.plan.noise_multiplier, tacit.Poisson(0.5), 4, delta=1e-5)
+    bare = tacit.epsilon(run.plan.noise_multiplier, tacit.sampling.Poisson(0.5), 4, delta=1e-5)
     assert bare < run.epsilon - 0.1  # the steps alone cost less than the run is charged
     with_centre = tacit.epsilon(
-        run.plan.noise_multiplier, tacit.Poisson(0.5), 4, delta=1e-5, prelude=(event,)
+        run.plan.noise_multiplier, tacit.sampling.Poisson(0.5), 4, delta=1e-5, prelude=(event,)
     )
     assert run.epsilon == pytest.approx(with_centre, rel=1e-6)
 

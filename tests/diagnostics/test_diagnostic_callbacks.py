@@ -103,7 +103,7 @@ def test_looking_writes_nothing_into_the_model(kind):
     trainer = SimpleNamespace(
         model=model,
         loss=CrossEntropy(),
-        plan=SimpleNamespace(scheme=tacit.Poisson(0.5)),
+        plan=SimpleNamespace(scheme=tacit.sampling.Poisson(0.5)),
         sampler=SimpleNamespace(records=records, device=torch.device("cpu"), steps=2),
     )
     before = {n: b.clone() for n, b in model.named_buffers()}

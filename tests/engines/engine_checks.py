@@ -6,10 +6,11 @@ import torch
 from hypothesis import strategies as st
 
 import tacit
-from tacit import PerSampleClip, Poisson, batch_of
+from tacit import PerSampleClip
 from tacit.engines import BookKeeping
 from tacit.engines.clipping import Task
 from tacit.queries.bounded_gradient import trainable
+from tacit.sampling import Poisson, batch_of
 
 torch.set_num_threads(1)
 

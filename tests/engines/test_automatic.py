@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tacit
-from tacit import Augmentation, PerSampleClip
+from tacit import PerSampleClip
+from tacit.data import Augmentation
 from tacit.engines import Automatic, BookKeeping, Recorder, Task
 from tacit.engines.automatic import padded, rows_for
 from tacit.queries.bounded_gradient import trainable
@@ -36,8 +37,8 @@ def task(model: nn.Module, loss: object = LOSS, **options) -> Task:
 def piece_of(count: int, *, max_physical: int | None = None):
     torch.manual_seed(count)
     inputs, targets = torch.randn(count, 4).double(), torch.randint(0, 2, (count,))
-    return tacit.batch_of(
-        inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5), max_physical=max_physical
+    return tacit.sampling.batch_of(
+        inputs, targets, divisor=1.0, scheme=tacit.sampling.Poisson(0.5), max_physical=max_physical
     )
 
 
@@ -120,7 +121,7 @@ def test_forget_gives_recordings_back():
 def batch_of_rows(count: int, expected: float, limit: int | None = None) -> tacit.Batch:
     records = tacit.Records(torch.zeros(1, 1), torch.zeros(1))
     rows = torch.zeros(count, dtype=torch.long)
-    return tacit.Batch(records, rows, expected, tacit.Poisson(0.5), max_physical=limit)
+    return tacit.Batch(records, rows, expected, tacit.sampling.Poisson(0.5), max_physical=limit)
 
 
 @given(

@@ -11,9 +11,11 @@ from test_products import cancelling
 from torch import nn
 
 import tacit
-from tacit import AdaptiveNorm, Augmentation, Clip, Normalise, PerSampleClip, RandomCropFlip
+from tacit import AdaptiveNorm, Normalise, PerSampleClip, RandomCropFlip
+from tacit.data import Augmentation
 from tacit.engines import Automatic, BookKeeping, PerRecord, Recorder, Task
 from tacit.engines.recorder import capture
+from tacit.queries import Clip
 from tacit.queries.bounded_gradient import trainable
 
 pytestmark = [
@@ -113,7 +115,9 @@ def test_a_replayed_step_reads_the_threshold_in_force(rule, views):
         task = Task(model, LOSS, trainable(model), blocks, norms, rule, views, counted=True)
         if step == 3:
             inputs[:views] = torch.nan
-        piece = tacit.batch_of(inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5))
+        piece = tacit.sampling.batch_of(
+            inputs, targets, divisor=1.0, scheme=tacit.sampling.Poisson(0.5)
+        )
         piece = piece.with_mask(torch.arange(len(inputs), device="cuda") < 40)
         close(replay.clipped_sums(task, piece), plain.clipped_sums(task, piece))
     assert len(recordings(replay)) == 1
@@ -123,7 +127,9 @@ def test_a_replayed_step_reads_the_threshold_in_force(rule, views):
 @pytest.mark.parametrize("views", [2, 16])
 def test_views_on_a_gpu_are_those_of_single_records(views):
     model, inputs, targets = image_setting(6)
-    batch = tacit.batch_of(inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5))
+    batch = tacit.sampling.batch_of(
+        inputs, targets, divisor=1.0, scheme=tacit.sampling.Poisson(0.5)
+    )
 
     def stretched(rows):
         k = torch.arange(len(rows), device=rows.device) % views
@@ -150,8 +156,11 @@ def test_one_record_keeps_the_bound_with_views_in_any_precision(coarse, rule):
         for seed in range(10):
             model, inputs, targets = image_setting(1)
             augmentation = Augmentation(8, RandomCropFlip(2))
-            batch = tacit.batch_of(
-                inputs * 10.0 ** (seed - 5), targets, divisor=1.0, scheme=tacit.Poisson(0.5)
+            batch = tacit.sampling.batch_of(
+                inputs * 10.0 ** (seed - 5),
+                targets,
+                divisor=1.0,
+                scheme=tacit.sampling.Poisson(0.5),
             )
             query = PerSampleClip(1e-2, rule=rule, augmentation=augmentation)
             assert whole(sums_of(query, model, batch, LOSS)).norm() <= 1e-2
@@ -175,8 +184,8 @@ def test_an_adaptive_run_that_is_recorded_follows_its_norms():
     (path,) = mechanism.query.thresholds
     norms = []
     for i in range(64):
-        one = tacit.batch_of(
-            inputs[i : i + 1], targets[i : i + 1], divisor=1.0, scheme=tacit.Poisson(0.5)
+        one = tacit.sampling.batch_of(
+            inputs[i : i + 1], targets[i : i + 1], divisor=1.0, scheme=tacit.sampling.Poisson(0.5)
         )
         norms.append(whole(sums_of(PerSampleClip(1e9), model, one, LOSS)).norm())
     middle = float(torch.stack(norms).median())
@@ -190,8 +199,8 @@ def test_the_default_records_and_gives_the_same_sums_for_many_sizes():
     query, plain = PerSampleClip(0.3), PerSampleClip(0.3, engine=BookKeeping())
     # The first step of a size is planned, and the third after it is recorded.
     for count in (64, 64, 64, 61, 62, 62, 62, 63, 90, 91, 92, 92, 64, 1, 1, 1, 1, 0, 63):
-        batch = tacit.batch_of(
-            inputs[:count], targets[:count], divisor=1.0, scheme=tacit.Poisson(0.5)
+        batch = tacit.sampling.batch_of(
+            inputs[:count], targets[:count], divisor=1.0, scheme=tacit.sampling.Poisson(0.5)
         )
         found, expected = (sums_of(q, model, batch, LOSS) for q in (query, plain))
         assert_same(found, expected, tolerance=1e-4)
@@ -237,7 +246,9 @@ def test_a_forward_pass_of_the_users_own_is_recorded():
     inputs, targets = torch.randn(32, 4).cuda(), torch.randint(3, (32,)).cuda()
     query, plain = PerSampleClip(0.3), PerSampleClip(0.3, engine=BookKeeping())
     for _ in range(5):
-        batch = tacit.batch_of(inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5))
+        batch = tacit.sampling.batch_of(
+            inputs, targets, divisor=1.0, scheme=tacit.sampling.Poisson(0.5)
+        )
         found, expected = (sums_of(q, model, batch, LOSS) for q in (query, plain))
         assert_same(found, expected, tolerance=1e-4)
         inputs = inputs + 0.1 * torch.randn_like(inputs)
@@ -250,7 +261,9 @@ def test_a_compiled_step_gives_the_same_sums(monkeypatch):
     model, inputs, targets = image_setting()
     query, plain = PerSampleClip(0.3), PerSampleClip(0.3, engine=BookKeeping())
     for step in range(6):
-        batch = tacit.batch_of(inputs + step, targets, divisor=1.0, scheme=tacit.Poisson(0.5))
+        batch = tacit.sampling.batch_of(
+            inputs + step, targets, divisor=1.0, scheme=tacit.sampling.Poisson(0.5)
+        )
         found, expected = (sums_of(q, model, batch, LOSS) for q in (query, plain))
         assert_same(found, expected, tolerance=1e-3)
     (recording,) = recordings(query.engine)

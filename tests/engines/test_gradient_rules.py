@@ -70,7 +70,7 @@ def test_a_rule_of_ones_own_gives_the_clipped_sums_of_a_loop():
         return right(use)
 
     model, batch = network(), records()
-    query = tacit.PerSampleClip(0.3, engine=tacit.BookKeeping())
+    query = tacit.PerSampleClip(0.3, engine=tacit.engines.BookKeeping())
     assert_same(sums_of(query, model, batch), one_by_one(model, batch, 0.3))
     assert set(calls) == {(3,)}
 

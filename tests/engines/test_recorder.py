@@ -15,9 +15,10 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tacit
-from tacit import LayerFactors, PerSampleClip, Records
+from tacit import PerSampleClip, Records
 from tacit.engines import Automatic, BookKeeping, Recorder, recorder
 from tacit.losses import CrossEntropy
+from tacit.queries import LayerFactors
 
 LOSS = CrossEntropy()
 
@@ -36,11 +37,11 @@ def network() -> nn.Module:
 def batches(count: int = 6, size: int = 12):
     torch.manual_seed(0)
     for _ in range(count):
-        yield tacit.batch_of(
+        yield tacit.sampling.batch_of(
             torch.randn(size, 4).double(),
             torch.randint(0, 2, (size,)),
             divisor=1.0,
-            scheme=tacit.Poisson(0.5),
+            scheme=tacit.sampling.Poisson(0.5),
         )
 
 
@@ -70,7 +71,7 @@ SETTINGS = {
 @pytest.mark.parametrize("views", [1, 2])
 def test_records_weights_and_constants_are_read_anew(setting, views):
     model, engine = network(), Automatic()
-    augmentation = None if views == 1 else tacit.Augmentation(views, torch.clone)
+    augmentation = None if views == 1 else tacit.data.Augmentation(views, torch.clone)
     options = {"augmentation": augmentation}
     for step, batch in enumerate(batches(8)):
         norm, blocks = SETTINGS[setting](step)

@@ -102,11 +102,14 @@ def test_each_kind_of_setting_runs_small(folder, tmp_path: Path, monkeypatch, ki
     run = small(folder, setting, tmp_path)
     assert run["steps"] == 4  # 64 of 70 records fill two batches of 32, twice
     if kind.startswith("IC"):
-        scheme, unit = tacit.WithoutReplacement(64, 32), Unit.RECORD
+        scheme, unit = tacit.sampling.WithoutReplacement(64, 32), Unit.RECORD
     elif kind == "general":
-        scheme, unit = tacit.MiniSets(4, 16, chosen=2), Unit.MINI_SET  # --small: two sets a step
+        scheme, unit = (
+            tacit.sampling.MiniSets(4, 16, chosen=2),
+            Unit.MINI_SET,
+        )  # --small: two sets a step
     else:
-        scheme, unit = tacit.MiniSets(2, 32, chosen=1), Unit.MINI_SET
+        scheme, unit = tacit.sampling.MiniSets(2, 32, chosen=1), Unit.MINI_SET
     blocks = {"BC, full gradient": 1, "BC, grouped": 3, "BC, decaying": 5}
     of_lenet, of_convnet = 8, 9
     usual = of_convnet if kind.startswith("IC") else of_lenet
@@ -152,7 +155,9 @@ def test_the_papers_lenet5_has_the_epsilon_of_the_record(folder, sigma, exact) -
     count = len(runs.probe_of(setting, model, runs.layers(setting)).blocks_of(model))
     assert count == 8
     z = runs.joint_multiplier(setting, count)
-    plan = tacit.Plan(scheme, z, tacit.Relation.REPLACE_ONE, round(50 * per_epoch), Unit.MINI_SET)
+    plan = tacit.accounting.Plan(
+        scheme, z, tacit.Relation.REPLACE_ONE, round(50 * per_epoch), Unit.MINI_SET
+    )
     assert plan.epsilon(plan.steps, runs.DELTA) == pytest.approx(exact, rel=0.005)
 
 

@@ -33,7 +33,7 @@ def the_librarys(setting, model, private, blocks, found: Constants):
     max_norm: object = list(found.norms) if len(found.norms) > 1 else found.norms[0]
     if found.factors is not None:
 
-        class Fixed(tacit.LayerFactors):
+        class Fixed(tacit.queries.LayerFactors):
             def constants(self, expected, step):
                 return found
 

@@ -66,7 +66,7 @@ def test_every_drawn_network_is_bounded_and_certified_where_it_says_so() -> None
         shape = (3, 32, 32) if task.startswith("cifar10") else (1, 28, 28)
         for setting in (*spaces.KNOWN[task], *(spaces.drawn(task, rng) for _ in range(6))):
             model = networks.build(setting, shape, 10)
-            bounds = tacit.propagate(model, settings.loss_of(setting), shape).by_parameter
+            bounds = tacit.lipschitz.propagate(model, settings.loss_of(setting), shape).by_parameter
             assert all(0 < bounds[n] < math.inf for n, p in model.named_parameters()
                        if p.requires_grad)  # fmt: skip
             if networks.has_certificates(setting):

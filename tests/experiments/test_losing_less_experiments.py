@@ -157,7 +157,9 @@ def test_a_curve_runs_small(folder: Folder, name: str, tmp_path: Path) -> None:
         assert written["settings"][only]["median"] == row["median"]
         for run in row["runs"]:
             assert [p["step"] for p in run["path"]] == [1, 2, 3]
-            exact = tacit.epsilon(run["noise_multiplier"], tacit.Poisson(16 / 96), 3, delta=1e-5)
+            exact = tacit.epsilon(
+                run["noise_multiplier"], tacit.sampling.Poisson(16 / 96), 3, delta=1e-5
+            )
             assert run["epsilon"] == pytest.approx(exact, rel=1e-6)
             assert run["epsilon"] <= 3
             assert [p["epsilon"] for p in run["path"]] == sorted(p["epsilon"] for p in run["path"])
@@ -229,7 +231,7 @@ def test_what_is_released_first_is_paid_for(released: dict, folder: Folder) -> N
     setting = runs.Setting("mnist", "raw", network="linear", batch_size=24, steps=3)
     found = runs.run(replace(setting, **released), 0, "cpu", 1, held_out=True)
     events = tuple(dp_accounting.GaussianDpEvent(z) for z in released.values())
-    rate = tacit.Poisson(24 / 77)  # 96 records, of which 19 are held out
+    rate = tacit.sampling.Poisson(24 / 77)  # 96 records, of which 19 are held out
     exact = tacit.epsilon(found["noise_multiplier"], rate, 3, delta=1e-5, prelude=events)
     assert found["epsilon"] == pytest.approx(exact, rel=1e-6)
     bare = runs.run(setting, 0, "cpu", 1, held_out=True)
@@ -401,7 +403,7 @@ def test_as_many_views_as_copies_are_each_copy_once(folder: Folder) -> None:
     """Whichever records a batch has: a record's views do not depend on the others."""
     copies = folder("feature_copies")
     table = torch.arange(24.0).reshape(4, 3, 2)
-    views = tacit.Augmentation(3, copies.EveryCopy(table)).views_of
+    views = tacit.data.Augmentation(3, copies.EveryCopy(table)).views_of
     for rows in ([0, 1, 2, 3], [2, 0], [3]):
         assert torch.equal(views(torch.tensor(rows)[:, None]), table[rows].flatten(0, 1))
 

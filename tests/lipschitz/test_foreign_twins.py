@@ -171,7 +171,7 @@ def test_a_large_twin_trains_and_no_ascent_passes_a_bound(make):
 
 
 def attacked(twin, shape, steps):
-    bounds = tacit.propagate(twin, LOSS, shape).by_parameter
+    bounds = tacit.lipschitz.propagate(twin, LOSS, shape).by_parameter
     parameters = dict(twin.named_parameters())
     assert set(bounds) == set(parameters)
     labels = torch.zeros(1, dtype=torch.long)
@@ -250,7 +250,7 @@ def test_a_resnet_is_built_in_seconds():
     body = twin[1]
     assert isinstance(body.layer1.get_submodule("0").conv1.within, TrueConvolution)
     assert isinstance(body.layer4.get_submodule("0").conv2.within, ReshapedKernel)
-    assert tacit.propagate(twin, LOSS, shape).output.norm < 3
+    assert tacit.lipschitz.propagate(twin, LOSS, shape).output.norm < 3
 
 
 def test_large_weights_are_kept_in_cheap_sets():

@@ -12,7 +12,7 @@ from torch.nn.modules.module import (
     register_module_full_backward_pre_hook,
 )
 
-from tacit import Clipless, Poisson, batch_of
+from tacit import Clipless
 from tacit.certificates import certified_radius
 from tacit.certificates.certifier import certifier_for
 from tacit.errors import UnboundedLayer
@@ -26,6 +26,7 @@ from tacit.lipschitz import (
     propagate,
 )
 from tacit.losses import CrossEntropy, PreActivationPenalty, watched
+from tacit.sampling import Poisson, batch_of
 
 torch.set_num_threads(1)
 

@@ -204,7 +204,7 @@ def test_every_known_module_is_copied_whole():
 def batch(count=4):
     torch.manual_seed(3)
     inputs, targets = torch.randn(count, 6), torch.arange(count) % 3
-    return tacit.batch_of(inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.1))
+    return tacit.sampling.batch_of(inputs, targets, divisor=1.0, scheme=tacit.sampling.Poisson(0.1))
 
 
 def small():
@@ -315,7 +315,7 @@ def test_a_composite_runs_on_the_steps_of_its_children():
     assert torch.equal(compile_program(model)(x), model(x))
     block.parts["b"] = block.unused
     with pytest.raises(UnboundedLayer, match="LayerCentering"):
-        tacit.propagate(model, 1.0, (6,))
+        tacit.lipschitz.propagate(model, 1.0, (6,))
 
 
 def test_a_wrapped_constructor_changes_no_layer(monkeypatch):
@@ -327,4 +327,4 @@ def test_a_wrapped_constructor_changes_no_layer(monkeypatch):
 
     monkeypatch.setattr(nn.Module, "__init__", wrapped)
     model = nn.Sequential(tacit.lipschitz.BoundedInput(1.0), tacit.lipschitz.SpectralLinear(3, 2))
-    assert math.isfinite(tacit.propagate(model, 1.0, (3,)).total())
+    assert math.isfinite(tacit.lipschitz.propagate(model, 1.0, (3,)).total())

@@ -59,7 +59,9 @@ LOUD = 50.0
 def batch(shape, count):
     torch.manual_seed(1)
     inputs, targets = torch.randn(64, *shape), torch.arange(64) % 3
-    return tacit.batch_of(inputs[:count], targets[:count], divisor=1.0, scheme=tacit.Poisson(0.1))
+    return tacit.sampling.batch_of(
+        inputs[:count], targets[:count], divisor=1.0, scheme=tacit.sampling.Poisson(0.1)
+    )
 
 
 def network(layer, shape):

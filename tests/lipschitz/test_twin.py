@@ -35,7 +35,7 @@ def test_it_is_bounded_and_says_what_it_changed() -> None:
     model = ordinary()
     before = {n: t.clone() for n, t in model.state_dict().items()}
     twin, changes = tacit.lipschitz_twin(model)
-    found = tacit.propagate(twin, 1.0, (1, 8, 8))
+    found = tacit.lipschitz.propagate(twin, 1.0, (1, 8, 8))
     assert set(found.by_parameter) == {n for n, _ in twin.named_parameters()}
     assert len(changes) == 1 + 8
     assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
@@ -59,8 +59,8 @@ def test_shared_layers_stay_shared() -> None:
     twin = tacit.lipschitz_twin(model).model
     assert twin[1][0] is twin[1][2]
     assert len(list(twin.parameters())) == 1
-    once = tacit.propagate(tacit.lipschitz_twin(nn.Sequential(layer)).model, 1.0, (4,))
-    twice = tacit.propagate(twin, 1.0, (4,))
+    once = tacit.lipschitz.propagate(tacit.lipschitz_twin(nn.Sequential(layer)).model, 1.0, (4,))
+    twice = tacit.lipschitz.propagate(twin, 1.0, (4,))
     assert twice.by_parameter["1.0.weight"] == pytest.approx(
         2 * once.by_parameter["1.0.weight"], rel=1e-2
     )
@@ -106,14 +106,14 @@ def test_layers_that_answer_for_themselves_stay() -> None:
     twin = tacit.lipschitz_twin(model).model
     assert isinstance(twin[1][0].frozen, nn.Bilinear)
     assert isinstance(twin[1][1].f[0], SpectralLinear)
-    assert tacit.propagate(twin, 1.0, (4,)).output.norm == pytest.approx(2, rel=1e-3)
+    assert tacit.lipschitz.propagate(twin, 1.0, (4,)).output.norm == pytest.approx(2, rel=1e-3)
 
 
 def test_activations_sort_the_axis_of_the_features() -> None:
     model = nn.Sequential(nn.Conv1d(2, 4, 1), nn.ReLU(), nn.Linear(5, 6), nn.GELU())
     twin = tacit.lipschitz_twin(model).model
     assert [twin[1][i].axis for i in (1, 3)] == [1, -1]
-    assert tacit.propagate(twin, 1.0, (2, 5)).output.shape == (4, 6)
+    assert tacit.lipschitz.propagate(twin, 1.0, (2, 5)).output.shape == (4, 6)
 
 
 # ---- modules with a forward of their own --------------------------------------------------------
@@ -174,7 +174,7 @@ def test_sums_do_not_grow() -> None:
         return (y - x) + self.a.weight[0] + 0.5 * (y + y)
 
     twin = tacit.lipschitz_twin(module_of(forward, a=nn.Linear(4, 4))).model
-    found = tacit.propagate(twin, 1.0, (4,))
+    found = tacit.lipschitz.propagate(twin, 1.0, (4,))
     assert found.output.norm <= 1 + 1e-3
     assert tacit.lipschitz.input_lipschitz(twin, (4,)) <= 1 + 1e-3
     assert tacit.lipschitz.audit_layer(twin, (4,), steps=24).passed

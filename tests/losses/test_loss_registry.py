@@ -32,7 +32,7 @@ def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("loss", "num_outputs"), CASES, ids=IDS)
 def test_our_own_losses_keep_the_contract(loss, num_outputs):
-    found = tacit.check_loss(loss, num_outputs, steps=10)
+    found = tacit.losses.check_loss(loss, num_outputs, steps=10)
     assert 0.5 < found.share <= 1 + 1e-9
 
 
@@ -40,7 +40,7 @@ def test_our_own_losses_keep_the_contract(loss, num_outputs):
     "loss", [nn.CrossEntropyLoss(), F.cross_entropy, TailoredLoss(2.0, None, 2.0)]
 )
 def test_losses_without_a_constant_keep_it_too(loss):
-    assert tacit.check_loss(loss, 5).task is Task.CLASSIFICATION
+    assert tacit.losses.check_loss(loss, 5).task is Task.CLASSIFICATION
 
 
 def test_every_concrete_loss_of_ours_has_a_name():
@@ -110,7 +110,7 @@ def with_a_number_per_class(outputs, targets):
 )
 def test_a_broken_contract_is_noticed(loss, words):
     with pytest.raises(ValueError, match=words):
-        tacit.check_loss(loss, 4, steps=40)
+        tacit.losses.check_loss(loss, 4, steps=40)
 
 
 def test_positions_and_real_targets_are_tried():
@@ -118,7 +118,7 @@ def test_positions_and_real_targets_are_tried():
     def each_position(outputs, targets):
         return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
-    found = tacit.check_loss(each_position, 4)
+    found = tacit.losses.check_loss(each_position, 4)
     assert found.task is Task.TOKENS
     assert 0.5 < found.share < 0.6  # a mean over three positions: 1/√3 of the constant
 
@@ -127,7 +127,7 @@ def test_positions_and_real_targets_are_tried():
         return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="sum")
 
     with pytest.raises(ValueError, match="constant of at least"):
-        tacit.check_loss(summed_positions, 4)
+        tacit.losses.check_loss(summed_positions, 4)
 
 
 def test_a_name_is_given_once_and_with_a_task():
@@ -148,7 +148,9 @@ def test_a_registered_function_trains_clipless_with_its_constant():
         return F.cross_entropy(outputs, targets)
 
     model = tacit.models.lipschitz_mlp((4,), 3)
-    bounds = tacit.propagate(model, capped, (4,))
-    assert bounds.total() == pytest.approx(tacit.propagate(model, CrossEntropy(), (4,)).total())
+    bounds = tacit.lipschitz.propagate(model, capped, (4,))
+    assert bounds.total() == pytest.approx(
+        tacit.lipschitz.propagate(model, CrossEntropy(), (4,)).total()
+    )
     records = tacit.Records(torch.randn(9, 4), torch.arange(9) % 3)
     assert tacit.evaluate(model, records, capped).accuracy is not None

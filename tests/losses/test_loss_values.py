@@ -152,13 +152,15 @@ def test_real_targets_do_not_broadcast():
     torch.testing.assert_close(MeanAbsoluteError()(outputs, targets), expected)
 
 
-@pytest.mark.parametrize("engine", [tacit.BookKeeping(), tacit.PerRecord()], ids=["book", "func"])
+@pytest.mark.parametrize(
+    "engine", [tacit.engines.BookKeeping(), tacit.engines.PerRecord()], ids=["book", "func"]
+)
 @pytest.mark.parametrize(("loss", "num_outputs"), CASES, ids=IDS)
 def test_engines_take_every_loss(loss, num_outputs, engine):
     torch.manual_seed(0)
     model = torch.nn.Linear(3, num_outputs).double()
     inputs, targets = outputs_for(3, 6, seed=5), targets_for(loss, num_outputs, 6)
-    batch = tacit.batch_of(inputs, targets, divisor=6, scheme=tacit.Poisson(0.5))
+    batch = tacit.sampling.batch_of(inputs, targets, divisor=6, scheme=tacit.sampling.Poisson(0.5))
     (block,) = tacit.PerSampleClip(1e9, engine=engine)(model, loss, batch).blocks
     model.zero_grad()
     (6 * loss(model(inputs), targets)).backward()

@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tacit
-from tacit import Automatic, BookKeeping, PerRecord, PerSampleClip, Poisson, batch_of
+from tacit import PerSampleClip
+from tacit.engines import Automatic, BookKeeping, PerRecord
 from tacit.errors import UnsupportedModule
 from tacit.losses import (
     CrossEntropy,
@@ -25,6 +26,7 @@ from tacit.losses import (
     watched,
 )
 from tacit.queries.bounded_gradient import trainable
+from tacit.sampling import Poisson, batch_of
 
 torch.set_num_threads(1)
 PENALTY = PreActivationPenalty()
@@ -208,7 +210,7 @@ def test_engines_agree_on_weighted_sums(name):
 @pytest.mark.parametrize("name", ["mlp", "twice", "convolutions"])
 def test_views_are_averaged_like_any_loss(name):
     model, loss, batch = made(name), TailoredLoss(1.0, beta=0.5, gamma=2.0), batch_for()
-    views = tacit.Augmentation(3, lambda x: x * (1 + torch.arange(len(x)) % 3)[:, None])
+    views = tacit.data.Augmentation(3, lambda x: x * (1 + torch.arange(len(x)) % 3)[:, None])
     parameters = trainable(model)
     expected = {n: torch.zeros_like(p) for n, p in parameters.items()}
     for x, y in zip(batch.inputs, batch.targets, strict=True):
@@ -225,7 +227,7 @@ def test_views_are_averaged_like_any_loss(name):
 @pytest.mark.parametrize("set_size", [1, 3])
 def test_mini_sets_are_clipped_with_their_penalties(set_size):
     model, loss, batch = made("mlp"), TailoredLoss(1.0, beta=0.5, gamma=2.0), batch_for(6)
-    scheme = tacit.MiniSets(6 // set_size, set_size, chosen=6 // set_size)
+    scheme = tacit.sampling.MiniSets(6 // set_size, set_size, chosen=6 // set_size)
     groups = torch.arange(6) // set_size
     drawn = dataclasses.replace(batch, scheme=scheme, groups=groups)
     found = sums_of(tacit.BatchClip(0.2, set_size), model, loss, drawn)

@@ -229,10 +229,10 @@ def test_a_step_can_be_recorded_and_follows_the_epoch():
     """What a CUDA graph would hold: work that reads tensors and makes none from numbers."""
     model, (x, y) = network(), images()
     loss = TailoredLoss(1.0, beta=0.5, gamma=2.0)
-    piece = tacit.batch_of(x, y, divisor=1.0, scheme=tacit.Poisson(0.5))
+    piece = tacit.sampling.batch_of(x, y, divisor=1.0, scheme=tacit.sampling.Poisson(0.5))
     names = dict(model.named_parameters())
     task = Task(model, loss, names, (tuple(names),), (torch.tensor(0.1).double(),))
-    engine = tacit.BookKeeping()
+    engine = tacit.engines.BookKeeping()
     with watched(model, loss):
         engine.clipped_sums(task, piece)  # planned, as before it is recorded
         for epoch in (0.0, 3.0):
@@ -281,10 +281,10 @@ def test_the_trainer_says_the_epoch_to_a_copy_of_its_own():
 
 
 def test_epochs_are_public_functions_of_the_step():
-    assert tacit.Poisson(0.02).epochs(150) == pytest.approx(3.0)
-    assert tacit.WithoutReplacement(50, 5).epochs(15) == pytest.approx(1.5)
-    assert tacit.ShuffledEpochs(8).epochs(12) == pytest.approx(1.5)
-    assert tacit.MiniSets(10, 3, chosen=2).epochs(10) == pytest.approx(2.0)
+    assert tacit.sampling.Poisson(0.02).epochs(150) == pytest.approx(3.0)
+    assert tacit.sampling.WithoutReplacement(50, 5).epochs(15) == pytest.approx(1.5)
+    assert tacit.sampling.ShuffledEpochs(8).epochs(12) == pytest.approx(1.5)
+    assert tacit.sampling.MiniSets(10, 3, chosen=2).epochs(10) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
@@ -301,8 +301,8 @@ def test_what_has_no_constant_says_so(loss):
     assert not hasattr(loss, "lipschitz_for")
     assert not hasattr(loss, "lipschitz")
     model = tacit.models.lipschitz_mlp((4,), 3, hidden=(4,))
-    batch = tacit.batch_of(
-        torch.randn(3, 4), torch.tensor([0, 1, 2]), divisor=3, scheme=tacit.Poisson(0.5)
+    batch = tacit.sampling.batch_of(
+        torch.randn(3, 4), torch.tensor([0, 1, 2]), divisor=3, scheme=tacit.sampling.Poisson(0.5)
     )
     with pytest.raises(UnboundedLayer, match="no known Lipschitz constant"):
         tacit.Clipless()(model, loss, batch)
@@ -311,8 +311,8 @@ def test_what_has_no_constant_says_so(loss):
 def test_a_query_that_begins_at_the_outputs_refuses_the_penalty():
     """With a clip Clipless takes losses without a constant; this one's gradient it would lose."""
     model = tacit.models.lipschitz_mlp((4,), 3, hidden=(4,))
-    batch = tacit.batch_of(
-        torch.randn(3, 4), torch.tensor([0, 1, 2]), divisor=3, scheme=tacit.Poisson(0.5)
+    batch = tacit.sampling.batch_of(
+        torch.randn(3, 4), torch.tensor([0, 1, 2]), divisor=3, scheme=tacit.sampling.Poisson(0.5)
     )
     with pytest.raises(ValueError, match="such as Clipless, cannot train with it"):
         tacit.Clipless(gradient_clip=1.0)(model, TailoredLoss(1, 1, 1), batch)

@@ -71,7 +71,7 @@ def test_a_long_record_leaves_the_others_alone(shift):
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_constant_holds_and_is_reached_by_one_token(smoothing):
     loss = TokenCrossEntropy(label_smoothing=smoothing)
-    found = tacit.check_loss(loss, 40, steps=20)
+    found = tacit.losses.check_loss(loss, 40, steps=20)
     assert found.task is Task.TOKENS
     assert found.share < 1
     one = torch.tensor([[0, -100, -100]])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tacit import PerRecord, PerSampleClip, Poisson, batch_of
+from tacit import PerSampleClip
+from tacit.engines import PerRecord
+from tacit.sampling import Poisson, batch_of
 
 torch.set_num_threads(1)
 

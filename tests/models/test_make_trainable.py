@@ -13,8 +13,8 @@ from model_checks import assert_exact, batch_for, sums_of
 from torch import nn
 
 import tacit
-from tacit import MixesRecords, make_trainable
-from tacit.errors import UnsupportedModule
+from tacit import make_trainable
+from tacit.errors import MixesRecords, UnsupportedModule
 from tacit.models import WeightStandardised, WeightStandardisedConv2d, group_norm, resnet, vgg
 
 pytestmark = pytest.mark.filterwarnings("ignore:WeightStandardisedConv2d has no rule")

@@ -7,7 +7,8 @@ import torch
 from model_checks import assert_exact, batch_for, sums_of
 from torch import nn
 
-from tacit import MixesRecords, by_layer
+from tacit import by_layer
+from tacit.errors import MixesRecords
 from tacit.lipschitz import audit_layer, project
 from tacit.models import (
     WeightStandardisedConv2d,

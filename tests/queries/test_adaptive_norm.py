@@ -21,9 +21,9 @@ from tacit import (
     PoissonSampler,
     Records,
     Relation,
-    batch_of,
 )
 from tacit.engines.clipping import centred_count
+from tacit.sampling import batch_of
 from tacit.sampling.scheme import Unit
 
 torch.set_num_threads(1)
@@ -283,7 +283,7 @@ def test_each_block_follows_its_own_norms_and_constants_stay():
     query = PerSampleClip(
         [AdaptiveNorm(1.0), 0.7, AdaptiveNorm(2.0, quantile=0.9)], blocks=tacit.by_layer
     )
-    batch = batch_of(inputs, torch.arange(64) % 2, divisor=64.0, scheme=tacit.Poisson(0.5))
+    batch = batch_of(inputs, torch.arange(64) % 2, divisor=64.0, scheme=tacit.sampling.Poisson(0.5))
     for _ in range(200):
         bounded = query(model, nn.CrossEntropyLoss(), batch)
         for statistic in bounded.statistics:
@@ -305,7 +305,9 @@ def test_each_block_follows_its_own_norms_and_constants_stay():
 
 def test_a_query_with_a_threshold_a_block_is_for_one_model():
     query = PerSampleClip(AdaptiveNorm(1.0), blocks=tacit.by_layer)
-    batch = batch_of(torch.randn(4, 3), torch.arange(4) % 2, divisor=1.0, scheme=tacit.Poisson(0.5))
+    batch = batch_of(
+        torch.randn(4, 3), torch.arange(4) % 2, divisor=1.0, scheme=tacit.sampling.Poisson(0.5)
+    )
     query(nn.Sequential(nn.Linear(3, 2)), nn.CrossEntropyLoss(), batch)
     with pytest.raises(ValueError, match="a query for each model"):
         query(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), nn.CrossEntropyLoss(), batch)

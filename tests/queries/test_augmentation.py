@@ -12,20 +12,14 @@ from clip_loop import assert_equal_to_loop, clip, loop, normalise
 from torch import nn
 
 import tacit
-from tacit import (
-    AdaptiveNorm,
-    Augmentation,
-    Clip,
-    MixesRecords,
-    Normalise,
-    PerSampleClip,
-    Poisson,
-    RandomCropFlip,
-    batch_of,
-)
+from tacit import AdaptiveNorm, Normalise, PerSampleClip, RandomCropFlip
+from tacit.data import Augmentation
 from tacit.engines import Automatic, BookKeeping, PerRecord
+from tacit.errors import MixesRecords
 from tacit.lipschitz.layers import SpectralConv2d, SpectralLinear
+from tacit.queries import Clip
 from tacit.queries.per_sample_clip import ViewBatches
+from tacit.sampling import Poisson, batch_of
 
 torch.set_num_threads(1)
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import tacit
-from tacit import PerSampleClip, Poisson, batch_of
+from tacit import PerSampleClip
+from tacit.sampling import Poisson, batch_of
 
 
 @pytest.fixture

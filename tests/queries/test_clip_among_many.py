@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from tacit import BatchClip, PerSampleClip, Poisson, batch_of
+from tacit import BatchClip, PerSampleClip
 from tacit.budget import Relation
 from tacit.engines import Automatic, BookKeeping, Clipped
 from tacit.queries.set_gradients import SetsAsRecords, added_up
+from tacit.sampling import Poisson, batch_of
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tacit
-from tacit import PerSampleClip, Poisson, batch_of
+from tacit import PerSampleClip
 from tacit.engines import BookKeeping, PerRecord
+from tacit.sampling import Poisson, batch_of
 
 torch.set_num_threads(1)
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from tacit import PerSampleClip, Poisson, batch_of
+from tacit import PerSampleClip
+from tacit.sampling import Poisson, batch_of
 
 torch.set_num_threads(1)
 

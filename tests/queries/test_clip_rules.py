@@ -12,9 +12,10 @@ from clip_loop import assert_equal_to_loop, clip, loop, normalise
 from torch import nn
 
 import tacit
-from tacit import AdaptiveNorm, Clip, Normalise, PerSampleClip, Poisson, batch_of
+from tacit import AdaptiveNorm, Normalise, PerSampleClip
 from tacit.engines import Automatic, BookKeeping, PerRecord
-from tacit.queries import per_sample_clip
+from tacit.queries import Clip, per_sample_clip
+from tacit.sampling import Poisson, batch_of
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import tacit
-from tacit import AdaptiveNorm, Augmentation, Clipless, Records
+from tacit import AdaptiveNorm, Clipless, Records
 from tacit.checks.model_table import frozen
+from tacit.data import Augmentation
 from tacit.engines.recorder import model_state
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz import (
@@ -39,7 +40,9 @@ def network(seed: int = 0) -> nn.Sequential:
 def batch_of(n: int, seed: int = 1, **options: object) -> tacit.Batch:
     torch.manual_seed(seed)
     inputs, targets = torch.randn(n, 5).double(), torch.randint(3, (n,))
-    return tacit.batch_of(inputs, targets, divisor=10, scheme=tacit.Poisson(0.1), **options)
+    return tacit.sampling.batch_of(
+        inputs, targets, divisor=10, scheme=tacit.sampling.Poisson(0.1), **options
+    )
 
 
 @pytest.mark.parametrize("clip", [None, 0.3])
@@ -229,12 +232,16 @@ def test_recorded_passes_give_the_same_sums(monkeypatch) -> None:
     model = tacit.models.lipschitz_mlp((4,), 3, hidden=[8]).double()
     loss = tacit.losses.CrossEntropy(0.5)
     query = Clipless(gradient_clip=0.5)
-    plain = Clipless(gradient_clip=0.5, recorder=tacit.Recorder(capture=False, compile=False))
+    plain = Clipless(
+        gradient_clip=0.5, recorder=tacit.engines.Recorder(capture=False, compile=False)
+    )
     for count in (40, 39, 40, 40, 40, 39, 40, 39, 40):
         inputs = torch.randn(count, 4, dtype=torch.float64)
         inputs[0] = torch.nan
         targets = torch.randint(3, (count,))
-        batch = tacit.batch_of(inputs, targets, divisor=1.0, scheme=tacit.Poisson(0.5))
+        batch = tacit.sampling.batch_of(
+            inputs, targets, divisor=1.0, scheme=tacit.sampling.Poisson(0.5)
+        )
         pairs = zip(query(model, loss, batch).blocks, plain(model, loss, batch).blocks, strict=True)
         for one, other in pairs:
             for a, b in zip(one.sums, other.sums, strict=True):
@@ -294,9 +301,13 @@ def test_a_record_that_would_overflow_adds_nothing(front: str) -> None:
     query, loss = Clipless(), CrossEntropy()
     for _ in range(20):
         inputs, targets = torch.randn(3, 4), torch.tensor([0, 1, 2])
-        alone = tacit.batch_of(inputs[::2], targets[::2], divisor=3.0, scheme=tacit.Poisson(0.1))
+        alone = tacit.sampling.batch_of(
+            inputs[::2], targets[::2], divisor=3.0, scheme=tacit.sampling.Poisson(0.1)
+        )
         inputs[1] = 3.3e38 * torch.randn(4).sign()
-        batch = tacit.batch_of(inputs, targets, divisor=3.0, scheme=tacit.Poisson(0.1))
+        batch = tacit.sampling.batch_of(
+            inputs, targets, divisor=3.0, scheme=tacit.sampling.Poisson(0.1)
+        )
         pairs = zip(query(model, loss, batch).blocks, query(model, loss, alone).blocks, strict=True)
         for one, other in pairs:
             torch.testing.assert_close(one.sums, other.sums)
@@ -304,8 +315,8 @@ def test_a_record_that_would_overflow_adds_nothing(front: str) -> None:
 
 def test_a_large_record_counts_where_nothing_overflows() -> None:
     """The first layer limits it, or it is not that large."""
-    far = tacit.batch_of(
-        1e30 * torch.ones(1, 5), torch.tensor([0]), divisor=1.0, scheme=tacit.Poisson(0.1)
+    far = tacit.sampling.batch_of(
+        1e30 * torch.ones(1, 5), torch.tensor([0]), divisor=1.0, scheme=tacit.sampling.Poisson(0.1)
     )
     assert Clipless()(network().float(), CrossEntropy(), far).blocks[-1].sums[0].any()
     model = nn.Sequential(Scale(2.0), nn.Tanh(), SpectralLinear(5, 3))

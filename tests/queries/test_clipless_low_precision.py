@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import tacit
-from tacit import Clipless, Poisson, batch_of
+from tacit import Clipless
 from tacit.budget import Relation
 from tacit.lipschitz import (
     AddBias,
@@ -27,6 +27,7 @@ from tacit.lipschitz import (
     SpectralLinear,
 )
 from tacit.losses import CrossEntropy
+from tacit.sampling import Poisson, batch_of
 
 torch.set_num_threads(1)
 
@@ -84,8 +85,8 @@ def made(name: str, seed: int, dtype: torch.dtype) -> tuple[nn.Module, tuple[int
     return model.to(dtype), shape
 
 
-def eager() -> tacit.Recorder:
-    return tacit.Recorder(capture=False, compile=False)
+def eager() -> tacit.engines.Recorder:
+    return tacit.engines.Recorder(capture=False, compile=False)
 
 
 def sums(model, x, y, cast=None, recorder=None, max_physical=None):
@@ -144,7 +145,7 @@ def test_one_record_among_identical_ones(name, arithmetic, count):
 
 
 @pytest.mark.parametrize("arithmetic", ["bfloat16", "autocast"])
-@pytest.mark.parametrize("how", [{"recorder": tacit.Recorder()}, {"max_physical": 700}])
+@pytest.mark.parametrize("how", [{"recorder": tacit.engines.Recorder()}, {"max_physical": 700}])
 def test_engines_and_pieces(arithmetic, how):
     dtype, cast = ARITHMETIC[arithmetic]
     model, shape = made("deep", 1, dtype)

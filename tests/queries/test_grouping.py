@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from tacit import PerLayerNoise, SharedNoise, group_by_norm
-from tacit.noise import joint_noise_multiplier
+from tacit import PerLayerNoise
+from tacit.noise import SharedNoise, joint_noise_multiplier
+from tacit.queries import group_by_norm
 
 
 def blocks_of(count: int) -> tuple[tuple[str, ...], ...]:

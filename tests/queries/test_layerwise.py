@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import tacit
-from tacit import BatchClip, Decaying, LayerFactors, LayerwiseNorms, PerSampleClip, Records
+from tacit import BatchClip, PerSampleClip, Records
 from tacit.engines import PerRecord
 from tacit.errors import NotPublic
 from tacit.losses import CrossEntropy
+from tacit.queries import Decaying, LayerFactors, LayerwiseNorms
 from tacit.queries.bounded_gradient import trainable
 
 sys.path.insert(0, str(Path(__file__).parent / "mini_sets"))
@@ -60,7 +61,7 @@ def test_norms_of_records_follow_the_public_set(engine):
     assert [block.bound for block in found.blocks] == pytest.approx(wanted, rel=1e-6)
 
 
-@pytest.mark.parametrize("engine", [tacit.SetBySet(), tacit.SetsAsRecords()])
+@pytest.mark.parametrize("engine", [tacit.queries.SetBySet(), tacit.queries.SetsAsRecords()])
 def test_factors_clip_the_whole_once(engine):
     torch.manual_seed(0)
     model, public, private = mlp(), public_records(), some_records(12)

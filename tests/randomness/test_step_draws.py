@@ -94,7 +94,7 @@ DRAWS = {
 
 
 def views(kind):
-    return tacit.Augmentation(3, DRAWS[kind])
+    return tacit.data.Augmentation(3, DRAWS[kind])
 
 
 @pytest.mark.parametrize("make", [clip, sets])
@@ -159,7 +159,7 @@ def test_a_known_generator_leaves_nothing_in_a_step() -> None:
 def test_views_follow_the_record_and_not_its_row() -> None:
     """Crops and flips of a record are the same in pieces and whole, and when another is missing."""
     images = torch.rand(12, 1, 6, 6)
-    augmentation = tacit.Augmentation(3, tacit.RandomCropFlip(padding=2))
+    augmentation = tacit.data.Augmentation(3, tacit.RandomCropFlip(padding=2))
     ids = torch.arange(12)
     source = Randomness(5)
 

@@ -6,7 +6,9 @@ import dp_accounting as dpa
 import torch
 from torch import nn
 
-from tacit import Budget, Ledger, Plan, Poisson, Records, Relation
+from tacit import Budget, Ledger, Records, Relation
+from tacit.accounting import Plan
+from tacit.sampling import Poisson
 
 ADD, REPLACE = Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_ONE
 

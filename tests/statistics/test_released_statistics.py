@@ -8,11 +8,13 @@ import torch
 from norm_cases import ADD, REPLACE, buffers, generator, image_net, images, ledger_for, same
 from torch import nn
 
-from tacit import Budget, Ledger, Plan, Poisson, Records
+from tacit import Budget, Ledger, Records
+from tacit.accounting import Plan
 from tacit.accounting.accountant import epsilon_of_event
 from tacit.errors import BudgetExceeded, MixesRecords, PlanChanged, UndeclaredConstant
 from tacit.errors import UnsupportedModule as Unsupported
 from tacit.randomness import Randomness
+from tacit.sampling import Poisson
 from tacit.statistics import ReleasedStatistics, refuse_private_statistics
 from tacit.statistics.released_statistics import moments_sensitivity
 

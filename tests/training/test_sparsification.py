@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import tacit
-from tacit import BatchClip, PerSampleClip, Records, Sparsification
+from tacit import BatchClip, PerSampleClip, Records
 from tacit.engines import PerRecord
 from tacit.losses import CrossEntropy
+from tacit.training import Sparsification
 
 
 def two_features(n: int = 400) -> Records:
@@ -56,7 +57,10 @@ def mini_sets(records, steps):
         (lambda frozen: PerSampleClip(1.0, frozen=frozen), None),
         (lambda frozen: PerSampleClip(1.0, frozen=frozen, engine=PerRecord()), None),
         (lambda frozen: BatchClip(1.0, 10, frozen=frozen), mini_sets),
-        (lambda frozen: BatchClip(1.0, 10, frozen=frozen, engine=tacit.SetBySet()), mini_sets),
+        (
+            lambda frozen: BatchClip(1.0, 10, frozen=frozen, engine=tacit.queries.SetBySet()),
+            mini_sets,
+        ),
     ],
     ids=["book-keeping", "per-record", "sets-as-records", "set-by-set"],
 )

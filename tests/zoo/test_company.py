@@ -238,7 +238,7 @@ KEPT = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_kept_from_the_first_records_is_refused_record_by_record(name):
-    query = tacit.PerSampleClip(max_norm=1.0, engine=tacit.PerRecord())
+    query = tacit.PerSampleClip(max_norm=1.0, engine=tacit.engines.PerRecord())
     rows = torch.randn(6, FEATURES) * torch.arange(1.0, 7.0)[:, None]
     for some in (rows, rows.flip(0)):
         with pytest.raises(MixesRecords, match="stateful"):

@@ -43,7 +43,7 @@ def refusal(request) -> Refusal:
 
 def ask(
     model: nn.Module, loss: Callable = class_loss, piece: int | None = None, inputs=None
-) -> tacit.BoundedGradient:
+) -> tacit.queries.BoundedGradient:
     """Clip the gradients of a few records; some of their entries are missing, hence zero."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(RECORDS, FEATURES, generator=generator)
@@ -168,7 +168,7 @@ def test_a_loop_over_experts_is_refused_and_runs_record_by_record():
     batch = batch_of(inputs, targets, divisor=1.0, scheme=Poisson(0.5))
     with pytest.raises(MixesRecords, match=r"engine=tacit\.PerRecord\(\)"):
         tacit.PerSampleClip(max_norm=0.1)(model, case.loss, batch)
-    query = tacit.PerSampleClip(max_norm=0.1, engine=tacit.PerRecord())
+    query = tacit.PerSampleClip(max_norm=0.1, engine=tacit.engines.PerRecord())
     (block,) = query(model, case.loss, batch).blocks
     expected = record_gradients(model, case.loss, inputs, targets, start=start)
     sums = dict(zip(map(id, block.parameters), block.sums, strict=True))
@@ -226,7 +226,7 @@ def test_a_branch_of_torch_cond_on_a_private_value_is_refused_and_runs_record_by
     with pytest.raises(MixesRecords, match=r"Tensor\.__bool__.*engine=tacit\.PerRecord\(\)"):
         ask(conditional(positive))
     rows, reference = torch.randn(RECORDS, FEATURES), conditional(positive, python_if)
-    require_exact(conditional(positive), rows, tacit.PerRecord(), reference)
+    require_exact(conditional(positive), rows, tacit.engines.PerRecord(), reference)
 
 
 def test_a_branch_of_torch_cond_on_a_public_value_passes():
@@ -258,7 +258,7 @@ def test_a_nested_tensor_in_the_forward_pass_runs_record_by_record(of_rows):
     rows = torch.randn(RECORDS, 4, FEATURES)
     with pytest.warns(UserWarning, match="records of Nested run one by one"):
         require_exact(Nested(of_rows), rows)
-    require_exact(Nested(of_rows), rows, tacit.PerRecord())
+    require_exact(Nested(of_rows), rows, tacit.engines.PerRecord())
 
 
 class Checkpointed(Network):
@@ -273,7 +273,7 @@ class Checkpointed(Network):
         )
 
 
-@pytest.mark.parametrize("engine", [None, tacit.PerRecord()])
+@pytest.mark.parametrize("engine", [None, tacit.engines.PerRecord()])
 def test_reentrant_checkpoints_are_refused_and_the_others_pass(engine):
     rows = torch.randn(RECORDS, FEATURES)
     with pytest.raises(UnsupportedModule, match=r"checkpoint\(\.\.\., use_reentrant=False\)"):
@@ -320,7 +320,7 @@ def test_a_hook_on_a_parameter_is_refused_and_runs_record_by_record():
         ask(hooked_on_its_weight())
     rows, labels = torch.randn(RECORDS, FEATURES), torch.arange(RECORDS) % CLASSES
     batch = batch_of(rows, labels, divisor=1.0, scheme=Poisson(0.5))
-    tacit.PerSampleClip(max_norm=1.0, engine=tacit.PerRecord())(
+    tacit.PerSampleClip(max_norm=1.0, engine=tacit.engines.PerRecord())(
         hooked_on_its_weight(), class_loss, batch
     )
 

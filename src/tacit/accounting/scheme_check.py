@@ -33,7 +33,7 @@ def check_scheme(scheme: Scheme) -> None:
     Raises UnsupportedEvent with the rule that is broken.
 
     Example:
-        >>> tacit.check_scheme(tacit.Poisson(0.1))
+        >>> tacit.accounting.check_scheme(tacit.sampling.Poisson(0.1))
     """
     check_counts(scheme)
     _check_epochs(scheme)

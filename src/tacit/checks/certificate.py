@@ -21,7 +21,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from tacit.errors import MixesRecords
 
-_ALONE = "or name engine=tacit.PerRecord(), which runs each record alone"
+_ALONE = "or name engine=tacit.engines.PerRecord(), which runs each record alone"
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def _require_known_gradients(task: Task, alone: bool) -> None:
             raise UnsupportedModule(
                 f"parameter {name!r} has a hook on its gradient (register_hook), which per-record "
                 "gradients do not pass through; remove it and change the gradient after the step, "
-                "or name engine=tacit.PerRecord(), which runs each record alone"
+                "or name engine=tacit.engines.PerRecord(), which runs each record alone"
             )
 
 
@@ -250,7 +250,7 @@ class _Asked:
                     f"the per-record gradients of {type(task.model).__name__} are off by "
                     f"{error**0.5 / max(exact**0.5, 1e-30):.1e} of their norm. Is a rule of "
                     "tacit.gradient_rule wrong, or does the model draw from a generator of its "
-                    "own? engine=tacit.PerRecord() runs each record alone"
+                    "own? engine=tacit.engines.PerRecord() runs each record alone"
                 )
 
     # --- answers ----------------------------------------------------------------------------------
@@ -291,7 +291,8 @@ class _Asked:
         depends, instead = _ON_PLACE if by_place else _ON_NUMBER
         raise MixesRecords(
             f"what {type(self.task.model).__name__} (or its loss) gives for a record depends on "
-            f"{depends} {instead}, or name engine=tacit.PerRecord(), which runs each record alone"
+            f"{depends} {instead}, or name engine=tacit.engines.PerRecord(), which runs each "
+            "record alone"
         )
 
     def _compare_from_the_first(self, some: Records, others: Records, tolerance: float) -> None:
@@ -348,7 +349,7 @@ class _Asked:
                 f"what {type(self.task.model).__name__} (or its loss) gives for a record among "
                 f"{most} is not what it gives among {_ASKED}, so it depends on the number of "
                 "records, which is private. Use a constant in the place of the batch's length, or "
-                "name engine=tacit.PerRecord(), which runs each record alone"
+                "name engine=tacit.engines.PerRecord(), which runs each record alone"
             )
 
 

@@ -50,7 +50,7 @@ def register_loss(
         @tacit.register_loss("squared-hinge", task="classification")
         def squared_hinge(outputs, targets): ...
 
-    The contract is at the top of this module; `tacit.check_loss` attacks it.
+    The contract is at the top of this module; `tacit.losses.check_loss` attacks it.
     """
     if not name or name != name.strip().lower() or any(c.isspace() for c in name):
         raise ValueError(f"name is {name!r}; give lower-case letters without blanks: my-loss")
@@ -138,7 +138,7 @@ def check_loss(
     those to try, by default classes, or normal numbers for a regression. That nothing is found
     proves nothing.
 
-        tacit.check_loss(tacit.losses.Focal(gamma=2.0), num_outputs=10)
+        tacit.losses.check_loss(tacit.losses.Focal(gamma=2.0), num_outputs=10)
     """
     from tacit.losses.loss_constant import loss_constant_or_none
 

@@ -1,5 +1,6 @@
 """Gradients that carry their own sensitivity."""
 
+from tacit.engines.clipping import Clip, Normalise
 from tacit.queries.batch_clip import BatchClip
 from tacit.queries.bounded_gradient import (
     Block,
@@ -35,6 +36,7 @@ __all__ = [
     "BatchClip",
     "Block",
     "BoundedGradient",
+    "Clip",
     "Clipless",
     "Decaying",
     "GradientQuery",
@@ -43,6 +45,7 @@ __all__ = [
     "LocalRun",
     "Loss",
     "MeanGradient",
+    "Normalise",
     "PerSampleClip",
     "SetBySet",
     "SetEngine",

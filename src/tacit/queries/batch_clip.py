@@ -193,8 +193,8 @@ class BatchClip(ClippedQuery):
                 self._check(task, self._one_by_one, batch)  # raises if that is no way out either
                 raise MixesRecords(
                     f"SetsAsRecords takes all mini-sets through the model at once, where {error}. "
-                    "To clip mini-sets as they are, give BatchClip engine=tacit.SetBySet(), which "
-                    "runs each of them alone"
+                    "To clip mini-sets as they are, give BatchClip "
+                    "engine=tacit.queries.SetBySet(), which runs each of them alone"
                 ) from error
         with too_small_is_nothing():
             return certify(task, batch, self._views.first, alone=self.mini_set_size)

@@ -44,7 +44,8 @@ class Scheme(Protocol):
     """A way to draw batches, and the event that it makes of a Gaussian mechanism.
 
     To add one, write a frozen dataclass with these methods, decorate it with
-    `@tacit.register_scheme`, and run `tacit.check_scheme(scheme)` on an instance. The contract:
+    `@tacit.register_scheme`, and run `tacit.accounting.check_scheme(scheme)` on an instance. The
+    contract:
 
     1. *Plain data.* The fields are numbers, strings, booleans or None. A ledger stores them under
        the registered name and makes the scheme again from them; the result must be equal.

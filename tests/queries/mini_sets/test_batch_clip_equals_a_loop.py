@@ -21,9 +21,10 @@ from torch import nn
 from torch.func import functional_call
 
 import tacit
-from tacit import BatchClip, LocalRun, MiniSetSampler, PerSampleClip
+from tacit import BatchClip, MiniSetSampler, PerSampleClip
 from tacit.engines import BookKeeping
 from tacit.losses import CrossEntropy
+from tacit.queries import LocalRun
 from tacit.queries.bounded_gradient import trainable
 
 LOSS = CrossEntropy()
@@ -34,7 +35,7 @@ MODELS = {
 }
 ENGINES = {
     "default": None,
-    "set-by-set": tacit.SetBySet(),
+    "set-by-set": tacit.queries.SetBySet(),
 }
 
 
@@ -64,8 +65,8 @@ def test_all_engines_agree_with_the_loop(name, engine, size, blocks):
 def test_sets_as_records_is_the_fast_engine_for_models_without_batch_norm(size):
     model, records = made("mlp")
     batch = a_batch(records, size)
-    slow = BatchClip(0.1, size, engine=tacit.SetBySet())(model, LOSS, batch)
-    fast = BatchClip(0.1, size, engine=tacit.SetsAsRecords())(model, LOSS, batch)
+    slow = BatchClip(0.1, size, engine=tacit.queries.SetBySet())(model, LOSS, batch)
+    fast = BatchClip(0.1, size, engine=tacit.queries.SetsAsRecords())(model, LOSS, batch)
     for key, value in sums_of(fast).items():
         torch.testing.assert_close(value, sums_of(slow)[key], rtol=1e-9, atol=1e-12)
 
@@ -151,7 +152,7 @@ def test_physical_limits_and_padding_change_nothing():
 def test_an_augmented_set_is_the_mean_over_all_views():
     model, records = made("mlp")
     batch = a_batch(records, 3)
-    doubled = tacit.Augmentation(2, lambda x: x)
+    doubled = tacit.data.Augmentation(2, lambda x: x)
     found = sums_of(BatchClip(0.1, 3, augmentation=doubled)(model, LOSS, batch))
     expected = sums_of(BatchClip(0.1, 3)(model, LOSS, batch))
     for key, value in found.items():
@@ -184,7 +185,7 @@ def test_a_set_goes_the_same_way_whoever_else_is_there():
                 engines.append((task.views, len(piece)))
             return super().clipped_sums(task, piece)
 
-    query = BatchClip(0.01, 6, engine=tacit.SetsAsRecords(Watched()))
+    query = BatchClip(0.01, 6, engine=tacit.queries.SetsAsRecords(Watched()))
     query(model, LOSS, batch)
     query(model, LOSS, fewer)
     assert engines == [(6, 12), (6, 6), (5, 5)]  # book-keeping each time, never another way
@@ -195,8 +196,10 @@ def test_the_default_engine_depends_on_what_is_public():
     query = BatchClip(0.1, 4)
     task = query._task(model, LOSS, query.blocks_of(model))
     batch = MiniSetSampler(records, 4, rate=1.0).next_batch()
-    assert isinstance(query._engine_for(task, batch), tacit.SetsAsRecords)
-    assert isinstance(query._engine_for(task, a_batch(records, 4, chosen=1)), tacit.SetBySet)
+    assert isinstance(query._engine_for(task, batch), tacit.queries.SetsAsRecords)
+    assert isinstance(
+        query._engine_for(task, a_batch(records, 4, chosen=1)), tacit.queries.SetBySet
+    )
     one = batch.only(batch.groups == batch.groups[0])  # by chance, one set of several
     asked = []
     query._one_by_one = SimpleNamespace(clipped_sums=lambda *a: asked.append(a))

@@ -67,7 +67,7 @@ def test_embeddings_that_rewrite_themselves_are_refused():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
-@pytest.mark.parametrize("engine", [tacit.SetBySet(), tacit.SetsAsRecords()])
+@pytest.mark.parametrize("engine", [tacit.queries.SetBySet(), tacit.queries.SetsAsRecords()])
 def test_a_set_that_is_not_finite_adds_nothing(bad, engine):
     torch.manual_seed(0)
     model, records = mlp(), some_records(12)
@@ -85,8 +85,8 @@ def test_a_set_that_is_not_finite_adds_nothing(bad, engine):
 
 
 def test_sets_as_records_take_no_local_run():
-    engine = tacit.SetsAsRecords()
-    query = BatchClip(0.1, 4, gradient=tacit.LocalRun(torch.optim.SGD), engine=engine)
+    engine = tacit.queries.SetsAsRecords()
+    query = BatchClip(0.1, 4, gradient=tacit.queries.LocalRun(torch.optim.SGD), engine=engine)
     with pytest.raises(UnsupportedModule, match="SetBySet"):
         query(mlp(), LOSS, a_batch(some_records(13), 4))
 
@@ -104,7 +104,7 @@ def test_wrong_arguments_say_what_was_given():
     with pytest.raises(ValueError, match="mini_set_size is 0"):
         BatchClip(0.1, 0)
     with pytest.raises(ValueError, match="at_once"):
-        tacit.LocalRun(torch.optim.SGD, at_once=0)
+        tacit.queries.LocalRun(torch.optim.SGD, at_once=0)
 
 
 class OwnStatistics(nn.Module):
@@ -122,7 +122,7 @@ class OwnStatistics(nn.Module):
 
 def test_a_kernel_that_writes_a_buffer_is_refused():
     with pytest.raises(MixesRecords, match="'mean'"):
-        BatchClip(0.1, 4, engine=tacit.SetBySet())(
+        BatchClip(0.1, 4, engine=tacit.queries.SetBySet())(
             OwnStatistics(), LOSS, a_batch(some_records(12), 4)
         )
 

@@ -16,8 +16,9 @@ from torch import nn
 from torch.func import functional_call
 
 import tacit
-from tacit import BatchClip, LocalRun, MiniSetSampler, Records, Relation
+from tacit import BatchClip, MiniSetSampler, Records, Relation
 from tacit.pytrees import take_rows
+from tacit.queries import LocalRun
 from tacit.queries.bounded_gradient import trainable
 
 torch.set_num_threads(1)
@@ -91,7 +92,11 @@ CASES = {
     "pair": (lambda: Pair().double(), of_pair, pair_records),
     "bert": (tiny_bert, nn.CrossEntropyLoss(), text_records),
 }
-ENGINES = {"default": lambda: None, "set by set": tacit.SetBySet, "at once": tacit.SetsAsRecords}
+ENGINES = {
+    "default": lambda: None,
+    "set by set": tacit.queries.SetBySet,
+    "at once": tacit.queries.SetsAsRecords,
+}
 
 
 def made(name):
@@ -203,7 +208,7 @@ def test_a_trainer_takes_it(name, tmp_path):
     else:
         public = dataclasses.replace(table_records(seed=9), name="public")
         statistics = tacit.PublicStatistics(public, 4)
-    norms = tacit.LayerwiseNorms(public, 0.1)
+    norms = tacit.queries.LayerwiseNorms(public, 0.1)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     run = tacit.Trainer(
         model,
@@ -225,7 +230,9 @@ def test_public_copies_of_private_trees_are_refused():
     model, loss, records = made("table")
     batch = MiniSetSampler(records, 4, rate=1.0, seed=0).next_batch()
     for public in (records, table_records()):
-        query = BatchClip(tacit.LayerwiseNorms(dataclasses.replace(public, name="p"), 0.1), 4)
+        query = BatchClip(
+            tacit.queries.LayerwiseNorms(dataclasses.replace(public, name="p"), 0.1), 4
+        )
         with pytest.raises(tacit.errors.NotPublic):
             query(model, loss, batch)
 
@@ -305,11 +312,11 @@ def chosen(model, loss, batch, **options):
 @pytest.mark.parametrize(
     ("module", "engine"),
     [
-        (BatchNorm1d, tacit.SetsAsRecords),
-        (lambda: nn.BatchNorm1d(6).double().eval(), tacit.SetsAsRecords),
-        (lambda: nn.BatchNorm1d(6).double(), tacit.SetBySet),
-        (Centred, tacit.SetBySet),
-        (Branches, tacit.SetBySet),
+        (BatchNorm1d, tacit.queries.SetsAsRecords),
+        (lambda: nn.BatchNorm1d(6).double().eval(), tacit.queries.SetsAsRecords),
+        (lambda: nn.BatchNorm1d(6).double(), tacit.queries.SetBySet),
+        (Centred, tacit.queries.SetBySet),
+        (Branches, tacit.queries.SetBySet),
     ],
     ids=["name", "evaluation", "BatchNorm", "own mean", "branch"],
 )
@@ -328,7 +335,7 @@ def test_a_loss_in_which_records_of_a_set_meet_runs_set_by_set():
         size = outputs["size"].squeeze(1)
         return (size - size.mean()).square()
 
-    assert chosen(model, spread, batch) == {tacit.SetBySet}
+    assert chosen(model, spread, batch) == {tacit.queries.SetBySet}
     blocks = (tuple(trainable(model)),)
     found = BatchClip(0.05, 4)(model, spread, batch)
     assert_equals(found, loop(model, spread, batch, blocks, 0.05))
@@ -336,9 +343,9 @@ def test_a_loss_in_which_records_of_a_set_meet_runs_set_by_set():
 
 def test_the_choice_follows_the_mode():
     model, loss, batch = with_norm(nn.BatchNorm1d(6).double())
-    assert chosen(model, loss, batch) == {tacit.SetBySet}
+    assert chosen(model, loss, batch) == {tacit.queries.SetBySet}
     model.eval()
-    assert chosen(model, loss, batch) == {tacit.SetsAsRecords}
+    assert chosen(model, loss, batch) == {tacit.queries.SetsAsRecords}
 
 
 def test_the_choice_draws_nothing():
@@ -354,12 +361,14 @@ def test_the_choice_draws_nothing():
 @pytest.mark.parametrize("module", [nn.BatchNorm1d(6).double(), Centred(), Branches()])
 def test_models_that_mix_sets_are_not_run_all_at_once(module):
     model, loss, batch = with_norm(module)
-    with pytest.raises(tacit.MixesRecords, match=r"at once.*engine=tacit.SetBySet\(\)"):
-        BatchClip(0.05, 4, engine=tacit.SetsAsRecords())(model, loss, batch)
+    with pytest.raises(
+        tacit.errors.MixesRecords, match=r"at once.*engine=tacit.queries.SetBySet\(\)"
+    ):
+        BatchClip(0.05, 4, engine=tacit.queries.SetsAsRecords())(model, loss, batch)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_model_that_remembers_the_set_before_is_refused(engine):
     model, loss, batch = with_norm(Remembers())
-    with pytest.raises(tacit.MixesRecords, match="stateful"):
+    with pytest.raises(tacit.errors.MixesRecords, match="stateful"):
         BatchClip(0.05, 4, engine=ENGINES[engine]())(model, loss, batch)

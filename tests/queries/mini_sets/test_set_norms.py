@@ -23,7 +23,9 @@ class Constant(nn.Module):
         return x.sum(1, keepdim=True) * self.weight.sum()
 
 
-@pytest.mark.parametrize("gradient", [None, tacit.LocalRun(lambda p: torch.optim.SGD(p, lr=0.7))])
+@pytest.mark.parametrize(
+    "gradient", [None, tacit.queries.LocalRun(lambda p: torch.optim.SGD(p, lr=0.7))]
+)
 @pytest.mark.parametrize("size", [10**6, 4 * 10**6])
 def test_a_long_vector_of_equal_numbers_is_clipped(size: int, gradient) -> None:
     """PyTorch's own float32 norm of it is too small by a tenth of a percent, and by more."""

@@ -1,0 +1,137 @@
+"""How the sources are arranged: imports go forwards, names are said once."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+import time
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import tacit
+
+SOURCE = Path(tacit.__file__).parent
+
+# In the order in which data flows. A room imports from those before it and from no other.
+ROOMS = (
+    "errors budget torch_internals precision pytrees canvas randomness_cuda randomness records "
+    "sampling accounting ledger data losses checks engines lipschitz certificates models "
+    "statistics queries noise mechanism training diagnostics report cli"
+).split()
+
+
+@cache
+def modules() -> dict[str, Path]:
+    def name(path: Path) -> str:
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    return {name(path): path for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+@cache
+def imports(module: str) -> frozenset[tuple[str, bool]]:
+    """The modules of ours that a module imports, wherever it does; and if for annotations alone."""
+    tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tacit":
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add((whole if whole in modules() else node.module, node in for_types))
+        elif isinstance(node, ast.Import):
+            found |= {(a.name, False) for a in node.names if a.name.split(".")[0] == "tacit"}
+    return frozenset(found)
+
+
+INNER = [name for name in modules() if name not in ("tacit", "tacit.__main__")]
+
+
+@pytest.mark.parametrize("module", INNER)
+def test_imports_go_forwards(module: str) -> None:
+    own = ROOMS.index(room_of(module))
+    for imported, _ in imports(module):
+        if imported != "tacit":
+            later = ROOMS.index(room_of(imported)) > own
+            assert not later, f"{module} imports {imported}, which comes after it"
+
+
+def test_there_are_no_cycles() -> None:
+    """Imports for annotations may go both ways within a room, and nowhere else."""
+    depends = {
+        m: {i for i, types in imports(m) if i in modules() and not (types and same_room(m, i))}
+        for m in INNER
+    }
+    while ready := [m for m, needs in depends.items() if not needs & depends.keys() - {m}]:
+        for module in ready:
+            del depends[module]
+    assert not depends, f"these import each other: {sorted(depends)}"
+
+
+def same_room(one: str, other: str) -> bool:
+    return room_of(one) == room_of(other)
+
+
+def test_no_two_modules_share_a_name() -> None:
+    leaves = Counter(m.rpartition(".")[2] for m in INNER if modules()[m].name != "__init__.py")
+    assert not [name for name, count in leaves.items() if count > 1]
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    found = Counter(
+        node.name
+        for module in INNER
+        for node in ast.parse(modules()[module].read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert not [name for name, count in found.items() if count > 1]
+
+
+def test_every_room_says_what_it_is_for() -> None:
+    for module in INNER:
+        if modules()[module].name == "__init__.py":
+            assert importlib.import_module(module).__doc__, module
+
+
+def test_public_names_are_what_type_checkers_see() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted(seen) == sorted(tacit.__all__)
+    for name, module in seen.items():
+        assert getattr(tacit, name) is getattr(importlib.import_module(str(module)), name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = tacit.nothing
+
+
+def seconds(code: str) -> float:
+    def once() -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return time.perf_counter() - began
+
+    return min(once() for _ in range(3))
+
+
+def test_importing_tacit_is_about_as_fast_as_importing_torch() -> None:
+    assert seconds("import tacit") <= 1.3 * seconds("import torch")
