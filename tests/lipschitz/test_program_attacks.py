@@ -475,7 +475,7 @@ def test_the_code_of_a_class_is_replaced_between_two_steps(monkeypatch):
     order = sorting.order
     with monkeypatch.context() as patch:
         patch.setattr(sorting, "order", lambda a, b: tuple(LOUD * x for x in order(a, b)))
-        with pytest.raises(UnboundedLayer, match=r"sorting\.order was replaced"):
+        with pytest.raises(UnboundedLayer, match=r"activations\.order was replaced"):
             worst(model, IMAGE, query)
 
 

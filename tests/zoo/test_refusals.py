@@ -166,7 +166,7 @@ def test_a_loop_over_experts_is_refused_and_runs_record_by_record():
     model, (inputs, targets) = case.model(), case.batch(4)
     start = Start(model, seed=0)
     batch = batch_of(inputs, targets, divisor=1.0, scheme=Poisson(0.5))
-    with pytest.raises(MixesRecords, match=r"engine=tacit\.PerRecord\(\)"):
+    with pytest.raises(MixesRecords, match=r"engine=tacit\.engines\.PerRecord\(\)"):
         tacit.PerSampleClip(max_norm=0.1)(model, case.loss, batch)
     query = tacit.PerSampleClip(max_norm=0.1, engine=tacit.engines.PerRecord())
     (block,) = query(model, case.loss, batch).blocks
@@ -223,7 +223,9 @@ def test_a_branch_of_torch_cond_on_a_private_value_is_refused_and_runs_record_by
     def positive(z: Tensor) -> Tensor:
         return z.mean() > 0
 
-    with pytest.raises(MixesRecords, match=r"Tensor\.__bool__.*engine=tacit\.PerRecord\(\)"):
+    with pytest.raises(
+        MixesRecords, match=r"Tensor\.__bool__.*engine=tacit\.engines\.PerRecord\(\)"
+    ):
         ask(conditional(positive))
     rows, reference = torch.randn(RECORDS, FEATURES), conditional(positive, python_if)
     require_exact(conditional(positive), rows, tacit.engines.PerRecord(), reference)

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from tacit import torch_internals
 from tacit.checks.certificate import Event
 from tacit.engines.shadow_labels import has_elements
 from tacit.engines.shadow_rules import names
@@ -47,7 +48,7 @@ _READS_LISTS = names(
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _MODULES = os.path.join(_TORCH_FOLDER, "nn", "modules") + os.sep
 _CALLS_MODELS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "pytrees.py")
-_SKIPPED_FOLDERS = (_TORCH_FOLDER, os.path.dirname(__file__) + os.sep)
+_SKIPPED_FOLDERS = (_TORCH_FOLDER, os.path.dirname(__file__) + os.sep, torch_internals.__file__)
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE_PACKAGES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 
