@@ -50,7 +50,7 @@ ROOMS = [
 # To be renamed.
 STILL_SHARED = {
     *("noise", "ledger", "trade_off", "scaling"),
-    *("Block", "Plan", "Precision", "Release", "Scale", "Step", "Task"),
+    *("Plan", "Release", "Scale", "Step", "Task"),
 }
 
 

@@ -38,7 +38,7 @@ from torch import nn
 import tacit
 from tacit.engines.recorder import model_state
 from tacit.lipschitz import SpectralLinear
-from tacit.lipschitz.rounding import precision_in_force
+from tacit.lipschitz.rounding import rounding_of
 from tacit.precision import all_digits, cuts_factors_on_cpu, uses_tensor_float
 
 warnings.simplefilter("ignore")
@@ -78,7 +78,7 @@ def tried(setting):
     said = [uses_tensor_float("matmul", cuda), uses_tensor_float("convolution", cuda)]
     model = nn.Sequential(SpectralLinear(4, 3))
     tacit.project(model)
-    coarse = precision_in_force(torch.float32, cuda).name
+    coarse = rounding_of(torch.float32, cuda).name
     model_state(model, cuda)
     with all_digits():
         plain = set(read(NEW))

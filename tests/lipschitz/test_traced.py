@@ -17,7 +17,7 @@ from tacit.lipschitz import (
     propagate,
 )
 from tacit.lipschitz.program import compile_program
-from tacit.lipschitz.propagate import sensitivities_of
+from tacit.lipschitz.propagation import sensitivities_of
 
 torch.set_num_threads(1)
 

@@ -39,7 +39,7 @@ from tacit.lipschitz.layers.clip_gradient import ClipGradient
 from tacit.lipschitz.layers.inputs import BoundedInput
 from tacit.lipschitz.program import Program, compile_program, whole
 from tacit.lipschitz.projection import Constrained
-from tacit.lipschitz.propagate import input_lipschitz
+from tacit.lipschitz.propagation import input_lipschitz
 from tacit.lipschitz.sets import SLACK
 from tacit.lipschitz.steps import located
 

@@ -10,7 +10,7 @@ from tacit.cli.networks import ModelName, QueryName, network_for
 from tacit.cli.numbers import check_gradient_clip
 from tacit.cli.recipes import recipe_for
 from tacit.data.loading import load
-from tacit.lipschitz.propagate import propagate, sensitivity_table
+from tacit.lipschitz.propagation import propagate, sensitivity_table
 from tacit.losses.classification import CrossEntropy
 from tacit.losses.loss_constant import ClippedLoss
 from tacit.report.run_folder import to_json

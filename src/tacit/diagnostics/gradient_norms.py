@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from tacit.canvas import blank, one_notice, save
 from tacit.diagnostics.diagnostic import Diagnostic
 from tacit.errors import UnboundedLayer
-from tacit.lipschitz.propagate import propagate
+from tacit.lipschitz.propagation import propagate
 from tacit.losses.pre_activations import watched
 from tacit.losses.record_losses import losses_of
 from tacit.pytrees import call_model

@@ -29,7 +29,7 @@ from tacit.lipschitz.layers.rearranging import (
     Tokens,
 )
 from tacit.lipschitz.projection import Constraint, enforce, project
-from tacit.lipschitz.propagate import Sensitivities, input_lipschitz, propagate
+from tacit.lipschitz.propagation import Sensitivities, input_lipschitz, propagate
 from tacit.lipschitz.sets import (
     FrobeniusBall,
     Orthogonal,

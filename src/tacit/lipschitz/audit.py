@@ -33,7 +33,7 @@ from tacit.lipschitz.attack import (
 )
 from tacit.lipschitz.program import compile_program
 from tacit.lipschitz.projection import enforce
-from tacit.lipschitz.propagate import input_lipschitz, sensitivities_of
+from tacit.lipschitz.propagation import input_lipschitz, sensitivities_of
 from tacit.losses.loss_constant import loss_constant
 
 # Everything is float64, so what passes a bound by more than this is not rounding.

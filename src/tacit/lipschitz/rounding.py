@@ -69,7 +69,7 @@ _DEPTH = 2
 
 
 @dataclass(frozen=True)
-class Precision:
+class Rounding:
     """The relative slack that each layer is given, and that of the sum for each row."""
 
     name: str
@@ -81,13 +81,13 @@ class Precision:
         return rows * self.slack_per_row
 
 
-EXACT = Precision("exact", 0.0)
-FLOAT64 = Precision("float64", 2.0**-38, 2.0**-25)  # 16,384 terms; 2·2²⁷·2⁻⁵³
-FLOAT32 = Precision("float32", 2.0**-10, _DEPTH * 2.0**-23)  # 16,384 terms
-TENSOR_FLOAT = Precision("TensorFloat-32", 2.0**-9 + 2.0**-10, _DEPTH * 2.0**-23)
+EXACT = Rounding("exact", 0.0)
+FLOAT64 = Rounding("float64", 2.0**-38, 2.0**-25)  # 16,384 terms; 2·2²⁷·2⁻⁵³
+FLOAT32 = Rounding("float32", 2.0**-10, _DEPTH * 2.0**-23)  # 16,384 terms
+TENSOR_FLOAT = Rounding("TensorFloat-32", 2.0**-9 + 2.0**-10, _DEPTH * 2.0**-23)
 
 
-def precision_in_force(dtype: torch.dtype, device: torch.device) -> Precision:
+def rounding_of(dtype: torch.dtype, device: torch.device) -> Rounding:
     """The arithmetic of a clipless pass: float32 or wider, and TensorFloat-32 where CUDA may."""
     if dtype is torch.float64:
         return FLOAT64

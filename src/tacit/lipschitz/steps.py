@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tacit.errors import Refused, UnboundedLayer
 from tacit.lipschitz.bounds import Bound, Bounded, Pullback
 from tacit.lipschitz.integrity import ours, place
-from tacit.lipschitz.rounding import EXACT, Precision
+from tacit.lipschitz.rounding import EXACT, Rounding
 from tacit.lipschitz.torch_modules import NEGLIGIBLE
 
 
@@ -45,7 +45,7 @@ class Notes:
     """
 
     names: dict[int, str]
-    precision: Precision = EXACT
+    rounding: Rounding = EXACT
     clips: bool = True
     by_parameter: dict[str, float] = field(default_factory=dict)
     layers: list[LayerRow] = field(default_factory=list)
@@ -109,7 +109,7 @@ class LayerStep(Step):
         answers, kind = self.answers, self.kind.__name__
         if not notes.clips:
             _require_no_jump(answers)
-        slack = 0.0 if getattr(answers, "exact", False) else notes.precision.slack
+        slack = 0.0 if getattr(answers, "exact", False) else notes.rounding.slack
         out = Bound(answers.output_norm(x) * (1 + slack), shape_after(self, x.shape))
         lipschitz = answers.lipschitz(x) * (1 + slack)
 
@@ -190,7 +190,7 @@ class ComposedStep(Step):
 
         out, back = layer.walk_bounds(x, walk)
         # What a module adds up is rounded too, forwards and backwards.
-        slack = 0.0 if getattr(layer, "exact", False) else notes.precision.slack
+        slack = 0.0 if getattr(layer, "exact", False) else notes.rounding.slack
         rounded = Bound(out.norm * (1 + slack), out.shape)
         return rounded, lambda cotangent: back(cotangent) * (1 + slack)
 

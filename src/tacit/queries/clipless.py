@@ -6,7 +6,7 @@ The loss's gradient in the outputs is taken first, one row a record, and limited
 it is sent back through the network in one pass: Σ_i J_iᵀ g_i, with J_i the Jacobian of record i's
 outputs in the parameters. That is plain training's own work.
 
-All of it runs in float32 or wider (`in_wide_precision`): see `tacit.lipschitz.precision`.
+All of it runs in float32 or wider (`in_wide_precision`): see `tacit.lipschitz.rounding`.
 
 Clipless: gradients of a Lipschitz network are bounded by construction, and summed as such.
 """
@@ -32,8 +32,8 @@ from tacit.lipschitz.integrity import require_no_hooks_of_all_modules, require_p
 from tacit.lipschitz.layers.clip_gradient import limit_rows
 from tacit.lipschitz.program import Program, compile_program, fingerprint
 from tacit.lipschitz.projection import enforce
-from tacit.lipschitz.propagate import Sensitivities, largest_entry, sensitivities_of
-from tacit.lipschitz.rounding import ROWS_AT_ONCE, Precision, precision_in_force, public_rows
+from tacit.lipschitz.propagation import Sensitivities, largest_entry, sensitivities_of
+from tacit.lipschitz.rounding import ROWS_AT_ONCE, Rounding, public_rows, rounding_of
 from tacit.losses.loss_constant import ClippedLoss
 from tacit.losses.record_losses import losses_of
 from tacit.precision import in_wide_precision, wide, wide_dtype
@@ -275,7 +275,7 @@ class Clipless(Following):
                 total += flattened(sums.gradients, parameters)
                 if sums.count is not None:
                     counts += sums.count
-        larger = 1 + known.precision.slack_of_sum(public_rows(batch.divisor))
+        larger = 1 + known.rounding.slack_of_sum(public_rows(batch.divisor))
         bounds = [larger * math.hypot(*(found.by_parameter[n] for n in names)) for names in blocks]
         followed = self._thresholds
         return BoundedGradient(
@@ -320,17 +320,17 @@ class Clipless(Following):
         program = self._program_of(model)
         clip = self.clip_in_force()
         kinds = {(p.dtype, p.device) for p in program.parameters()}
-        precision = max((precision_in_force(*kind) for kind in kinds), key=lambda p: p.slack)
-        key = id(loss), clip, input_shape, precision
+        rounding = max((rounding_of(*kind) for kind in kinds), key=lambda p: p.slack)
+        key = id(loss), clip, input_shape, rounding
         known = self._known.get(model)
         # Answers of a user's own layer may read anything, so they are asked for each time.
         stale = known is None or known.program is not program or known.key != key
         if known is None or stale or program.own_answers:
             limited = loss if clip is None else ClippedLoss(loss, clip)
-            found = sensitivities_of(program, limited, input_shape, precision=precision)
+            found = sensitivities_of(program, limited, input_shape, rounding=rounding)
             wide = {wide_dtype(dtype) for dtype, _ in kinds}
             largest = largest_entry(program, found, input_shape, wide)
-            known = self._known[model] = _Known(key, loss, program, found, largest, precision)
+            known = self._known[model] = _Known(key, loss, program, found, largest, rounding)
         return known
 
     def _program_of(self, model: nn.Module) -> Program:
@@ -358,7 +358,7 @@ class _Known:
     program: Program
     found: Sensitivities
     largest: float
-    precision: Precision
+    rounding: Rounding
 
 
 def _like(inputs: Tensor, parameters: dict[str, nn.Parameter]) -> Tensor:

@@ -29,7 +29,7 @@ from tacit.errors import UnboundedLayer
 from tacit.lipschitz.bounds import Bound
 from tacit.lipschitz.integrity import require_plain_gradients
 from tacit.lipschitz.program import Program, compile_program
-from tacit.lipschitz.rounding import EXACT, Precision
+from tacit.lipschitz.rounding import EXACT, Rounding
 from tacit.lipschitz.steps import LayerRow, Notes
 from tacit.losses.loss_constant import loss_constant
 
@@ -53,7 +53,7 @@ def propagate(
     loss: object,
     input_shape: Sequence[int],
     input_norm: float = math.inf,
-    precision: Precision = EXACT,
+    rounding: Rounding = EXACT,
 ) -> Sensitivities:
     """Bounds of one record's gradient, for weights within their layers' constraints.
 
@@ -63,7 +63,7 @@ def propagate(
     Raises `UnboundedLayer` for a module without the three answers or with hooks, and for a
     trainable parameter that would have no finite bound.
     """
-    return sensitivities_of(compile_program(model), loss, input_shape, input_norm, precision)
+    return sensitivities_of(compile_program(model), loss, input_shape, input_norm, rounding)
 
 
 def sensitivities_of(
@@ -71,11 +71,11 @@ def sensitivities_of(
     loss: object,
     input_shape: Sequence[int],
     input_norm: float = math.inf,
-    precision: Precision = EXACT,
+    rounding: Rounding = EXACT,
 ) -> Sensitivities:
     """`propagate` for a model that was compiled."""
     require_plain_gradients(program.trained.items())
-    notes = Notes(program.names, precision)
+    notes = Notes(program.names, rounding)
     output, back = program.walk(Bound(float(input_norm), tuple(input_shape)), notes)
     if isinstance(loss, int | float):
         cotangent = float(loss)
