@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         register_scheme,
     )
     from tacit.statistics import PublicStatistics, ReleasedStatistics
-    from tacit.training import Callback, MovingAverage, Run, Trainer, Unprotected, evaluate  # type: ignore[no-redef]
+    from tacit.training import Callback, MovingAverage, Run, Trainer, Unprotected, evaluate
 
 # Where each name is defined; `tests/test_house.py` compares this with the imports above.
 _HOMES = {
