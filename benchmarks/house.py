@@ -1,0 +1,106 @@
+"""How large is the code, and how many files does one clipping step enter?
+
+Prints, for the package below a source folder: files, lines, the median length, files under 40
+lines, public names, and the files that one step `ledger.release(mechanism.privatise(...))` of a
+small network enters after a warm-up, with the number of calls from one file into another. The
+step runs in a process of its own, on the package in that folder, so an older checkout can be
+measured too.
+
+    python benchmarks/house.py
+    python benchmarks/house.py --source ../older/src --files
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+
+WARM_UP = 12
+
+
+def sizes(package: Path) -> dict[str, float]:
+    lengths = [len(p.read_text(encoding="utf-8").splitlines()) for p in package.rglob("*.py")]
+    return {
+        "files": len(lengths),
+        "lines": sum(lengths),
+        "median length": statistics.median(lengths),
+        "files under 40 lines": sum(length < 40 for length in lengths),
+    }
+
+
+def trace_step() -> dict:
+    """The public names, and the package's files in the order in which a step enters them."""
+    import torch
+
+    import tacit
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    inputs, targets = torch.randn(64, 8), torch.randint(3, (64,))
+    records = tacit.Records(inputs, targets, num_classes=3, public_size=64)
+    sampler = tacit.PoissonSampler(records, expected_batch_size=16, steps=WARM_UP + 1)
+    mechanism = tacit.Mechanism(tacit.PerSampleClip(1.0), sampler, noise_multiplier=1.0)
+    entered: list[str] = []
+    package = str(Path(tacit.__file__).parent)
+
+    crossings = 0
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal crossings
+        file = frame.f_code.co_filename
+        if event != "call" or not file.startswith(package):
+            return
+        entered.append(os.path.relpath(file, package))
+        caller = frame.f_back
+        while caller is not None and not caller.f_code.co_filename.startswith(package):
+            caller = caller.f_back
+        crossings += caller is not None and caller.f_code.co_filename != file
+
+    with tempfile.TemporaryDirectory() as folder:
+        budget = tacit.Budget(epsilon=50.0, delta=1e-5)
+        ledger = tacit.Ledger(Path(folder) / "ledger.sqlite", budget)
+        ledger.begin(mechanism.plan)
+        loss = tacit.losses.CrossEntropy()
+        for step, batch in enumerate(sampler):
+            sys.setprofile(profile if step == WARM_UP else None)
+            ledger.release(mechanism.privatise(model, loss, batch), into=model)
+            sys.setprofile(None)
+        ledger.close()
+    return {
+        "public names": len(tacit.__all__),
+        "files of one step": len(set(entered)),
+        "calls from file to file": crossings,
+        "entered": list(dict.fromkeys(entered)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--source", type=Path, default=Path(__file__).parents[1] / "src")
+    parser.add_argument("--files", action="store_true", help="name the files that a step enters")
+    parser.add_argument("--trace", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.trace:
+        print(json.dumps(trace_step()))
+        return
+    source = given.source.resolve()
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    command = [sys.executable, __file__, "--trace"]
+    traced = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    found = {**sizes(source / "tacit"), **json.loads(traced.stdout.splitlines()[-1])}
+    entered = found.pop("entered")
+    for name, value in found.items():
+        print(f"{name:28} {value:>8g}")
+    if given.files:
+        print("files in the order of the step:", *entered, sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()
