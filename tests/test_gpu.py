@@ -59,7 +59,7 @@ def test_noise_has_the_declared_deviation() -> None:
 
 def test_training_reaches_a_use(tmp_path) -> None:
     data = records(3000)
-    model = tacit.models.mlp(data.shape, 10)
+    model = tacit.models.mlp(data.shape, 10).to("cuda")
     run = tacit.Trainer(
         model,
         loss=tacit.losses.CrossEntropy(),
@@ -67,11 +67,10 @@ def test_training_reaches_a_use(tmp_path) -> None:
         sampler=tacit.PoissonSampler(data, expected_batch_size=1000, steps=30, pad_to=32),
         optimizer=torch.optim.SGD(model.parameters(), lr=2.0, momentum=0.9),
         budget=tacit.Budget(8.0, 1e-4),
-        evaluate_on=tacit.training.Unprotected(data),
-        device="cuda",
+        evaluate_on=tacit.Unprotected(data),
         ledger=tmp_path / "ledger.sqlite",
         moving_average=tacit.MovingAverage(0.9),
-        progress=False,
+        callbacks=(),
     ).fit()
     assert next(run.model.parameters()).device.type == "cuda"
     assert run.epsilon <= 8

@@ -118,12 +118,11 @@ def run_once(
         ),
         optimizer,
         tacit.Budget(epsilon, DELTA),
-        noise_multiplier=z,
-        prelude=prelude,
-        allocation=tacit.PerLayerNoise() if setting.per_layer else tacit.GlobalNoise(),
+        noise=tacit.Noise(z, tacit.PerLayerNoise() if setting.per_layer else tacit.GlobalNoise()),
+        ledger=tacit.LedgerRun(prelude=prelude),
         scheduler=cosine if setting.cosine else None,
         moving_average=None if setting.ema is None else tacit.MovingAverage(setting.ema),
-        progress=False,
+        callbacks=(),
         seed=seed,
     )
     started = time.perf_counter()

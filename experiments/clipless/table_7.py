@@ -171,11 +171,10 @@ def train(
         sampler,
         optimizer,
         tacit.Budget(EPSILON, delta),
-        noise_multiplier=noise(setting.rate, setting.steps, delta, setting.standardise),
-        prelude=prelude(setting.standardise),
+        noise=tacit.Noise(noise(setting.rate, setting.steps, delta, setting.standardise)),
+        ledger=tacit.LedgerRun(prelude=prelude(setting.standardise)),
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, setting.steps),
-        moving_average=None,
-        progress=False,
+        callbacks=(),
     )
     started = time.perf_counter()
     run = trainer.fit()

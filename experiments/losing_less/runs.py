@@ -307,12 +307,11 @@ def run(
         ),
         optimizer,
         tacit.Budget(setting.epsilon, DELTA),
-        noise_multiplier=z,
-        prelude=prelude,
+        noise=tacit.Noise(z),
+        ledger=tacit.LedgerRun(prelude=prelude),
         scheduler=_schedule(setting, optimizer),
         moving_average=None if setting.ema is None else tacit.MovingAverage(setting.ema),
         callbacks=[watch, *callbacks],
-        progress=False,
         seed=seed,
     )
     finished = trainer.fit()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tacit.losses import register_loss
     from tacit.mechanism import Mechanism, PendingRelease
     from tacit.models import make_trainable
-    from tacit.noise import GlobalNoise, OptimisedNoise, PerLayerNoise
+    from tacit.noise import GlobalNoise, Noise, OptimisedNoise, PerLayerNoise
     from tacit.queries import (
         AdaptiveNorm,
         BatchClip,
@@ -62,7 +62,16 @@ if TYPE_CHECKING:
         register_scheme,
     )
     from tacit.statistics import PublicStatistics, ReleasedStatistics
-    from tacit.training import Callback, MovingAverage, Run, Trainer, Unprotected, evaluate
+    from tacit.training import (
+        Callback,
+        HeldOut,
+        LedgerRun,
+        MovingAverage,
+        Run,
+        Trainer,
+        Unprotected,
+        evaluate,
+    )
 
 # Where each name is defined; `tests/test_house.py` compares this with the imports above.
 _HOMES = {
@@ -75,7 +84,7 @@ _HOMES = {
     "tacit.losses": "register_loss",
     "tacit.mechanism": "Mechanism PendingRelease",
     "tacit.models": "make_trainable",
-    "tacit.noise": "GlobalNoise OptimisedNoise PerLayerNoise",
+    "tacit.noise": "GlobalNoise Noise OptimisedNoise PerLayerNoise",
     "tacit.queries": (
         "AdaptiveNorm BatchClip Clipless Normalise PerSampleClip by_layer by_parameter by_prefix"
     ),
@@ -86,7 +95,7 @@ _HOMES = {
         "ShuffleSampler Unit register_scheme"
     ),
     "tacit.statistics": "PublicStatistics ReleasedStatistics",
-    "tacit.training": "Callback MovingAverage Run Trainer Unprotected evaluate",
+    "tacit.training": "Callback HeldOut LedgerRun MovingAverage Run Trainer Unprotected evaluate",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -99,10 +108,13 @@ __all__ = [
     "Clipless",
     "FixedSizeSampler",
     "GlobalNoise",
+    "HeldOut",
     "Ledger",
+    "LedgerRun",
     "Mechanism",
     "MiniSetSampler",
     "MovingAverage",
+    "Noise",
     "Normalise",
     "OptimisedNoise",
     "PendingRelease",

@@ -65,6 +65,20 @@ class GlobalNoise:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """How much noise a run adds, and how it is shared out over the blocks.
+
+    `multiplier` is the joint noise multiplier z. None, the default, calibrates it so that the
+    planned steps just fit the budget. `allocation` chooses each block's share at that z.
+
+        Trainer(..., noise=Noise(allocation=PerLayerNoise()))
+    """
+
+    multiplier: float | None = None
+    allocation: Allocation = GlobalNoise()
+
+
+@dataclass(frozen=True)
 class PerLayerNoise:
     """Noise in proportion to sensitivity: s_h = z·√L·Δ_h, L the number of blocks with Δ_h > 0."""
 

@@ -47,11 +47,9 @@ def trainer(made, book: Ledger | str | None, name: str | None = "one", more=()) 
         tacit.PoissonSampler(records, expected_batch_size=20, steps=4),
         torch.optim.SGD(model.parameters(), lr=0.1),
         BUDGET,
-        noise_multiplier=4.0,
-        prelude=(event, *more),
-        ledger=book,
-        run_name=name,
-        progress=False,
+        noise=tacit.Noise(4.0),
+        ledger=tacit.LedgerRun(book, name, prelude=(event, *more)),
+        callbacks=(),
     )
 
 

@@ -4,8 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from tacit import Budget, Callback, Ledger, PerSampleClip, PoissonSampler, Records, Trainer
-from tacit.training import Unprotected
+from tacit import (
+    Budget,
+    Callback,
+    Ledger,
+    Noise,
+    PerSampleClip,
+    PoissonSampler,
+    Records,
+    Trainer,
+)
+from tacit.training import LedgerRun, Unprotected
 
 BUDGET = Budget(2.0, 1e-5)
 
@@ -26,8 +35,7 @@ def trainer(steps=12, rate=1.0, **more):
         sampler,
         torch.optim.SGD(model.parameters(), lr=0.1),
         BUDGET,
-        progress=False,
-        **more,
+        **({"callbacks": ()} | more),
     )
 
 
@@ -68,7 +76,7 @@ def test_an_interrupt_is_a_choice_too():
 
 @pytest.mark.parametrize(("z", "rate"), [(8.0, 1.0), (0.9, 0.2)])
 def test_the_budget_ends_a_run_in_good_order(z, rate):
-    made = trainer(steps=5000, noise_multiplier=z, rate=rate)
+    made = trainer(steps=5000, noise=Noise(z), rate=rate)
     run = made.fit()
     assert run.stopped == "budget"
     assert run.steps == made.plan.steps_within(BUDGET)
@@ -76,16 +84,16 @@ def test_the_budget_ends_a_run_in_good_order(z, rate):
 
 
 def test_early_stop_where_the_budget_is_shorter_than_the_plan():
-    made = trainer(steps=5000, noise_multiplier=8.0, callbacks=[StopAt(3)])
+    made = trainer(steps=5000, noise=Noise(8.0), callbacks=[StopAt(3)])
     run = made.fit()
     assert run.epsilon == made.plan.epsilon(made.plan.steps_within(BUDGET), BUDGET.delta)
 
 
 def test_a_run_that_goes_on_answers_for_both_processes(tmp_path):
     path = tmp_path / "ledger"
-    z = 10.0
-    trainer(noise_multiplier=z, ledger=path, run_name="mine", callbacks=[StopAt(5)]).fit()
-    run = trainer(noise_multiplier=z, ledger=path, run_name="mine").fit()
+    noise, ledger = Noise(10.0), LedgerRun(path, "mine")
+    trainer(noise=noise, ledger=ledger, callbacks=[StopAt(5)]).fit()
+    run = trainer(noise=noise, ledger=ledger).fit()
     assert run.steps == 7
     assert run.epsilon == run.plan.epsilon(12, BUDGET.delta)
     with Ledger(path) as ledger:
@@ -93,15 +101,15 @@ def test_a_run_that_goes_on_answers_for_both_processes(tmp_path):
 
 
 def test_what_is_shown_on_the_way_counts_both_processes(tmp_path):
-    settings = {"noise_multiplier": 10.0, "ledger": tmp_path / "ledger", "run_name": "mine"}
+    settings = {"noise": Noise(10.0), "ledger": LedgerRun(tmp_path / "ledger", "mine")}
     trainer(callbacks=[StopAt(5)], **settings).fit()
-    run = trainer(evaluate_on=Unprotected(data()), evaluate_every=1, **settings).fit()
+    run = trainer(evaluate_on=Unprotected(data(), every=1), **settings).fit()
     first = run.history[0]
     assert first.epsilon >= run.plan.epsilon(6, BUDGET.delta) * (1 - 1e-3)
 
 
 def test_a_second_run_on_the_ledger_is_held_to_what_is_left(tmp_path):
-    settings = {"noise_multiplier": 12.0, "ledger": tmp_path / "ledger"}
+    settings = {"noise": Noise(12.0), "ledger": tmp_path / "ledger"}
     first = trainer(steps=10, **settings).fit()
     second = trainer(steps=1000, **settings).fit()
     assert first.stopped == "plan complete"

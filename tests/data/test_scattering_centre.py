@@ -92,8 +92,8 @@ def test_the_trainer_charges_it_with_the_steps() -> None:
         tacit.PoissonSampler(records, 0.5, 4),
         torch.optim.SGD(model.parameters(), lr=0.1),
         tacit.Budget(3.0, 1e-5),
-        prelude=(event,),
-        progress=False,
+        ledger=tacit.LedgerRun(prelude=(event,)),
+        callbacks=(),
     )
     run = trainer.fit()
     assert run.epsilon <= 3.0

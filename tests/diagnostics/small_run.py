@@ -33,9 +33,7 @@ def fit(callbacks, records=None, loss=None, steps=8, rate=0.25, test=None, model
         torch.optim.SGD(model.parameters(), lr=0.5),
         tacit.Budget(8.0, 1e-3),
         callbacks=callbacks,
-        evaluate_on=test,
-        evaluate_every=2,
-        progress=False,
+        evaluate_on=None if test is None else tacit.HeldOut(test, every=2),
         seed=1,
     )
     return trainer.fit()

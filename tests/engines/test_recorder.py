@@ -252,7 +252,7 @@ def test_a_finished_run_gives_its_recordings_back():
             tacit.PoissonSampler(records, 0.5, steps=6),
             torch.optim.SGD(model.parameters(), lr=0.1),
             tacit.Budget(3.0, 1e-4),
-            progress=False,
+            callbacks=(),
         ).fit()
         assert not query.engine.recorder._recordings
 

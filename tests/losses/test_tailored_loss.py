@@ -268,9 +268,8 @@ def test_the_trainer_says_the_epoch_to_a_copy_of_its_own():
             tacit.PoissonSampler(records, 0.25, steps=5),
             torch.optim.SGD(model.parameters(), lr=0.1),
             tacit.Budget(3.0, 1e-4),
-            evaluate_on=tacit.training.Unprotected(records),
+            evaluate_on=tacit.Unprotected(records),
             callbacks=[Note()],
-            progress=False,
         )
         runs.append(trainer.fit())
     assert seen == pytest.approx([0, 0.25, 0.5, 0.75, 1.0] * 2)

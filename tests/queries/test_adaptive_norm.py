@@ -159,8 +159,8 @@ def test_epsilon_is_that_of_a_fixed_threshold_at_the_same_noise():
                 sampler=PoissonSampler(data, 0.5, steps=5, seed=0),
                 optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
                 budget=Budget(20.0, 1e-5),
-                noise_multiplier=Z,
-                progress=False,
+                noise=tacit.Noise(Z),
+                callbacks=(),
             ).fit()
         )
     assert runs[0].epsilon == runs[1].epsilon

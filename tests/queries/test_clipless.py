@@ -158,7 +158,7 @@ def test_a_whole_run_with_a_certificate(tmp_path) -> None:
         sampler=tacit.PoissonSampler(records, expected_batch_size=200, steps=40),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
         budget=tacit.Budget(8.0, 1e-4),
-        progress=False,
+        callbacks=(),
     )
     run = trainer.fit()
     facts = run.facts(records)

@@ -141,7 +141,7 @@ def test_python_saves_them_too_and_leaves_none_of_another_run(tmp_path) -> None:
     run = tacit.Trainer(
         model, tacit.losses.CrossEntropy(), tacit.PerSampleClip(1.0),
         tacit.PoissonSampler(records, 0.5, steps=1), torch.optim.SGD(model.parameters(), lr=0.1),
-        tacit.Budget(50.0, 1e-3), noise_multiplier=1.0, progress=False,
+        tacit.Budget(50.0, 1e-3), noise=tacit.Noise(1.0), callbacks=(),
     ).fit()  # fmt: skip
     save_run(run, tmp_path, preprocessing=PublicScaler(1.0, 2.0))
     assert torch.equal(load_preprocessing(tmp_path)(torch.ones(1, 3)), torch.zeros(1, 3))

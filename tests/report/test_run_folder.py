@@ -26,9 +26,9 @@ def finished(steps=2, test=None):
         tacit.PoissonSampler(records, 0.5, steps=steps),
         torch.optim.SGD(model.parameters(), lr=0.1),
         tacit.Budget(50.0, 1e-3),
-        noise_multiplier=1.0,
+        noise=tacit.Noise(1.0),
         evaluate_on=test,
-        progress=False,
+        callbacks=(),
     ).fit()
 
 

@@ -33,8 +33,8 @@ def trainer_for(model, statistics=None, *, query=None, private=None, steps=3, **
         "sampler": sampler,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "budget": tacit.Budget(100.0, 1e-5, more.pop("relation", ADD)),
-        "noise_multiplier": 1.0,
-        "progress": False,
+        "noise": tacit.Noise(1.0),
+        "callbacks": (),
         "statistics": statistics,
     }
     return Trainer(model, **(settings | more))
@@ -74,7 +74,7 @@ def test_frozen_norms_stay_frozen_through_steps_and_evaluations(tmp_path):
         norm.eval()
     declare_public(model)
     before = buffers(model)
-    run = trainer_for(model, evaluate_on=TEST, evaluate_every=1).fit()
+    run = trainer_for(model, evaluate_on=tacit.HeldOut(TEST, every=1)).fit()
     assert len(run.history) == 3
     assert same(buffers(model), before)
     assert not model[1].training
@@ -108,8 +108,7 @@ def test_public_statistics_are_those_of_the_weights_that_are_evaluated(average, 
     run = trainer_for(
         model,
         PublicStatistics(PUBLIC, 4),
-        evaluate_on=TEST,
-        evaluate_every=1,
+        evaluate_on=tacit.HeldOut(TEST, every=1),
         moving_average=None if average is None else MovingAverage(average),
     ).fit()
     assert len(run.history) == 3
@@ -139,11 +138,9 @@ def test_released_statistics_are_planned_charged_and_set_once(relation, tmp_path
         release,
         private=private,
         relation=relation,
-        evaluate_on=TEST,
-        evaluate_every=1,
+        evaluate_on=tacit.HeldOut(TEST, every=1),
         callbacks=[looks],
-        ledger=path,
-        run_name="one",
+        ledger=tacit.LedgerRun(path, "one"),
     )
     assert trainer.plan.prelude == (release.event,)
     initial = buffers(model)
@@ -161,8 +158,8 @@ def test_released_statistics_are_planned_charged_and_set_once(relation, tmp_path
 
     # Whoever goes on with the run is told so before a step is spent.
     again = trainer_for(
-        model, ReleasedStatistics(private, 4.0), private=private, relation=relation, ledger=path,
-        run_name="one",
+        model, ReleasedStatistics(private, 4.0), private=private, relation=relation,
+        ledger=tacit.LedgerRun(path, "one"),
     )  # fmt: skip
     with pytest.raises(BudgetExceeded, match="has been made"):
         again.fit()
@@ -173,10 +170,10 @@ def test_the_noise_is_calibrated_with_the_release():
     release = ReleasedStatistics(private, 3.0)
     budget = tacit.Budget(2.0, 1e-5)
     alone = trainer_for(
-        image_net(), PublicStatistics(PUBLIC, 4), private=private, noise_multiplier=None,
+        image_net(), PublicStatistics(PUBLIC, 4), private=private, noise=None,
         budget=budget,
     )  # fmt: skip
-    both = trainer_for(image_net(), release, private=private, noise_multiplier=None, budget=budget)
+    both = trainer_for(image_net(), release, private=private, noise=None, budget=budget)
     assert both.plan.noise_multiplier > alone.plan.noise_multiplier
     assert both.plan.epsilon(3, 1e-5) <= 2.0
     with pytest.raises(BudgetExceeded, match="before the run"):
@@ -184,7 +181,7 @@ def test_the_noise_is_calibrated_with_the_release():
             image_net(),
             ReleasedStatistics(private, 0.1),
             private=private,
-            noise_multiplier=None,
+            noise=None,
             budget=budget,
         )
 

@@ -28,7 +28,7 @@ def small_trainer(model=None, records=None, steps=4, **more):
         "sampler": tacit.PoissonSampler(records, 0.25, steps=steps),
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "budget": tacit.Budget(8.0, 1e-3),
-        "noise_multiplier": 2.0,
-        "progress": False,
+        "noise": tacit.Noise(2.0),
+        "callbacks": (),
     }
     return tacit.Trainer(model, **(settings | more))

@@ -29,9 +29,8 @@ def test_without_records_there_is_no_accuracy(tmp_path):
 def test_the_history_is_never_above_the_run(steps, noise):
     run = small_trainer(
         steps=steps,
-        evaluate_on=TEST,
-        evaluate_every=2,
-        noise_multiplier=noise,
+        evaluate_on=tacit.HeldOut(TEST, every=2),
+        noise=tacit.Noise(noise),
         budget=tacit.Budget(100.0, 1e-3),
     ).fit()
     spent = [evaluation.epsilon for evaluation in run.history]
@@ -56,7 +55,7 @@ class Recorded(tacit.Callback):
 def test_an_interrupted_evaluation_leaves_the_average():
     recorded, average = Recorded(), tacit.MovingAverage(0.9)
     run = small_trainer(
-        evaluate_on=TEST, evaluate_every=3, moving_average=average, callbacks=[recorded]
+        evaluate_on=tacit.HeldOut(TEST, every=3), moving_average=average, callbacks=[recorded]
     ).fit()
     assert (run.stopped, run.steps) == ("interrupted", 3)
     expected = recorded.weights[0]  # the average begins after step 1

@@ -45,11 +45,9 @@ def trained(ledger, name, monkeypatch, epsilon=8.0, stop_after=None):
             tacit.PoissonSampler(DATA, expected_batch_size=20, steps=6),
             torch.optim.SGD(model.parameters(), lr=0.1),
             tacit.Budget(epsilon, 1e-5),
-            noise_multiplier=5.0,
-            ledger=ledger,
-            run_name=name,
+            noise=tacit.Noise(5.0),
+            ledger=tacit.LedgerRun(ledger, name),
             callbacks=[Stop()],
-            progress=False,
             seed=7,
         ).fit()
     return run, drawn, rows

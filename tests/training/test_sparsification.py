@@ -38,9 +38,8 @@ def trained(query, frozen, steps, sampler=None, **options):
         sampler,
         optimizer,
         tacit.Budget(1000.0, 1e-5),
-        noise_multiplier=options.get("noise", 1.0),
+        noise=tacit.Noise(options.get("noise", 1.0)),
         callbacks=[frozen],
-        progress=False,
         seed=3,
     )
     trainer.fit()
@@ -91,9 +90,8 @@ def test_a_frozen_entry_is_its_mean_over_the_window_and_stays():
         tacit.PoissonSampler(records, expected_batch_size=200, steps=25),
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         tacit.Budget(1000.0, 1e-5),
-        noise_multiplier=1.0,
+        noise=tacit.Noise(1.0),
         callbacks=[Watch(), frozen],
-        progress=False,
         seed=3,
     )
     trainer.fit()

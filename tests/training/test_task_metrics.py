@@ -87,8 +87,8 @@ def test_equal_targets_have_no_r_squared():
 
 def test_a_regression_is_reported_alike_everywhere(tmp_path, capsys):
     run = small_trainer(
-        regressor(), prices(), loss=Huber(), evaluate_on=prices(seed=2), evaluate_every=2,
-        progress=True,
+        regressor(), prices(), loss=Huber(), evaluate_on=tacit.HeldOut(prices(seed=2), every=2),
+        callbacks=[tacit.training.ProgressBar()],
     ).fit()  # fmt: skip
     assert [point.step for point in run.history] == [2, 4]
     facts = save_run(run, tmp_path, prices(seed=2))

@@ -7,6 +7,8 @@ import pytest
 import torch
 from small_trainer import network, small_trainer, some_records
 
+from tacit import HeldOut
+
 
 def test_an_optimizer_of_another_model_is_refused():
     model = network()
@@ -31,12 +33,12 @@ def test_an_optimizer_of_all_that_is_trained_is_not_noted():
 
 
 @pytest.mark.parametrize("every", [0, -1, 2.5, 2.0, "2", True])
-def test_evaluate_every_is_a_whole_number(every):
-    with pytest.raises(ValueError, match=r"evaluate_every is .*; give a whole number, 1 or more"):
-        small_trainer(evaluate_on=some_records(seed=9), evaluate_every=every)
+def test_steps_between_evaluations_are_a_whole_number(every):
+    with pytest.raises(ValueError, match=r"every is .*; give a whole number, 1 or more"):
+        HeldOut(some_records(seed=9), every)
 
 
 @pytest.mark.parametrize("every", [2, np.int64(2)])
-def test_evaluate_every_is_kept(every):
-    run = small_trainer(evaluate_on=some_records(seed=9), evaluate_every=every).fit()
+def test_steps_between_evaluations_are_kept(every):
+    run = small_trainer(evaluate_on=HeldOut(some_records(seed=9), every)).fit()
     assert [evaluation.step for evaluation in run.history] == [2, 4]

@@ -6,6 +6,7 @@ from small_trainer import network, small_trainer
 from torch import nn
 
 import tacit
+from tacit import LedgerRun
 from tacit.errors import PlanChanged
 from tacit.training.preconditions import ROW_NUMBERS, TRAINED_BEFORE, TRAINED_HERE
 from tacit.training.run import EARLY
@@ -55,7 +56,7 @@ def test_a_second_fit_on_a_ledger_is_charged(tmp_path):
 
 
 def test_fit_goes_on_with_its_run_after_a_stop(tmp_path):
-    trainer = small_trainer(ledger=tmp_path / "ledger", run_name="mine", callbacks=[StopAt(1)])
+    trainer = small_trainer(ledger=LedgerRun(tmp_path / "ledger", "mine"), callbacks=[StopAt(1)])
     assert trainer.fit().steps == 1
     trainer.callbacks.clear()
     run = trainer.fit()
@@ -102,7 +103,7 @@ def test_a_moving_average_is_of_one_run_alone():
     """One object for a sweep: the weights of the first run were in the second's model."""
     average = tacit.MovingAverage(0.9)
     first = network()
-    small_trainer(first, moving_average=average, noise_multiplier=0.1, budget=LARGE).fit()
+    small_trainer(first, moving_average=average, noise=tacit.Noise(0.1), budget=LARGE).fit()
     second = network()
     begun = [p.detach().clone() for p in second.parameters()]
     still = torch.optim.SGD(second.parameters(), lr=1e-12)
@@ -115,7 +116,7 @@ LARGE = tacit.Budget(1e6, 1e-3)
 
 def test_a_smaller_budget_later_does_not_make_less_of_the_plan(tmp_path):
     """The run was planned for 40 steps, and where to stop is chosen in view of the first."""
-    given = {"steps": 40, "ledger": tacit.Ledger(tmp_path / "ledger", LARGE), "run_name": "mine"}
+    given = {"steps": 40, "ledger": LedgerRun(tacit.Ledger(tmp_path / "ledger", LARGE), "mine")}
     first = small_trainer(budget=LARGE, callbacks=[StopAt(1)], **given).fit()
     smaller = tacit.Budget(first.plan.epsilon(5, 1e-3), 1e-3)
     run = small_trainer(budget=smaller, **given).fit()

@@ -70,9 +70,11 @@ from tacit.cli.train_data import (
     statistics_event,
 )
 from tacit.data.preprocessing import Preprocessing
+from tacit.noise import Noise
 from tacit.report.run_folder import save_run, to_json, write_json
 from tacit.sampling.sampler import Sampler
-from tacit.training.callbacks import MovingAverage, Sparsification
+from tacit.training.callbacks import MovingAverage, ProgressBar, Sparsification
+from tacit.training.preconditions import LedgerRun
 from tacit.training.run import summary_table
 from tacit.training.trainer import Trainer
 
@@ -275,6 +277,8 @@ def train(
     if layers.needs_public:
         notes.append(public_records.CONSTANTS_NOTE)
     notes += delta_note(delta, size)
+    network.to(place)
+    bar = [] if quiet else [ProgressBar()]
     trainer = Trainer(
         network,
         loss=objective,
@@ -282,20 +286,19 @@ def train(
         sampler=sampler,
         optimizer=stepper,
         budget=budget,
-        noise_multiplier=noise_multiplier,
-        allocation=NOISE[noise],
+        noise=Noise(noise_multiplier, NOISE[noise]),
         scheduler=scheduler_for(schedule, recipe, stepper, steps),
         moving_average=MovingAverage(ema) if ema is not None else None,
         statistics=known,
         evaluate_on=test_records,
-        callbacks=[] if sparsification is None else [sparsification],
-        progress=not quiet,
-        run_name=run_name or f"{folder.name}-{secrets.token_hex(3)}",
-        prelude=statistics_event(about),
-        device=place,
+        callbacks=bar if sparsification is None else [sparsification, *bar],
+        ledger=LedgerRun(
+            name=run_name or f"{folder.name}-{secrets.token_hex(3)}",
+            prelude=statistics_event(about),
+        ),
         seed=seed,
-        notes=notes,
     )
+    trainer.notes += notes
     trainer.config = {
         "options": given,
         "used": {

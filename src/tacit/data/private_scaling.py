@@ -255,7 +255,7 @@ def release_centre(
     removed moves the sum by at most Δ = 1, and one that is replaced by at most Δ = 2, reached by
     opposite vectors. N is the *declared* number of records, never their count. It is one Gaussian
     mechanism of multiplier z under `relation`; charge it under the same one, before training:
-    `Trainer(prelude=(event,))`. With a `ledger`, whose current run planned for it, it is claimed
+    `LedgerRun(prelude=(event,))`. With a `ledger`, whose current run planned for it, it is claimed
     there before a record is read. Noise comes from the operating system unless `seed`
     is given; then it is not private against whoever knows the seed.
     """
@@ -313,7 +313,7 @@ def release_channel_scaler(
     and one that is replaced by twice that, k = 2: two Gaussian mechanisms of multiplier √2·z each,
     which compose, the second chosen in view of the first, to one of multiplier z
     [Dong et al. 2019, Cor. 3.3: √(2·(1/√2z)²) = 1/z]. Charge it under `relation`, before training:
-    `Trainer(prelude=(event,))`.
+    `LedgerRun(prelude=(event,))`.
 
     R and T are no assumptions: what is longer is cut, which biases the scaler and not the
     guarantee. Scattering features of images whose pixels have variance 1 have sizes of norm about

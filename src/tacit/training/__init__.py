@@ -8,13 +8,15 @@ from tacit.training.callbacks import (
     Sparsification,
 )
 from tacit.training.evaluation import Metrics, evaluate
-from tacit.training.preconditions import Unprotected
+from tacit.training.preconditions import HeldOut, LedgerRun, Unprotected
 from tacit.training.run import Run, summary_text
 from tacit.training.trainer import Trainer
 
 __all__ = [
     "Callback",
     "Evaluation",
+    "HeldOut",
+    "LedgerRun",
     "Metrics",
     "MovingAverage",
     "ProgressBar",

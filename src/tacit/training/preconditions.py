@@ -19,6 +19,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+import dp_accounting as dpa
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ from tacit.queries.clipped_query import found_among, require_public
 from tacit.records import Records
 from tacit.sampling.mini_sets import MiniSets
 from tacit.sampling.sampler import Sampler
+from tacit.sampling.scheme import whole_number
 from tacit.statistics.public_statistics import PublicStatistics
 from tacit.statistics.released_statistics import ReleasedStatistics
 from tacit.statistics.tracking import unfrozen_norms
@@ -84,13 +86,27 @@ SHOWN = (
 
 
 @dataclass(frozen=True)
-class Unprotected:
+class HeldOut:
+    """Held-out records to evaluate on during a run. The training records are refused.
+
+    `every` is the number of steps between evaluations, by default a twentieth of the run. The
+    guarantee does not cover these records: what is read off them is released without noise.
+    """
+
+    records: Records
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every is not None:
+            whole_number("every", self.every, least=1)
+
+
+@dataclass(frozen=True)
+class Unprotected(HeldOut):
     """Records to evaluate on although they may be training records, as in a test or a study.
 
     Their accuracy and loss are released without noise, so ε does not cover them; the run says so.
     """
-
-    records: Records
 
 
 def require_held_out(evaluated: Records, private: Records) -> None:
@@ -104,7 +120,7 @@ def require_held_out(evaluated: Records, private: Records) -> None:
         return
     remedy = (
         "their accuracy would go out without noise; give records that were held out, or "
-        "evaluate_on=tacit.training.Unprotected(records) where epsilon need not cover it"
+        "evaluate_on=tacit.Unprotected(records) where epsilon need not cover it"
     )
     pairs = product(tensors_of(evaluated.inputs), tensors_of(private.inputs))
     if any(_rows_in_common(a, b) for a, b in pairs):
@@ -176,6 +192,23 @@ TRAINED_HERE = (
 _LEDGERS: weakref.WeakKeyDictionary[nn.Module, set[tuple[Hashable, int]]] = (
     weakref.WeakKeyDictionary()
 )
+
+
+@dataclass(frozen=True)
+class LedgerRun:
+    """The run of a ledger that training is charged to.
+
+    `ledger` is a file (shared by all runs over the same data), an open `Ledger`, or None for one
+    in memory. A run is resumed by its `name`. `prelude` holds what was released before training,
+    as the functions of `tacit.data` return it: it is planned and charged with the run. To resume
+    a run with another release in the place of the one that was charged is refused.
+
+        Trainer(..., ledger=LedgerRun("ledger.sqlite", name="scaled", prelude=(event,)))
+    """
+
+    ledger: Ledger | str | os.PathLike[str] | None = None
+    name: str | None = None
+    prelude: tuple[dpa.DpEvent, ...] = ()
 
 
 def ledger_key(given: Ledger | str | os.PathLike[str] | None) -> Hashable:

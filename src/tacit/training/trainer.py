@@ -23,11 +23,10 @@ from tacit.ledger.ledger import Ledger
 from tacit.lipschitz.projection import project
 from tacit.losses.record_loss import Scheduled, fresh
 from tacit.mechanism import Mechanism
-from tacit.noise import Allocation
+from tacit.noise import Noise
 from tacit.queries.bounded_gradient import GradientQuery, Loss
 from tacit.records import Records
 from tacit.sampling.sampler import Sampler
-from tacit.sampling.scheme import whole_number
 from tacit.statistics.public_statistics import PublicStatistics
 from tacit.statistics.released_statistics import ReleasedStatistics
 from tacit.statistics.tracking import train_unfrozen
@@ -38,6 +37,8 @@ from tacit.training.preconditions import (
     ROW_NUMBERS,
     TRAINED_BEFORE,
     TRAINED_HERE,
+    HeldOut,
+    LedgerRun,
     Statistics,
     Unprotected,
     by_row_number,
@@ -55,22 +56,26 @@ from tacit.training.run import BEYOND, EARLY, SEEDED, PeakMemory, Run
 class Trainer:
     """Trains any module with any `torch.optim` optimizer and scheduler, within a budget.
 
-    Without `noise_multiplier` the noise is calibrated so that the sampler's steps just fit the
-    budget; with it, the run ends when its steps are done or the next would pass the budget.
-    `ledger` is a file to charge (shared by all runs over the same data), an open `Ledger`, or
-    None for one in memory, which counts a single `fit`. `evaluate_on` must be held-out records,
-    which the guarantee need not cover: training records are refused.
-    `seed` fixes the noise, what the model draws in its steps (dropout, views), and the sampling
-    where the sampler has no seed of its own. Without it all of them are secret.
+    Args:
+        noise: `Noise(multiplier, allocation)`. By default the noise is calibrated so that the
+            sampler's steps just fit the budget. With a multiplier of its own, the run ends when
+            its steps are done or the next one would exceed the budget.
+        scheduler: a learning-rate scheduler, stepped after each step.
+        moving_average: averages the weights; evaluations and the finished model use the average.
+        statistics: where BatchNorm's running statistics come from, for a query that takes such
+            networks. `PublicStatistics` are set before every evaluation and at the end.
+            `ReleasedStatistics` become part of the plan: the noise is calibrated with them, the
+            ledger charges them first, and they are set once, at the end. Nothing is evaluated
+            before then.
+        evaluate_on: held-out records, or `HeldOut(records, every=...)`. Training records are
+            refused, unless they are declared `Unprotected`.
+        callbacks: by default a progress bar. A list replaces it, and may contain `ProgressBar()`.
+        ledger: a file to charge (shared by all runs over the same data), an open `Ledger`, or a
+            `LedgerRun` that also has a run name and earlier releases. None counts a single `fit`.
+        seed: fixes the noise, the model's own draws (dropout, views), and the sampling where the
+            sampler has no seed of its own. Without it all of them are secret.
 
-    `prelude` holds what was released before training, as the functions of `tacit.data` return it:
-    it is planned and charged with the run. When a run is gone on with, another value in the place
-    of the one that was paid for is refused.
-
-    `statistics` says where BatchNorm's running statistics come from, for a query that takes such
-    networks. `PublicStatistics` are set before every evaluation and at the end.
-    `ReleasedStatistics` become a part of the plan, so that the noise is calibrated with them and
-    the ledger charges them first; they are set once, at the end, and nothing is evaluated before.
+    Training runs on the model's device. `notes` and `config` are copied into the finished run.
     """
 
     def __init__(
@@ -82,38 +87,32 @@ class Trainer:
         optimizer: torch.optim.Optimizer,
         budget: Budget,
         *,
-        noise_multiplier: float | None = None,
-        allocation: Allocation | None = None,
+        noise: Noise | None = None,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         moving_average: MovingAverage | None = None,
         statistics: Statistics | None = None,
-        evaluate_on: Records | Unprotected | None = None,
-        evaluate_every: int | None = None,
-        callbacks: Iterable[Callback] = (),
-        progress: bool = True,
-        ledger: Ledger | str | os.PathLike[str] | None = None,
-        run_name: str | None = None,
-        prelude: tuple[dpa.DpEvent, ...] = (),
-        device: torch.device | str | None = None,
+        evaluate_on: Records | HeldOut | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        ledger: LedgerRun | Ledger | str | os.PathLike[str] | None = None,
         seed: int | None = None,
-        notes: Iterable[str] = (),
-        config: dict[str, Any] | None = None,
     ) -> None:
+        noise = noise or Noise()
+        held_out = evaluate_on if isinstance(evaluate_on, HeldOut) else None
+        charged = ledger if isinstance(ledger, LedgerRun) else LedgerRun(ledger)
+        prelude = charged.prelude
         self.model, self.loss, self.query = model, fresh(loss), query
         self.sampler, self.optimizer, self.budget = sampler, optimizer, budget
         self.scheduler = scheduler
         self.moving_average = moving_average
         check_statistics(model, statistics, sampler.records, query)
         self.statistics = statistics
-        if evaluate_every is None:
-            evaluate_every = max(1, sampler.steps // 20)
-        self.evaluate_every = whole_number("evaluate_every", evaluate_every, least=1)
-        self.callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
-        self.run_name = run_name
+        self.evaluate_every = (held_out and held_out.every) or max(1, sampler.steps // 20)
+        self.callbacks = [ProgressBar()] if callbacks is None else list(callbacks)
+        self.run_name = charged.name
         self.seed = seed
         if seed is not None and sampler.seed is None:
             sampler.reseed(seed)
-        self.notes = [*sampler.records.notes, *notes]
+        self.notes = [*sampler.records.notes]
         self.evaluate_on = evaluate_on
         if by_row_number(sampler, budget.relation):
             self.notes.append(ROW_NUMBERS)
@@ -126,18 +125,16 @@ class Trainer:
             prelude = (*prelude, statistics.event)
             if seed is not None and statistics.seed is None:
                 statistics.seed = seed
-        self.config = config or {}
+        self.config: dict[str, Any] = {}
         self._given_records = weakref.ref(sampler.records)
-        self._move(device)
-        self.ledger = ledger
-        if noise_multiplier is None:
-            noise_multiplier = self._calibrated(prelude)
+        self._move()
+        self.ledger = charged.ledger
         self.mechanism = Mechanism(
             query,
             sampler,
-            noise_multiplier,
+            self._calibrated(prelude) if noise.multiplier is None else noise.multiplier,
             relation=budget.relation,
-            allocation=allocation,
+            allocation=noise.allocation,
             prelude=prelude,
             seed=seed,
         )
@@ -152,7 +149,7 @@ class Trainer:
         return self._evaluate_on
 
     @evaluate_on.setter
-    def evaluate_on(self, given: Records | Unprotected | None) -> None:
+    def evaluate_on(self, given: Records | HeldOut | None) -> None:
         self._evaluate_on = self._held_out(given)
 
     @property
@@ -336,13 +333,13 @@ class Trainer:
             remember_run(self.model, *charged_to)
         self._charged_to = charged_to
 
-    def _held_out(self, given: Records | Unprotected | None) -> Records | None:
+    def _held_out(self, given: Records | HeldOut | None) -> Records | None:
+        records = given.records if isinstance(given, HeldOut) else given
         if isinstance(given, Unprotected):
             self.notes.append(NOT_COVERED)
-            return given.records
-        if given is not None:
-            require_held_out(given, self.sampler.records)
-        return given
+        elif records is not None:
+            require_held_out(records, self.sampler.records)
+        return records
 
     def _private_records(self) -> list[Records]:
         """As they were given, where somebody still has them, and as they were trained on."""
@@ -359,12 +356,11 @@ class Trainer:
     def _calibrated(self, prelude: tuple[dpa.DpEvent, ...]) -> float:
         return calibrate(self.budget, self.sampler, unit=self.query.unit, prelude=prelude)
 
-    def _move(self, device: torch.device | str | None) -> None:
+    def _move(self) -> None:
         first = next(iter(self.model.parameters()), None)
         if first is None:
             raise ValueError("the model has no parameters to train")
-        self._device = torch.device(device) if device is not None else first.device
-        self.model.to(self._device)
+        self._device = first.device
         self.sampler.to(self._device)
         if self._evaluate_on is not None:
             self._evaluate_on = self._evaluate_on.to(self._device)
