@@ -1,8 +1,9 @@
-"""Whether a module is what its class says, and its class what it was when it was imported.
+"""Checks that a module computes what its class computes, and the class what it did when imported.
 
-A bound is read off a class. Three things can make a module differ from it, and each is refused:
-hooks, attributes of the instance that hide those of the class, and a subclass that changes code and
-inherits answers that were given for the code before. PyTorch's functions and tensors are trusted.
+A class answers for its own code. Four things can make a module differ from it, and each is refused:
+hooks, attributes of the instance that hide those of the class, a subclass that changes code and
+inherits answers given for other code, and code that was replaced on the class after Tacit was
+imported. PyTorch's functions and tensors are trusted.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from tacit.torch_internals import foreign_hooks, process_wide_hooks
 
 THREE = ("output_norm", "lipschitz", "gradient_norms")
 COMPOSITE = ("walk_bounds",)
-# What else the walk through a network reads from a layer.
+# Everything that the propagation of bounds reads from a layer.
 RESERVED = frozenset([*THREE, *COMPOSITE, "constraints", "exact", "cotangent_limit", "jump"])
 
 # Names that a subclass may define anew without changing what its forward computes.
-_IDLE = frozenset([
+_WITHOUT_EFFECT = frozenset([
     "__init__", "__repr__", "__str__", "extra_repr", "_get_name", "reset_parameters", "__doc__",
     "__module__", "__qualname__", "__annotations__", "__annotate__", "__annotate_func__",
     "__annotations_cache__", "__classdictcell__", "__dict__", "__weakref__", "__constants__",
@@ -39,7 +40,7 @@ _IDLE = frozenset([
 def members(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every module once, with its path, read from PyTorch's tables.
 
-    `named_modules` is a method, and a class may have another one.
+    `named_modules` is a method, which a class may override.
     """
     waiting: list[tuple[str, Any]] = [("", model)]
     seen: set[int] = set()
@@ -49,12 +50,19 @@ def members(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         seen.add(id(module))
         yield path, module
-        prefix = f"{path}." if path else ""
-        waiting.extend((prefix + name, m) for name, m in reversed(module._modules.items()))
+        waiting.extend((joined(path, name), m) for name, m in reversed(module._modules.items()))
+
+
+def joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def place(path: str, kind: type) -> str:
+    return f"layer {path or 'model'!r} ({kind.__name__})"
 
 
 def require_no_hooks_of_all_modules() -> None:
-    """Refuse hooks that PyTorch runs beside every module of the process."""
+    """Refuse hooks that PyTorch runs for every module of the process."""
     for hook in process_wide_hooks().values():
         raise UnboundedLayer(
             f"no module has a gradient bound: {getattr(hook, '__qualname__', hook)} was registered "
@@ -63,7 +71,7 @@ def require_no_hooks_of_all_modules() -> None:
 
 
 def require_no_hooks(model: nn.Module) -> None:
-    """Refuse hooks that are not this library's: they may change anything on either way."""
+    """Refuse hooks that are not Tacit's: they may change any value, forwards or backwards."""
     require_no_hooks_of_all_modules()
     for path, module in members(model):
         if foreign_hooks(module):
@@ -84,17 +92,13 @@ def require_plain_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> N
             )
 
 
-def place(path: str, kind: type) -> str:
-    return f"layer {path or 'model'!r} ({kind.__name__})"
-
-
 def gives_answers(kind: type) -> bool:
-    """Whether the class answers for itself. What only an instance has is no answer."""
+    """Whether the class gives answers. Attributes of an instance do not count."""
     return all(hasattr(kind, n) for n in COMPOSITE) or all(hasattr(kind, n) for n in THREE)
 
 
 def ours(kind: type) -> bool:
-    """Whether this is a class of Tacit's or of torch.nn, found under its name where it says."""
+    """Whether this class is Tacit's or torch.nn's, and found under its name in its module."""
     module = kind.__module__
     return module.startswith(("tacit.", "torch.nn.")) and _named(module, kind.__qualname__) is kind
 
@@ -110,8 +114,8 @@ def _named(module: str, qualified: str) -> object:
 def answering_class(module: nn.Module) -> type:
     """The class whose code runs for this module: the one that its answers were given for.
 
-    The first class in the method resolution order that is one of ours, or that defines forward or
-    an answer. What a subclass of ours adds must be new; it takes no part in the computation.
+    It is the first class in the method resolution order that is ours or that defines forward or an
+    answer. A subclass of ours may only add new names, which take no part in the computation.
     Raises `Refused` for a subclass that changes code and inherits the answers.
     """
     kind = type(module)
@@ -121,28 +125,29 @@ def answering_class(module: nn.Module) -> type:
         raise Refused("it has a __call__ of its own, which no answer is for; put it into forward")
     names = ("forward", *THREE, *COMPOSITE)
     order = kind.__mro__
-    found = next(k for k in order if ours(k) or any(n in vars(k) for n in names))
-    if ours(found) and gives_answers(found):
-        for owner in order[: order.index(found)]:
-            for name in _changes(owner, found):
+    base = next(k for k in order if ours(k) or any(n in vars(k) for n in names))
+    if ours(base) and gives_answers(base):
+        for owner in order[: order.index(base)]:
+            for name in vars(owner):
+                if name in _WITHOUT_EFFECT or not hasattr(base, name):
+                    continue
                 raise Refused(
-                    f"{owner.__name__}.{name} takes the place of what {found.__name__} has, and "
-                    f"{found.__name__} answers for its own code; give {owner.__name__} a forward "
+                    f"{owner.__name__}.{name} takes the place of what {base.__name__} has, and "
+                    f"{base.__name__} answers for its own code; give {owner.__name__} a forward "
                     f"and {', '.join(_names(kind))} of its own, or give {name} another name"
                 )
-        return found
+        return base
     _require_own_answers(kind)
     return kind
 
 
 def _require_own_answers(kind: type) -> None:
-    """Refuse a class that changes code of a base and inherits the answers that the base gave.
+    """Refuse a class that changes code of a base and inherits the answers of that base.
 
-    Let C be the most derived class that replaces code which a base has, forward or a helper. If
-    a base of C had both a forward and answers, then those answers were for the code before. So C,
-    or a class derived from it, must have answers of its own, and leave none to such a base. What a
-    base without a forward answers (`Parameterless`) is derived from the Lipschitz constant, which
-    must be its own too.
+    Let C be the most derived class that replaces code of a base, forward or a helper. If a base of
+    C has both a forward and answers, those answers are for the old code. So C, or a class derived
+    from it, must define the answers anew, and inherit none from such a base. The answers of a base
+    without a forward (`Parameterless`) follow from the Lipschitz constant, which C must define too.
     """
     order = kind.__mro__
     changed = [i for i, base in enumerate(order) if not ours(base) and _code(base, order[i + 1 :])]
@@ -153,8 +158,7 @@ def _require_own_answers(kind: type) -> None:
     names = _names(kind)
     owners = {n: next((i for i, b in enumerate(order) if n in vars(b)), at) for n in names}
     inherited = {n: order[i] for n, i in owners.items() if i > at}
-    needed = inherited.keys() & {"lipschitz", *COMPOSITE}
-    if needed or any(map(_has_forward, inherited.values())):
+    if inherited.keys() & {"lipschitz", *COMPOSITE} or any(map(_has_forward, inherited.values())):
         what = next(iter(_code(order[at], order[at + 1 :])), "forward")
         raise Refused(
             f"{order[at].__name__} has a {what} of its own and the answers of "
@@ -171,17 +175,12 @@ def _has_forward(kind: type) -> bool:
     return any("forward" in vars(base) for base in kind.__mro__ if base is not nn.Module)
 
 
-def _changes(owner: type, base: type) -> list[str]:
-    """Names of `base` that `owner` defines anew."""
-    return [n for n in vars(owner) if n not in _IDLE and hasattr(base, n)]
-
-
 def _code(owner: type, bases: tuple[type, ...]) -> list[str]:
-    """Functions and descriptors that `owner` puts in the place of something that a base has."""
+    """The functions and descriptors of `owner` that override something of a base."""
     return [
         name
         for name, value in vars(owner).items()
-        if name not in _IDLE and name not in (*THREE, *COMPOSITE) and _acts(value)
+        if name not in _WITHOUT_EFFECT and name not in (*THREE, *COMPOSITE) and _acts(value)
         if any(name in vars(base) for base in bases)
     ]
 
@@ -197,7 +196,7 @@ def require_no_hidden_code(module: nn.Module, kind: type) -> None:
         if name in RESERVED and (ours(kind) or hasattr(kind, name)):
             hidden = True
         else:
-            own = _of_class(kind, name)
+            own = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
             # A cached property keeps its value under its own name.
             hidden = _acts(own) and (ours(kind) or not isinstance(own, functools.cached_property))
         if hidden:
@@ -207,15 +206,11 @@ def require_no_hidden_code(module: nn.Module, kind: type) -> None:
             )
 
 
-def _of_class(kind: type, name: str) -> object:
-    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
-
-
 class Originals:
-    """The code of layer classes as it was when this library was imported.
+    """The code of layer classes as it was when Tacit was imported.
 
-    A method replaced on a class, or a function in the file of a class, changes every layer at
-    once. Asked in each step: one comparison of addresses per class and file.
+    Replacing a method of a class, or a function of its module, changes every layer at once. The
+    check in each step is one comparison of addresses per class and module.
     """
 
     def __init__(self) -> None:
@@ -223,15 +218,17 @@ class Originals:
         self._values: dict[type | ModuleType, tuple[object, ...]] = {}
 
     def remember(self, kind: type) -> tuple[type | ModuleType, ...]:
-        """Remember a class of ours, its bases and their files; what is remembered stays."""
+        """Remember the code of a class of ours, its bases and their modules, once."""
         owners: list[type | ModuleType] = [k for k in kind.__mro__ if ours(k)]
         files = {k.__module__ for k in kind.__mro__ if ours(k)}
         owners += [torch.nn.functional, *(sys.modules[name] for name in sorted(files))]
         for owner in owners:
             if owner not in self._code:
-                # Not __init__ and the like, which take no part in a pass: `torch.compile` wraps it.
+                # Without __init__, which takes no part in a pass; `torch.compile` wraps it.
                 named = vars(owner).items()
-                self._code[owner] = {n: v for n, v in named if _acts(v) and n not in _IDLE}
+                self._code[owner] = {
+                    n: v for n, v in named if _acts(v) and n not in _WITHOUT_EFFECT
+                }
                 self._values[owner] = tuple(vars(owner).values())
         return tuple(owners)
 
@@ -256,7 +253,7 @@ class Originals:
 
 
 def _hides(owner: type, name: str) -> bool:
-    acts = name not in _IDLE and _acts(vars(owner)[name])
+    acts = name not in _WITHOUT_EFFECT and _acts(vars(owner)[name])
     return acts and any(name in vars(base) for base in owner.__mro__[1:])
 
 

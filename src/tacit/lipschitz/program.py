@@ -1,28 +1,16 @@
 """The program that is bounded and run: a model compiled once into steps.
 
-The program that is bounded and run: a model compiled once into steps.
+Queries, certificates and the propagation of bounds all use this one object. The model's Python code
+runs while it is traced, without any record, and never again. So a forward that looks at the number
+of records, at a counter or at whether it is being traced has decided for one program, and that one
+is bounded and run.
 
-A query, a certificate and the propagation of bounds all use this one object. Its steps are
-
-  LayerStep      a layer with the three answers: its class's forward on a snapshot of its data
-  SequenceStep   steps one after the other (`nn.Sequential`)
-  ComposedStep   a module that says how bounds pass through its children (`walk_bounds`), with steps
-                 in the children's places
-  GraphStep      a module with a forward of its own, as `torch.fx` traced it
-
-The model's Python code runs while it is traced, without any record, and never again. So a forward
-that looks at the number of records, at a counter or at whether it is being traced has decided for
-one program, and that one is bounded and run. Nothing done to a layer after compiling reaches its
-snapshot, except the values of its parameters. Those are kept in their sets, by the constraints of
-the same snapshots. A change of the model that `fingerprint` shows is compiled anew; one that it
-misses leaves the program and its bounds as they are.
-
-Copies of layers that hold a layer's data and nothing of what was done to the instance.
-
-A copy is an instance of the class that the answers are for. It is made of the layer's parameters
-and buffers, which are shared, and of its settings, which are copied as plain numbers and strings.
-It has no hooks. So what a user does to a layer later reaches the copy only through the values of
-its parameters, and those are what the sets of the layer constrain.
+The steps run on snapshots of the layers. A snapshot is an instance of the class that the answers
+are for. It shares the layer's parameters and buffers, copies its settings as plain numbers and
+strings, and has no hooks. So what is done to a layer after compiling reaches the program only
+through the values of its parameters, and the constraints of the same snapshots keep those in their
+sets. A change that `fingerprint` shows is compiled anew; one that it misses leaves the program and
+its bounds as they are.
 """
 
 from __future__ import annotations
@@ -42,21 +30,23 @@ from tacit.lipschitz.integrity import (
     ORIGINALS,
     answering_class,
     gives_answers,
+    joined,
     members,
     ours,
     require_no_hidden_code,
     require_no_hooks,
 )
-from tacit.lipschitz.projection import Constraint
+from tacit.lipschitz.projection import Constraint, require_parameters
 from tacit.lipschitz.steps import (
     ComposedStep,
+    GraphStep,
     Hookless,
     LayerStep,
     Notes,
-    SequenceStep,
     Step,
     UnboundedStep,
     located,
+    step_line,
 )
 from tacit.lipschitz.torch_modules import KNOWN
 from tacit.lipschitz.traced import trace
@@ -64,22 +54,24 @@ from tacit.torch_internals import foreign_hooks
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
+Child = Callable[[str, nn.Module], nn.Module]
+
 
 class Program(Hookless):
     """A compiled model: `program(inputs)` computes, `walk` bounds, on the same steps.
 
-    `trained` are the model's trainable parameters by their names in the model.
+    `trained` holds the model's trainable parameters by their names in the model. A parameter that
+    is used twice has the name of its first use, as in `named_parameters`.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         named = [
-            (f"{path}.{name}" if path else name, parameter)
+            (joined(path, name), parameter)
             for path, module in members(model)
             for name, parameter in module._parameters.items()
             if parameter is not None
         ]
-        # A parameter that is used twice has the name of its first use, as in `named_parameters`.
         self.names: dict[int, str] = {}
         for name, parameter in named:
             self.names.setdefault(id(parameter), name)
@@ -103,27 +95,18 @@ class Program(Hookless):
             ) from error
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.body.forward(x)
+        output: Tensor = self.body.forward(x)
+        return output
 
     def walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
         return self.body.walk(x, notes)
 
     def constraints(self) -> list[Constraint]:
-        """The sets that the bounds take the weights to be in; of a shared weight, all of them.
-
-        Only a parameter can be kept in a set: a weight that is computed from another (by a
-        parametrization, say) would be computed anew, outside it.
-        """
-        found = [c for layer in self._constrained for c in layer.constraints()]  # type: ignore[operator]
-        if not all(isinstance(c.parameter, nn.Parameter) for c in found):
-            raise UnboundedLayer(
-                "a constrained weight is computed from other parameters and cannot be projected; "
-                "remove its parametrization, or train this model with PerSampleClip"
-            )
-        return found
+        """The sets that the bounds assume the weights to be in; a shared weight is in several."""
+        return require_parameters(c for layer in self._constrained for c in layer.constraints())  # type: ignore[operator]
 
     def require_originals(self) -> None:
-        """Refuse to go on if the code of a layer's class was replaced since Tacit was imported."""
+        """Refuse to run if the code of a layer's class was replaced since Tacit was imported."""
         ORIGINALS.require_unchanged(self._owners)
 
 
@@ -134,19 +117,20 @@ def compile_program(model: nn.Module) -> Program:
 
 
 def compile_step(module: nn.Module, path: str, above: tuple[int, ...] = ()) -> Step:
+    """The step of a module; `above` are the modules that contain it."""
     kind = type(module)
-    inside = (*above, id(module))
     with located(path, kind):
         if id(module) in above:
             raise Refused("it contains itself")
 
         def child(name: str, part: nn.Module) -> Step:
-            return compile_step(part, f"{path}.{name}" if path else name, inside)
+            return compile_step(part, joined(path, name), (*above, id(module)))
 
         if kind is nn.Sequential:
             require_no_hidden_code(module, kind)
             steps = [child(name, part) for name, part in _children(module)]
-            return SequenceStep(path, kind, steps)
+            lines = [step_line(i, step) for i, step in enumerate(steps)]
+            return GraphStep(path, kind, lines, len(lines))
         if kind in KNOWN:
             layer = snapshot(module, kind, _no_child)
             return LayerStep(path, kind, layer, KNOWN[kind](layer))
@@ -173,10 +157,10 @@ def _no_child(name: str, part: nn.Module) -> nn.Module:
     )
 
 
-def _deferring(child: Callable[[str, nn.Module], Step]) -> Callable[[str, nn.Module], nn.Module]:
+def _deferring(child: Callable[[str, nn.Module], Step]) -> Child:
     """Steps for the children, also of lists and dictionaries of modules.
 
-    A child without a bound is refused where it is used.
+    A child without a bound is refused only where it is used.
     """
 
     def made(name: str, part: nn.Module) -> nn.Module:
@@ -197,7 +181,7 @@ def _deferring(child: Callable[[str, nn.Module], Step]) -> Callable[[str, nn.Mod
 
 
 def _remember_layers(kind: type = nn.Module) -> None:
-    """The code of every layer class that is there when Tacit is imported."""
+    """Remember the code of every layer class that exists when Tacit is imported."""
     if ours(kind):
         ORIGINALS.remember(kind)
     derived: type
@@ -208,15 +192,13 @@ def _remember_layers(kind: type = nn.Module) -> None:
 _remember_layers()
 
 
-# Attributes that every module has; a copy begins with its own.
+# Attributes that every module has; a snapshot begins with its own.
 _TABLES = frozenset(vars(nn.Module()))
 _LEFT_OUT = object()
 
-Child = Callable[[str, nn.Module], nn.Module]
-
 
 def snapshot(module: nn.Module, kind: type, child: Child) -> Any:
-    """The copy of `module` as an instance of `kind`; `child(name, m)` takes a child's place."""
+    """A copy of `module` as an instance of `kind`; `child(name, m)` takes a child's place."""
     require_no_hidden_code(module, kind)
     made: Any = object.__new__(kind)
     nn.Module.__init__(made)
@@ -248,7 +230,7 @@ def snapshot(module: nn.Module, kind: type, child: Child) -> Any:
 
 
 def whole(module: nn.Module) -> Any:
-    """The copy of a module and of all that is in it, each of its own class."""
+    """A snapshot of a module and of everything in it, each an instance of its own class."""
     return snapshot(module, type(module), lambda name, part: whole(part))
 
 
@@ -258,28 +240,31 @@ def _setting(kind: type, name: str, value: Any) -> Any:
             f"its {name} is a tensor that is neither a parameter nor a buffer, so nothing keeps it "
             f"in its set; make it a torch.nn.Parameter, and remove parametrizations"
         )
-    found = _plain(value)
+    plain = _plain(value)
     # A set of weights may be a user's own, as a layer may.
-    return value if found is _LEFT_OUT and name in getattr(kind, "objects", ()) else found
+    return value if plain is _LEFT_OUT and name in getattr(kind, "objects", ()) else plain
+
+
+_PLAIN: list[tuple[type, Callable[[Any], Any]]] = [
+    (numbers.Integral, int),
+    (numbers.Real, float),
+    (str, str),
+]
 
 
 def _plain(value: Any) -> Any:
     """The same value made of Python's own types; objects of unknown classes are left out."""
     if value is None or isinstance(value, bool | torch.dtype | torch.device | torch.Size):
         return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return float(value)
-    if isinstance(value, str):
-        return str(value)
+    for base, plain in _PLAIN:
+        if isinstance(value, base):
+            return plain(value)
     if isinstance(value, tuple | list):
-        kind = tuple if isinstance(value, tuple) else list
-        return kind(_plain(v) for v in list(value))
+        return (tuple if isinstance(value, tuple) else list)(_plain(v) for v in list(value))
     if isinstance(value, slice):
         return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
     if dataclasses.is_dataclass(value) and ours(type(value)):
-        # Without __init__: its fields are as it made them.
+        # Without __init__, which has already made its fields what they are.
         made = object.__new__(type(value))
         for field in dataclasses.fields(value):
             own = getattr(value, field.name)
@@ -289,10 +274,10 @@ def _plain(value: Any) -> Any:
 
 
 def fingerprint(model: nn.Module) -> Hashable:
-    """All that a program is compiled from: modules, tensors, settings, modes and hooks.
+    """Everything that a program is compiled from: modules, tensors, settings, modes and hooks.
 
     While it stays the same, so does the program. Where it misses a change inside an object, the
-    program goes on as it was compiled, and its bounds are still its own.
+    program stays as it was compiled, and its bounds are still its own.
     """
     return tuple([_state(module) for _, module in members(model)])
 

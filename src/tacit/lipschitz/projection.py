@@ -8,7 +8,7 @@ Keeps constrained weights in their sets: after a step by projection, in a query 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -68,18 +68,19 @@ class Constrained(Protocol):
 
 
 def constraints_of(model: nn.Module) -> list[Constraint]:
-    """Those of all layers; of a weight that two layers share, both hold.
+    """The constraints of all layers. A weight that two layers share is in both sets."""
+    layers = (m for m in model.modules() if isinstance(m, Constrained))
+    return require_parameters(c for layer in layers for c in layer.constraints())
 
-    Only a parameter can be kept in a set: a weight that is computed from another (by a
-    parametrization, say) would be computed anew, outside it.
-    """
-    found = [c for m in model.modules() if isinstance(m, Constrained) for c in m.constraints()]
-    for constraint in found:
-        if not isinstance(constraint.parameter, nn.Parameter):
-            raise UnboundedLayer(
-                "a constrained weight is computed from other parameters and cannot be projected; "
-                "remove its parametrization, or train this model with PerSampleClip"
-            )
+
+def require_parameters(constraints: Iterable[Constraint]) -> list[Constraint]:
+    """Refuse weights that are computed from other parameters: they leave their set at once."""
+    found = list(constraints)
+    if not all(isinstance(c.parameter, nn.Parameter) for c in found):
+        raise UnboundedLayer(
+            "a constrained weight is computed from other parameters and cannot be projected; "
+            "remove its parametrization, or train this model with PerSampleClip"
+        )
     return found
 
 

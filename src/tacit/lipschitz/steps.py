@@ -1,13 +1,19 @@
 """The steps of a program: what each computes, and how a bound passes through it.
 
-`forward` computes and `walk` sends a bound through; both are of one object. What a step computes is
-the forward of a class on a snapshot of a layer's data, so that nothing of the instance takes part.
+  LayerStep      a layer that gives the three answers
+  ComposedStep   a module that says how bounds pass through its children (`walk_bounds`)
+  GraphStep      lines that read earlier values: an `nn.Sequential`, or a traced forward
+  UnboundedStep  a child without a bound, which its parent may never use
+
+`forward` computes and `walk` bounds, both on the same data. A step runs the forward of a class on a
+snapshot of a layer, so nothing that was done to the instance takes part.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,9 +45,9 @@ class LayerRow:
 
 @dataclass
 class Notes:
-    """What a walk is asked with, and what it finds: bounds by parameter, and a row for each layer.
+    """The settings of a walk, and what it finds: bounds by parameter and one row per layer.
 
-    `clips` says whether cotangents are limited on their way, as they are in training.
+    `clips` says whether layers limit cotangents (`ClipGradient`), as they do in training.
     """
 
     names: dict[int, str]
@@ -52,47 +58,38 @@ class Notes:
 
 
 class Hookless(nn.Module):
-    """A module that is called without any hook, not even one that PyTorch runs for all modules."""
+    """A module that runs no hook when called, not even one registered for all modules."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        found: Tensor = self.forward(x)
-        return found
+        output: Tensor = self.forward(x)
+        return output
 
 
 class Step(Hookless):
-    """Part of a program. `path` and `kind` say which module of the model it was made from."""
+    """Part of a program. `path` and `kind` name the module of the model that it was made from."""
 
     def __init__(self, path: str, kind: type) -> None:
         super().__init__()
         self.path, self.kind = path, kind
 
     def walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
-        """The bound on what comes out, and the way back of a cotangent's bound."""
+        """The bound on the output, and the pullback of a cotangent's bound."""
         with located(self.path, self.kind):
             return self._walk(x, notes)
 
     def _walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
         raise NotImplementedError
 
-    def forward(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
 
 class LayerStep(Step):
-    """One layer. `answers` are for `layer`, a snapshot; `code` is the forward of its class."""
+    """One layer. `layer` is a snapshot; `answers` speak for it where its class does not."""
 
     def __init__(
         self, path: str, kind: type, layer: nn.Module, answers: Bounded | None = None
     ) -> None:
         super().__init__(path, kind)
-        self.layer = layer
-        self.known_answers = answers
+        self.layer, self.answers = layer, answers
         self.run: Callable[[Tensor], Tensor] = partial(type(layer).forward, layer)
-
-    @property
-    def answers(self) -> Bounded:
-        found: Any = self.layer if self.known_answers is None else self.known_answers
-        return found
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x)
@@ -106,31 +103,34 @@ class LayerStep(Step):
             raise Refused(f"a setting that its class needs is missing: {error}") from error
 
     def _ask(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
-        answers, kind = self.answers, self.kind.__name__
-        if not notes.clips:
-            _require_no_jump(answers)
-        slack = 0.0 if getattr(answers, "exact", False) else notes.rounding.slack
-        out = Bound(answers.output_norm(x) * (1 + slack), shape_after(self, x.shape))
-        lipschitz = answers.lipschitz(x) * (1 + slack)
+        answers: Any = self.layer if self.answers is None else self.answers
+        jump = getattr(answers, "jump", 0.0)
+        if not notes.clips and jump > NEGLIGIBLE:
+            # A derivative may be bounded on both sides of a jump; differences of outputs are not.
+            raise Refused(
+                f"it jumps by {jump:.3g}, so it has no Lipschitz constant in its input; use "
+                "nn.Softplus with a larger threshold, such as 20 for a beta of 1"
+            )
+        larger = 1.0 if getattr(answers, "exact", False) else 1 + notes.rounding.slack
+        out = Bound(answers.output_norm(x) * larger, self.output_shape(x.shape))
+        lipschitz = answers.lipschitz(x) * larger
+        limit = getattr(answers, "cotangent_limit", math.inf) if notes.clips else math.inf
 
         def back(cotangent: float) -> float:
-            gradients = {
-                name: norm * (1 + slack)
-                for name, norm in answers.gradient_norms(x, cotangent).items()
-            }
+            norms = answers.gradient_norms(x, cotangent)
+            gradients = {name: norm * larger for name, norm in norms.items()}
             for local, norm in gradients.items():
-                name = self._name_of(local, notes)
+                name = self._global_name(local, notes)
                 notes.by_parameter[name] = notes.by_parameter.get(name, 0.0) + norm
-            row = (self.path or "model", kind, x.norm, out.norm, lipschitz, cotangent, gradients)
-            notes.layers.append(LayerRow(*row))
-            # A layer may limit the cotangent that passes it (`ClipGradient`).
-            limit = getattr(answers, "cotangent_limit", math.inf) if notes.clips else math.inf
-            # 0 · ∞ is no bound at all, and a cotangent of 0 stays 0 through any layer.
-            return _times(lipschitz, min(cotangent, limit))
+            row = (self.path or "model", self.kind.__name__, x.norm, out.norm, lipschitz, cotangent)
+            notes.layers.append(LayerRow(*row, gradients))
+            arriving = min(cotangent, limit)
+            # A cotangent of 0 stays 0 through any layer; 0 · ∞ would be NaN.
+            return 0.0 if 0 in (lipschitz, arriving) else lipschitz * arriving
 
         return out, back
 
-    def _name_of(self, local: str, notes: Notes) -> str:
+    def _global_name(self, local: str, notes: Notes) -> str:
         holder, _, last = local.rpartition(".")
         parameter = self.layer.get_submodule(holder)._parameters.get(last)
         if parameter is None or id(parameter) not in notes.names:
@@ -138,36 +138,25 @@ class LayerStep(Step):
                 raise Refused(f"it answers for {local!r}, which is none of its parameters")
         return notes.names[id(parameter)]
 
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of one record's output, found by running two records of zeros.
 
-class SequenceStep(Step):
-    """Steps one after the other: forwards in order, backwards in reverse."""
-
-    def __init__(self, path: str, kind: type, steps: Sequence[Step]) -> None:
-        super().__init__(path, kind)
-        self.steps = nn.ModuleList(steps)
-        self._in_order = tuple(steps)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for step in self._in_order:
-            x = step.forward(x)
-        return x
-
-    def _walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
-        backs: list[Pullback] = []
-        for step in self._in_order:
-            x, back = step.walk(x, notes)
-            backs.append(back)
-
-        def pull(cotangent: float) -> float:
-            for back in reversed(backs):
-                cotangent = back(cotangent)
-            return cotangent
-
-        return x, pull
+        Two, so that a layer that does not keep one row per record is noticed. The zeros are on the
+        device of the layer's parameters or buffers.
+        """
+        held = itertools.chain(self.parameters(), self.buffers())
+        like = next((tensor for tensor in held if tensor.is_floating_point()), torch.zeros(()))
+        with evaluating(self), torch.no_grad():
+            output = self.forward(like.new_zeros(2, *shape))
+        if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != 2:
+            raise UnboundedLayer(
+                f"{self.kind.__name__} does not keep one row per record; a bound is for one record"
+            )
+        return tuple(output.shape[1:])
 
 
 class ComposedStep(Step):
-    """A module with `walk_bounds`, its class's forward on a snapshot with steps for children."""
+    """A module with `walk_bounds`: its class's forward, on a snapshot with steps for children."""
 
     def __init__(self, path: str, kind: type, layer: Any) -> None:
         super().__init__(path, kind)
@@ -183,26 +172,92 @@ class ComposedStep(Step):
         def walk(name: str, x: Bound) -> tuple[Bound, Pullback]:
             step = layer.get_submodule(name)
             if not isinstance(step, Step):
-                raise Refused(
-                    f"walk_bounds names {name!r}, which is no module to send a bound into"
-                )
+                raise Refused(f"walk_bounds names {name!r}, which is not one of its modules")
             return step.walk(x, notes)
 
         out, back = layer.walk_bounds(x, walk)
-        # What a module adds up is rounded too, forwards and backwards.
-        slack = 0.0 if getattr(layer, "exact", False) else notes.rounding.slack
-        rounded = Bound(out.norm * (1 + slack), out.shape)
-        return rounded, lambda cotangent: back(cotangent) * (1 + slack)
+        # Sums that the module computes are rounded too, forwards and backwards.
+        larger = 1.0 if getattr(layer, "exact", False) else 1 + notes.rounding.slack
+        return Bound(out.norm * larger, out.shape), lambda cotangent: back(cotangent) * larger
+
+
+# Bounds on the values that a line reads, to the bound on its output and the shares of a cotangent.
+LineWalk = Callable[[list[Bound], Notes], tuple[Bound, Callable[[float], Sequence[float]]]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a `GraphStep`: which earlier values it reads, what it computes, its bound."""
+
+    sources: tuple[int, ...]
+    run: Callable[..., Tensor]
+    walk: LineWalk
+    step: Step | None = None
+
+
+def step_line(source: int, step: Step) -> Line:
+    """One value through one step."""
+
+    def walk(bounds: list[Bound], notes: Notes) -> Any:
+        out, back = step.walk(bounds[0], notes)
+        return out, lambda cotangent: (back(cotangent),)
+
+    return Line((source,), step.forward, walk, step)
+
+
+class GraphStep(Step):
+    """Lines that read earlier values: value 0 is the input, value i + 1 the output of line i.
+
+    Backwards, the cotangent of a value is the sum of what the lines that read it send back.
+    """
+
+    def __init__(self, path: str, kind: type, lines: Sequence[Line], output: int) -> None:
+        super().__init__(path, kind)
+        self.steps = nn.ModuleList(line.step for line in lines if line.step is not None)
+        self.lines, self.output = tuple(lines), output
+        # The values that no line after this one reads.
+        self.dropped: list[list[int]] = [[] for _ in lines]
+        last = {source: i for i, line in enumerate(lines) for source in line.sources}
+        for value, i in last.items():
+            if value != output:
+                self.dropped[i].append(value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values: list[Any] = [x]
+        for line, dropped in zip(self.lines, self.dropped, strict=True):
+            values.append(line.run(*[values[source] for source in line.sources]))
+            for value in dropped:
+                values[value] = None
+        output: Tensor = values[self.output]
+        return output
+
+    def _walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
+        bounds, backs = [x], []
+        for line in self.lines:
+            bound, back = line.walk([bounds[source] for source in line.sources], notes)
+            bounds.append(bound)
+            backs.append(back)
+
+        def pull(cotangent: float) -> float:
+            arriving: dict[int, float] = defaultdict(float)
+            arriving[self.output] = cotangent
+            for i in reversed(range(len(backs))):
+                shares = backs[i](arriving[i + 1])
+                for source, share in zip(self.lines[i].sources, shares, strict=True):
+                    arriving[source] += share
+            return arriving[0]
+
+        return bounds[self.output], pull
 
 
 class UnboundedStep(Step):
-    """A child that has no bound, of a module that may never use it."""
+    """A child without a bound. The error is raised when its parent uses it."""
 
     def __init__(self, path: str, kind: type, error: UnboundedLayer) -> None:
         super().__init__(path, kind)
         self.error = error
 
-    def walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
+    def _walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
         raise self.error
 
     def forward(self, x: Tensor) -> Tensor:
@@ -219,40 +274,14 @@ def located(path: str, kind: type) -> Iterator[None]:
         raise UnboundedLayer(f"{where} has no gradient bound: {refused}") from refused
 
 
-def shape_after(step: LayerStep, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of what a layer makes of one record, learnt by running two records of zeros.
-
-    Two, so that a layer that loses track of the records is noticed. They are where its parameters
-    are, or its buffers.
-    """
-    held = itertools.chain(step.parameters(), step.buffers())
-    like = next((tensor for tensor in held if tensor.is_floating_point()), None)
-    probe = torch.zeros(2, *shape) if like is None else like.new_zeros(2, *shape)
-    modes = [(part, part.training) for part in step.modules()]
-    for part, _ in modes:
-        part.training = False
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put every module into evaluation mode for a while, without calling methods of the model."""
+    modes = [(module, module.training) for module in model.modules()]
+    for module, _ in modes:
+        module.training = False
     try:
-        with torch.no_grad():
-            output = step.forward(probe)
+        yield
     finally:
-        for part, training in modes:
-            part.training = training
-    if not isinstance(output, torch.Tensor) or output.dim() == 0 or len(output) != 2:
-        raise UnboundedLayer(
-            f"{step.kind.__name__} does not keep one row a record; a bound is for one record"
-        )
-    return tuple(output.shape[1:])
-
-
-def _require_no_jump(answers: Bounded) -> None:
-    """A derivative may be bounded on both sides of a jump; the function's moves are not."""
-    jump = getattr(answers, "jump", 0.0)
-    if jump > NEGLIGIBLE:
-        raise Refused(
-            f"it jumps by {jump:.3g}, so it has no Lipschitz constant in its input; use "
-            "nn.Softplus with a larger threshold, such as 20 for a beta of 1"
-        )
-
-
-def _times(a: float, b: float) -> float:
-    return 0.0 if a == 0 or b == 0 else a * b
+        for module, training in modes:
+            module.training = training

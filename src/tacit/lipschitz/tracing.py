@@ -1,9 +1,9 @@
-"""What a forward does, as a `torch.fx` graph in which nothing is written in place.
+"""What a forward computes, as a `torch.fx` graph in which nothing is written in place.
 
 `u += v`, `u.mul_(2)` and `relu(u, inplace=True)` write into u. The trace records the operation that
 returns a new value, and from then on every Python name of u stands for that value, as in PyTorch. A
 view of u, or u under the name of a module that returned it, is another name that the trace cannot
-follow: reading one after a write is refused, and so is a write into the input, which the caller may
+follow. Reading one after a write is refused, and so is a write into the input, which the caller may
 read. So the graph computes what forward does.
 """
 
@@ -20,22 +20,26 @@ from torch import Tensor, fx, nn
 from tacit.errors import Refused
 from tacit.lipschitz.integrity import require_no_hidden_code
 
-# Operations that may return a view of what they are given.
+ADD = (operator.add, torch.add, "add")
+SUBTRACT = (operator.sub, torch.sub, "sub")
+MULTIPLY = (operator.mul, torch.mul, "mul")
+DIVIDE = (operator.truediv, torch.div, "div")
+# Operations that may return a view of their input.
 _VIEWS = frozenset([
     "chunk", "contiguous", "detach", "diagonal", "expand", "expand_as", "flatten", "getitem",
     "movedim", "narrow", "permute", "ravel", "reshape", "select", "split", "squeeze", "swapaxes",
     "t", "to", "transpose", "type_as", "unbind", "unflatten", "unfold", "unsqueeze", "view",
     "view_as",
 ])  # fmt: skip
-# Modules of PyTorch's that may return their input, or a view of it.
-_MOVING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
+# Modules of PyTorch that may return their input, or a view of it.
+_RETURN_VIEWS = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
 
 
 def functional_graph(module: nn.Module, *, defaults: bool = False) -> fx.Graph:
-    """The graph of a module's forward, one level deep: what a part does is asked of the part.
+    """The graph of a module's forward, one level deep: its parts are called and not traced.
 
     Forward takes one input. With `defaults` it may take others, which keep their default values.
-    Assertions, and shapes that nobody reads, are left out.
+    Assertions, and shapes that nothing reads, are left out.
     """
     if "forward" in vars(module):
         require_no_hidden_code(module, type(module))
@@ -57,9 +61,9 @@ def functional_graph(module: nn.Module, *, defaults: bool = False) -> fx.Graph:
 
 
 def drop_unread(graph: fx.Graph, also: Container[fx.Node] = ()) -> None:
-    """Erase assertions, shapes and arithmetic whose value nobody reads, and nodes of `also`.
+    """Erase assertions, shapes and arithmetic that nothing reads, and nodes of `also`.
 
-    What may do more than return a value stays, and is asked for its bound.
+    An operation that may do more than return a value stays, and needs a bound.
     """
     for node in reversed(list(graph.nodes)):
         if not node.users and (_only_returns(node) or node in also):
@@ -76,11 +80,11 @@ def _only_returns(node: fx.Node) -> bool:
 
 
 def part_of(module: nn.Module, target: str) -> nn.Module:
-    """The part of that path, from the tables of children."""
+    """The submodule at that path, from PyTorch's tables of children."""
     for name in target.split("."):
         found = module._modules.get(name)
         if not isinstance(found, nn.Module):
-            raise Refused(f"its forward calls {target!r}, which is none of its modules")
+            raise Refused(f"its forward calls {target!r}, which is not one of its modules")
         module = found
     return module
 
@@ -103,7 +107,7 @@ def _require_one_input(module: nn.Module, defaults: bool) -> None:
 
 
 class _Value(fx.Proxy):
-    """A value on its way through forward."""
+    """A value while forward is traced."""
 
 
 def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[_Value, Any], _Value]:
@@ -122,7 +126,7 @@ for _name in ("and", "or"):
 
 
 class _Tracer(fx.Tracer):
-    """`writes` are the values that were written into, before and after."""
+    """Records writes in place as new values. `writes` has the nodes before and after each."""
 
     proxy_buffer_attributes = True
 
@@ -144,7 +148,7 @@ class _Tracer(fx.Tracer):
         while frame is not None:
             if frame.f_code.co_filename == torch.autograd.function.__file__:
                 raise Refused(
-                    "its forward uses an autograd Function, whose way back a trace does not have; "
+                    "its forward uses an autograd Function, whose backward no trace records; "
                     "give it the three answers of tacit.lipschitz.Bounded"
                 )
             frame = frame.f_back
@@ -152,7 +156,7 @@ class _Tracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Tensor) and not isinstance(a, nn.Parameter):
-            raise Refused("its forward uses a tensor that is none of its parameters")
+            raise Refused("its forward uses a tensor that is not one of its parameters")
         return super().create_arg(a)
 
     def create_proxy(
@@ -163,8 +167,8 @@ class _Tracer(fx.Tracer):
             return super().create_proxy(kind, target, args, kwargs, *more, **named)
         by_flag = kwargs.get("inplace") is True
         by_method = kind == "call_method" and _writes(target)
-        # A layer that writes into its input stays one and is asked for its bound as such; so does
-        # an activation on the input of the whole module.
+        # A layer that writes into its input stays one, and its answers allow for that; so does an
+        # activation on the input of the whole module.
         stays = by_flag and value.node.op == "placeholder"
         if kind == "call_module":
             stays = getattr(part_of(self.root, target), "inplace", False) is True
@@ -179,7 +183,7 @@ class _Tracer(fx.Tracer):
         return self.write(value, made) if by_flag or by_method else made
 
     def write(self, value: _Value, made: _Value) -> _Value:
-        """From now on, every name of the value stands for what was made of it."""
+        """From now on, every name of the value stands for the new one."""
         if value.node.op in ("placeholder", "get_attr"):
             raise Refused(
                 f"its forward writes into {value.node.target!r}, which others may read; write "
@@ -198,7 +202,7 @@ def _writes(method: str) -> bool:
 def _require_no_other_name(
     module: nn.Module, graph: fx.Graph, before: fx.Node, after: fx.Node
 ) -> None:
-    """Refuse a write into `before` if a later line reads what was written by another name."""
+    """Refuse a write into `before` if a later line reads the same memory by another name."""
     place = {node: i for i, node in enumerate(graph.nodes)}
     names, waiting = {before}, [before]
     while waiting:
@@ -230,6 +234,6 @@ def _may_return(module: nn.Module, node: fx.Node, source: fx.Node) -> bool:
         part = part_of(module, str(node.target))
         if next(part.parameters(), None) is not None:
             return False
-        return isinstance(part, _MOVING) or not type(part).__module__.startswith("torch.nn.")
+        return isinstance(part, _RETURN_VIEWS) or not type(part).__module__.startswith("torch.nn.")
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name in _VIEWS

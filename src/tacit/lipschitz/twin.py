@@ -1,27 +1,27 @@
-"""Turns an ordinary feed-forward network into its Lipschitz twin.
+"""Converts an ordinary feed-forward network into its Lipschitz twin.
 
 The conversion goes down the tree of modules. Layers have counterparts, `nn.Sequential` keeps its
-order, and any other module becomes a graph of its converted parts (`twin_graph`). Everything that
-has no twin is found on the way, before a single weight is projected.
+order, and any other module becomes a graph of its converted parts (`graph_module`). A part without
+a twin is reported before a single weight is projected.
 """
 
 from __future__ import annotations
 
 import copy
+import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import skip_init
 
 from tacit.errors import Refused, UnboundedLayer
 from tacit.lipschitz.convolution_norm import torus_cost
-from tacit.lipschitz.integrity import gives_answers, place, require_no_hooks
+from tacit.lipschitz.integrity import gives_answers, joined, place, require_no_hooks
 from tacit.lipschitz.layers.activations import Absolute, MaxMin
 from tacit.lipschitz.layers.convolution_layers import (
     SpectralConv1d,
@@ -36,10 +36,20 @@ from tacit.lipschitz.operator_norm import orthogonalise_cost
 from tacit.lipschitz.program import compile_program
 from tacit.lipschitz.projection import project
 from tacit.lipschitz.sets import FrobeniusBall, Orthogonal, ReshapedKernel, TrueConvolution
+from tacit.lipschitz.steps import evaluating
 from tacit.lipschitz.torch_modules import KNOWN, REASONS
-from tacit.lipschitz.twin_graph import graph_module
+from tacit.lipschitz.tracing import (
+    ADD,
+    DIVIDE,
+    MULTIPLY,
+    SUBTRACT,
+    drop_unread,
+    functional_graph,
+    name_of,
+    part_of,
+)
 
-_CONVOLUTIONS = {
+_CONVOLUTIONS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.Conv1d: SpectralConv1d,
     nn.Conv2d: SpectralConv2d,
     nn.Conv3d: SpectralConv3d,
@@ -50,7 +60,7 @@ _ACTIVATIONS = (
     nn.Softsign, nn.RReLU,
 )  # fmt: skip
 _NORMALISATIONS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-# By name, so that the libraries that they are from need not be there.
+# By name, because the libraries that define them may not be installed.
 _STOCHASTIC_DEPTH = ("StochasticDepth", "DropPath")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -65,7 +75,7 @@ class Twin(NamedTuple):
 
 
 def norm_preserving(channels: int, axis: int) -> nn.Module:
-    """MaxMin, or the absolute value where the channels are odd."""
+    """MaxMin, or the absolute value for an odd number of channels."""
     return MaxMin(axis) if channels and channels % 2 == 0 else Absolute()
 
 
@@ -82,25 +92,25 @@ def lipschitz_twin(
 
     Linear layers and convolutions keep their shapes and their weights, which are then projected
     onto orthogonal ones, and lose their biases (a bias costs noise at every position).
-    Activations become `activation(channels, axis)`, by default MaxMin, or the absolute value where
-    the channels are odd: both keep the norms of gradients. Normalisation becomes centring over a
-    record's own axes; dropout and stochastic depth go; average pooling, which shrinks what it
-    averages, becomes L2-norm pooling. A module with a forward of its own becomes the graph that
-    `torch.fx` traces of it in evaluation mode, without writes in place: there sums of two values
-    become averages, and a module's own scales and biases (layer scale) go. Layers and weights that
-    are shared stay so. The twin computes something else than the model did: train it.
+    Activations become `activation(channels, axis)`, by default MaxMin, or the absolute value for an
+    odd number of channels; both keep the norms of gradients. Normalisation becomes centring over a
+    record's own axes. Dropout and stochastic depth are removed. Average pooling, which shrinks its
+    input, becomes L2-norm pooling. A module with a forward of its own becomes the graph that
+    `torch.fx` traces of it in evaluation mode, without writes in place; there sums of two values
+    become averages, and the module's own scales and biases (layer scale) are removed. Shared layers
+    and weights stay shared. The twin computes a different function from the model: train it.
 
-    Weights are certified anew in each step. `max_cost` limits the floating-point operations that
-    this takes for one weight: a kernel that would take more is bounded by its flattened matrix, as
-    all are with `reshaped=True`, and a matrix by its Frobenius norm. Both keep weights smaller.
+    Weights are certified in each step. `max_cost` limits the floating-point operations that this
+    takes for one weight. A kernel above the limit is bounded by its flattened matrix, as every
+    kernel is with `reshaped=True`, and a matrix by its Frobenius norm. Both keep weights smaller.
 
-    Raises `UnboundedLayer` for what has no twin, by name and before any projection.
+    Raises `UnboundedLayer` for a part that has no twin, by name and before any projection.
 
         twin, changes = tacit.lipschitz_twin(torchvision.models.resnet18(num_classes=10))
     """
     require_no_hooks(model)
     conversion = _Conversion(model, activation, reshaped, max_cost)
-    with _evaluating(model):
+    with evaluating(model):
         body = conversion.of(model, "")
     conversion.require_complete(model)
     compile_program(body)
@@ -112,7 +122,7 @@ def lipschitz_twin(
 
 
 class _Conversion:
-    """The modules that were converted so far, what was changed, and what has no twin."""
+    """The modules converted so far, what was changed, and what has no twin."""
 
     def __init__(
         self, model: nn.Module, activation: Activation, reshaped: bool, max_cost: float
@@ -120,19 +130,19 @@ class _Conversion:
         self.activation, self.reshaped, self.max_cost = activation, reshaped, max_cost
         self.changes: list[str] = []
         self.refused: list[str] = []
-        self._made: dict[int, Any] = {}  # by the id of what it takes the place of, as in deepcopy
+        self._made: dict[int, Any] = {}  # by the id of the original, as in deepcopy
         self._above: list[int] = []
         self._widths = _widths(model)
 
     def of(self, module: nn.Module, path: str) -> nn.Module:
-        """The twin of a part; a part without one is noted, and an identity stands in for it."""
+        """The twin of a part. A part without one is recorded, and an identity stands in for it."""
         if id(module) in self._made:
             known: nn.Module = self._made[id(module)]
             return known
-        inside = id(module) in self._above
+        inside_itself = id(module) in self._above
         self._above.append(id(module))
         try:
-            if inside:
+            if inside_itself:
                 raise Refused("it contains itself")
             made = self._converted(module, path)
         except Refused as refused:
@@ -144,7 +154,7 @@ class _Conversion:
         return made
 
     def require_complete(self, model: nn.Module) -> None:
-        """Refuse what has no twin. Attention first: there is no other way to write it."""
+        """Refuse parts without a twin. Attention comes first: there is no other way to write it."""
         if not self.refused:
             return
         attention = [
@@ -171,21 +181,23 @@ class _Conversion:
             return self._kept(module, path)
         if kind.forward is nn.Sequential.forward:
             # Not `named_children`, which leaves out a part that is there twice.
-            parts = [
-                (n, self.of(m, _join(path, n))) for n, m in module._modules.items() if m is not None
-            ]
+            held = ((name, m) for name, m in module._modules.items() if m is not None)
+            parts = [(name, self._part(path, name, m)) for name, m in held]
             return nn.Sequential(OrderedDict(parts))
         return graph_module(
             module,
-            lambda name, part: self.of(part, _join(path, name)),
+            lambda name, part: self._part(path, name, part),
             lambda text: self._note(path, text),
         )
 
+    def _part(self, path: str, name: str, part: nn.Module) -> nn.Module:
+        return self.of(part, joined(path, name))
+
     def _kept(self, module: nn.Module, path: str) -> nn.Module:
-        """A copy that does not write in place; its children are converted unless it answers."""
+        """A copy that does not write in place. The children are converted unless it answers."""
         if isinstance(module, _CONTAINERS) or hasattr(type(module), "walk_bounds"):
             for name, part in module.named_children():
-                self.of(part, _join(path, name))
+                self._part(path, name, part)
         made: nn.Module = copy.deepcopy(module, self._made)
         if getattr(made, "inplace", False):
             made.inplace = False  # type: ignore[assignment]
@@ -203,8 +215,8 @@ class _Conversion:
             made = self.activation(*self._widths[id(module)])
             return made, "it keeps the norm of gradients"
         if isinstance(module, _NORMALISATIONS):
-            # What a normalisation holds (an activation, in timm) comes after it.
-            held = [self.of(m, _join(path, name)) for name, m in module.named_children()]
+            # The children of a normalisation (an activation, in timm) come after it.
+            held = [self._part(path, name, m) for name, m in module.named_children()]
             centred = nn.Sequential(LayerCentering(), *held) if held else LayerCentering()
             return centred, "dividing by a deviation has no Lipschitz constant"
         if isinstance(module, _DropoutNd) or type(module).__name__ in _STOCHASTIC_DEPTH:
@@ -216,41 +228,26 @@ class _Conversion:
 
     def _linear(self, module: nn.Linear) -> tuple[nn.Module, str]:
         cheap = orthogonalise_cost(*module.weight.shape) <= self.max_cost
-        made = skip_init(
-            SpectralLinear,
-            module.in_features,
-            module.out_features,
-            within=Orthogonal if cheap else FrobeniusBall,
-            device=module.weight.device,
-            dtype=module.weight.dtype,
-        )
+        within = Orthogonal if cheap else FrobeniusBall
+        sizes = (module.in_features, module.out_features)
         why = "its norm is bounded" if cheap else "its Frobenius norm is bounded, which is cheap"
-        return self._with_weight(made, module), why
+        return self._with_weight(module, SpectralLinear, sizes, within=within), why
 
     def _convolution(self, module: Any) -> tuple[nn.Module, str]:
         shape = module.weight.shape
         grouped = (module.groups, shape[0] // module.groups, *shape[1:])
         cheap = torus_cost(grouped, axes_of(module)) <= self.max_cost
-        make: Callable[..., Any] = _CONVOLUTIONS[type(module)]
-        made = skip_init(
-            make,
-            module.in_channels,
-            module.out_channels,
-            module.kernel_size,
-            module.stride,
-            module.padding,
-            module.dilation,
-            module.groups,
-            padding_mode=module.padding_mode,
-            within=TrueConvolution if cheap and not self.reshaped else ReshapedKernel,
-            device=module.weight.device,
-            dtype=module.weight.dtype,
-        )
+        within = TrueConvolution if cheap and not self.reshaped else ReshapedKernel
+        names = "in_channels out_channels kernel_size stride padding dilation groups"
+        settings = [getattr(module, name) for name in names.split()]
+        how = {"padding_mode": module.padding_mode, "within": within}
         why = "its norm is bounded" if cheap else "its flattened matrix is bounded, which is cheap"
-        return self._with_weight(made, module), why
+        return self._with_weight(module, _CONVOLUTIONS[type(module)], settings, **how), why
 
-    def _with_weight(self, made: Any, module: Any) -> nn.Module:
+    def _with_weight(self, module: Any, kind: Any, settings: Any, **how: Any) -> nn.Module:
+        """A layer of that kind with the module's weight, which shared layers go on sharing."""
         weight = module.weight
+        made: Any = skip_init(kind, *settings, **how, device=weight.device, dtype=weight.dtype)
         if id(weight) in self._made:
             made.weight = self._made[id(weight)]
         else:
@@ -263,35 +260,141 @@ class _Conversion:
 
 
 def _widths(model: nn.Module) -> dict[int, tuple[int, int]]:
-    """For each module, the channels of the layer that was registered before it, and their axis."""
-    found: dict[int, tuple[int, int]] = {}
+    """For each module, the channels of the layer registered before it, and their axis."""
+    widths: dict[int, tuple[int, int]] = {}
     width = (0, 1)
     for module in model.modules():
-        found[id(module)] = width
+        widths[id(module)] = width
         for name, axis in (("out_channels", 1), ("out_features", -1)):
             channels = getattr(module, name, None)
             if isinstance(channels, int):
                 width = (channels, axis)
-    return found
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode while it is traced, so that nothing random is in the graph."""
-    modes = [(module, module.training) for module in model.modules()]
-    for module, _ in modes:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+    return widths
 
 
 def _brief(module: nn.Module) -> str:
     text = " ".join(str(module).split())
     return text if len(text) <= 90 else f"{type(module).__name__}(…)"
+
+
+def graph_module(
+    module: nn.Module,
+    convert: Callable[[str, nn.Module], nn.Module],
+    note: Callable[[str], None],
+) -> fx.GraphModule:
+    """A module of the converted parts, whose forward is the traced graph with these changes.
+
+    u + αv → (u + αv)/(1 + |α|), so that a sum is no longer than the longer of its terms and its
+             Lipschitz constant is at most that of the steeper one. A plain residual block is
+             (1 + L)-Lipschitz, and bounds would double with each block.
+    γ·u, u + β with parameters γ, β of the module itself → u. Layer scale begins near 0, where the
+             branch behind it would get no gradient and all of the noise; the average above does
+             its work. Biases are removed, as those of layers are.
+    u.reshape(len(u), −1) → flatten(1), which cannot reach across records.
+
+    `convert(path, part)` gives the part that takes a part's place, and `note` takes a description
+    of each change. An operation without a bound is refused by name.
+    """
+    graph = functional_graph(module, defaults=True)
+    parts: dict[str, nn.Module] = {}
+    fixed: set[fx.Node] = set()  # computed from parameters alone
+    for node in list(graph.nodes):
+        sources = node.all_input_nodes
+        if node.op == "get_attr":
+            fixed.add(node)
+        elif node.op == "call_module":
+            target = str(node.target)
+            if len(sources) != 1 or sources[0] in fixed or node.args != (sources[0],):
+                raise Refused(f"its forward gives {target!r} something other than one value")
+            if target not in parts:
+                parts[target] = convert(target, part_of(module, target))
+            node.kwargs = {}
+        elif node.op in ("call_function", "call_method") and sources:
+            doubled = len(node.args) == 2 and node.args[0] is node.args[1]  # u + u has one source
+            if all(source in fixed for source in sources):
+                fixed.add(node)
+            elif any(source in fixed for source in sources):
+                _drop_parameters(module, node, fixed, note)
+            elif node.target in (torch.reshape, "reshape", "view"):
+                _flatten(graph, node)
+            elif node.target in (*ADD, *SUBTRACT) and len(sources) + doubled == 2:
+                _average(graph, node, note)
+    drop_unread(graph, fixed)
+    graph.lint()
+    return fx.GraphModule(parts, graph, type(module).__name__)
+
+
+def _average(graph: fx.Graph, node: fx.Node, note: Callable[[str], None]) -> None:
+    alpha = node.kwargs.get("alpha", 1)
+    if not isinstance(alpha, int | float):
+        raise Refused(f"its forward uses {name_of(node.target)} with alpha={alpha}")
+    share = 1 / (1 + abs(alpha))
+    with graph.inserting_after(node):
+        scaled = graph.call_function(operator.mul, (node, share))
+    node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+    note(f"{node.name} → its average: sums would double the bounds each time")
+
+
+def _drop_parameters(
+    module: nn.Module, node: fx.Node, fixed: set[fx.Node], note: Callable[[str], None]
+) -> None:
+    values = [source for source in node.all_input_nodes if source not in fixed]
+    names = ", ".join(sorted(_parameters_behind(module, node, fixed)))
+    first = node.args[0] if node.args else None
+    known = (
+        node.target in (*ADD, *MULTIPLY, torch.addcmul, "addcmul")
+        or (node.target in (*SUBTRACT, *DIVIDE) and first is values[0])
+    ) and len(values) == 1
+    if not known:
+        raise Refused(
+            f"its forward uses the tensor {names} in {name_of(node.target)}, which has no bound; "
+            "put it into a layer that answers for it, such as tacit.lipschitz.SpectralLinear or "
+            "AddBias"
+        )
+    node.replace_all_uses_with(values[0])
+    node.graph.erase_node(node)
+    note(f"{names} removed: scales and biases of single channels cost noise")
+
+
+def _parameters_behind(module: nn.Module, node: fx.Node, fixed: set[fx.Node]) -> set[str]:
+    waiting, names = [n for n in node.all_input_nodes if n in fixed], set()
+    while waiting:
+        source = waiting.pop()
+        waiting += source.all_input_nodes
+        if source.op != "get_attr":
+            continue
+        holder, _, name = str(source.target).rpartition(".")
+        owner = part_of(module, holder) if holder else module
+        if name not in owner._parameters:
+            raise Refused(
+                f"its forward uses the tensor {source.target!r}, which is no parameter; put it "
+                "into a layer that answers for it"
+            )
+        names.add(str(source.target))
+    return names
+
+
+def _flatten(graph: fx.Graph, node: fx.Node) -> None:
+    """u.reshape(u.shape[0], −1) and the like; other shapes are refused when the graph is read."""
+    source, *sizes = node.args
+    if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
+        sizes = list(sizes[0])
+    if len(sizes) != 2 or sizes[1] != -1 or not _is_batch_size(sizes[0]):
+        return
+    with graph.inserting_before(node):
+        flat = graph.call_function(torch.flatten, (source, 1))
+    node.replace_all_uses_with(flat)
+    graph.erase_node(node)
+
+
+def _is_batch_size(size: Any) -> bool:
+    if not isinstance(size, fx.Node):
+        return False
+    if size.target == "size":
+        return size.args[1:] == (0,)
+    if size.target is not operator.getitem or size.args[1] != 0:
+        return False
+    shape = size.args[0]
+    if not isinstance(shape, fx.Node):
+        return False
+    return shape.target == "size" or (shape.target is getattr and shape.args[1] == "shape")
