@@ -49,8 +49,8 @@ ROOMS = [
 ]
 # To be renamed.
 STILL_SHARED = {
-    *("noise", "ledger", "trade_off", "scaling"),
-    *("Plan", "Release", "Scale", "Step", "Task"),
+    *("noise", "scaling"),
+    *("Plan", "Scale", "Step", "Task"),
 }
 
 

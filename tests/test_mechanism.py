@@ -209,7 +209,7 @@ def test_a_bfloat16_gradient_is_rounded_after_the_noise_and_not_before():
     private = mechanism.privatise(model, outputs_themselves, sampler.next_batch())
     with Ledger(budget=Budget(100.0, 1e-5)) as ledger:
         ledger.release(private, into=model)
-        address = (ledger.identity, *ledger.life(), 1, 0)
+        address = (ledger.identity, *ledger.attempt(), 1, 0)
     in_float64 = Randomness(5).stream("noise", *address).normals([300_000], torch.device("cpu"))[0]
     expected = (Z * in_float64 / 2).bfloat16()
     assert model.weight.grad.dtype == torch.bfloat16

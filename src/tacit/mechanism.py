@@ -60,7 +60,7 @@ class PendingRelease:
         self.sampling_step = None if self.drawn is None else self.drawn.step
         # Only within a shuffled epoch, and only for a sampler's own draw, are steps one event.
         whole_epochs = plan.scheme.steps_within(1) > 1 and self.drawn is not None
-        self.occasion = batch.occasion if batch is not None and whole_epochs else None
+        self.epoch = batch.epoch if batch is not None and whole_epochs else None
         self.stds = tuple(stds)
         self.divisor = bounded.divisor
         self._bounded: BoundedGradient | None = bounded

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from ledger_children import Forked
+from forked import Forked
 from tiny_run import ADD, REPLACE
 
 from tacit import epsilon

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tacit import Relation, epsilon, trade_off
 from tacit.accounting import Plan, gaussian_dp_mu, gaussian_trade_off
-from tacit.accounting.trade_off import plot_trade_offs
+from tacit.accounting.f_dp import plot_trade_offs
 from tacit.cli import app
 from tacit.sampling import MiniSets, Poisson
 from tacit.sampling.scheme import Unit

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tacit.cli import app, scaling
 from tacit.errors import BudgetExceeded
-from tacit.ledger.ledger import Ledger
+from tacit.ledger import Ledger
 
 DATA = ["--target", "y", "--feature-range", "-5,5", "--scale-noise", "20", "--batch-size", "50"]
 

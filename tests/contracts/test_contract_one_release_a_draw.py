@@ -34,13 +34,13 @@ def test_a_second_gradient_of_one_batch_is_refused_and_charges_nothing(case):
     ledger.release(mechanism.privatise(model, loss, sampler.next_batch()), into=model)
 
 
-def test_an_occasion_saves_nothing_where_steps_are_not_epochs():
+def test_an_epoch_key_saves_nothing_where_steps_are_not_epochs():
     """A batch that claims to belong to an epoch already paid for is charged like any other."""
     model, sampler = torch.nn.Linear(4, 3), tacit.PoissonSampler(DATA, 0.5, steps=9)
     mechanism = Mechanism(PerSampleClip(1.0), sampler, 50.0)
     ledger = Ledger(None, Budget(50.0, 1e-5))
     for _ in range(3):
-        batch = dataclasses.replace(sampler.next_batch(), occasion="the same")
+        batch = dataclasses.replace(sampler.next_batch(), epoch="the same")
         private = mechanism.privatise(model, tacit.losses.CrossEntropy(), batch)
         ledger.release(private, into=model)
     assert ledger.run_status()[0] == 3

@@ -34,7 +34,7 @@ def test_a_copy_draws_for_itself(name, copied):
     drawn = [(sampler.next_batch(), other.next_batch()) for _ in range(3)]
     assert any(not torch.equal(a.indices, b.indices) for a, b in drawn)
     if name == "shuffled":
-        assert first.occasion == drawn[0][0].occasion != drawn[0][1].occasion
+        assert first.epoch == drawn[0][0].epoch != drawn[0][1].epoch
 
 
 @pytest.mark.parametrize("copied", COPIES)

@@ -1,10 +1,7 @@
 """Events to ε; trade-off curves; calibration."""
 
 from tacit.accounting.accountant import calibrate, epsilon, epsilon_rdp, no_privacy, steps_within
-from tacit.accounting.gaussian_dp import GaussianDpEstimate, gaussian_dp_mu, layerwise_multiplier
-from tacit.accounting.plan import Plan
-from tacit.accounting.scheme_check import check_scheme
-from tacit.accounting.trade_off import (
+from tacit.accounting.f_dp import (
     TradeOff,
     gaussian_trade_off,
     subsample,
@@ -12,6 +9,9 @@ from tacit.accounting.trade_off import (
     tensor_product,
     trade_off,
 )
+from tacit.accounting.gaussian_dp import GaussianDpEstimate, gaussian_dp_mu, layerwise_multiplier
+from tacit.accounting.plan import Plan
+from tacit.accounting.scheme_check import check_scheme
 
 __all__ = [
     "GaussianDpEstimate",

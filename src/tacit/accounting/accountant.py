@@ -18,7 +18,7 @@ from scipy.special import ndtri
 from tacit.accounting.pld import (
     COARSE,
     FINE,
-    Precision,
+    Grid,
     gaussian_epsilon,
     gaussian_multiplier,
     num_convolutions,
@@ -70,7 +70,7 @@ def composed_event(
 
 
 def epsilon_of_event(
-    event: dpa.DpEvent, delta: float, relation: Relation, precision: Precision = FINE
+    event: dpa.DpEvent, delta: float, relation: Relation, grid: Grid = FINE
 ) -> float:
     """The reported ε of an event whose parameters were all fixed beforehand: by PLD.
 
@@ -84,7 +84,7 @@ def epsilon_of_event(
     paid = delta - num_convolutions(event) * ROUNDING_A_STEP
     by_pld = math.inf
     if paid > 0:
-        loss = privacy_loss(event, relation, precision)
+        loss = privacy_loss(event, relation, grid)
         by_pld = math.inf if loss is None else float(loss.get_epsilon_for_delta(paid))
     if paid > 0.99 * delta:
         return by_pld
@@ -147,9 +147,9 @@ def calibrate(
     if scheme_of(sampling).num_events(steps) == 0:
         return 0.0
 
-    def excess(log_z: float, precision: Precision) -> float:
+    def excess(log_z: float, grid: Grid) -> float:
         event = run_event(sampling, math.exp(log_z), steps, unit=unit, prelude=prelude)
-        spent = epsilon_of_event(event, budget.delta, relation, precision)
+        spent = epsilon_of_event(event, budget.delta, relation, grid)
         return math.log(max(spent, 1e-12) / budget.epsilon)
 
     low, high = _bracket(lambda log_z: excess(log_z, COARSE), budget)

@@ -1,6 +1,6 @@
-"""Events: as multisets of their leaves, and as releases that are charged once.
+"""Events: as multisets of their parts, and as releases that are charged once.
 
-An event as a multiset of its leaves: composition does not care about order or nesting.
+An event as a multiset of its parts: composition does not care about order or nesting.
 
 One Gaussian release made before training, told apart from another of the same cost.
 """
@@ -25,29 +25,29 @@ _SAMPLED = (
 )
 
 
-def leaves_of(event: dpa.DpEvent) -> Counter[dpa.DpEvent]:
-    """{leaf: how often}, with compositions unfolded and no-ops dropped."""
-    leaves: Counter[dpa.DpEvent] = Counter()
-    _collect(event, 1, leaves)
-    return leaves
+def components_of(event: dpa.DpEvent) -> Counter[dpa.DpEvent]:
+    """{part: how often}, with compositions unfolded and no-ops dropped."""
+    parts: Counter[dpa.DpEvent] = Counter()
+    _collect(event, 1, parts)
+    return parts
 
 
-def _collect(event: dpa.DpEvent, count: int, leaves: Counter[dpa.DpEvent]) -> None:
+def _collect(event: dpa.DpEvent, count: int, parts: Counter[dpa.DpEvent]) -> None:
     if isinstance(event, dpa.NoOpDpEvent) or count == 0:
         return
     if count < 0:
         raise ValueError(f"an event composed {count} times; give 0 or more")
     if isinstance(event, dpa.ComposedDpEvent):
         for part in event.events:
-            _collect(part, count, leaves)
+            _collect(part, count, parts)
     elif isinstance(event, dpa.SelfComposedDpEvent):
-        _collect(event.event, count * event.count, leaves)
+        _collect(event.event, count * event.count, parts)
     elif not _releases_nothing(event):
-        leaves[event] += count
+        parts[event] += count
 
 
 def _releases_nothing(event: dpa.DpEvent) -> bool:
-    """Whether a leaf is nothing at all: infinite noise, or nobody sampled. Refuses the unknown."""
+    """Whether a part is nothing at all: infinite noise, or nobody sampled. Refuses the unknown."""
     if isinstance(event, dpa.NonPrivateDpEvent):
         return False
     if isinstance(event, dpa.GaussianDpEvent):
@@ -58,7 +58,7 @@ def _releases_nothing(event: dpa.DpEvent) -> bool:
 
 
 def probability_of(event: dpa.DpEvent) -> float:
-    """The chance of taking part in a leaf's step."""
+    """The chance of taking part in a part's step."""
     if isinstance(event, dpa.PoissonSampledDpEvent):
         return float(event.sampling_probability)
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
@@ -81,7 +81,7 @@ def gaussian_inside(event: dpa.DpEvent) -> float:
 
 
 def refuse(event: dpa.DpEvent, relation: object = "either relation") -> UnsupportedEvent:
-    """The error for a leaf that has no sound analysis here."""
+    """The error for a part that has no sound analysis here."""
     names = ", ".join(kind.__name__ for kind in (dpa.GaussianDpEvent, *_SAMPLED))
     return UnsupportedEvent(
         f"{event!r} has no sound analysis under {relation}; known are {names}, "

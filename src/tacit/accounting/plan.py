@@ -14,7 +14,7 @@ import dp_accounting as dpa
 
 from tacit.accounting.accountant import composed_event, epsilon_of_event, run_event, steps_within
 from tacit.accounting.events import Release
-from tacit.accounting.pld import FINE, Precision
+from tacit.accounting.pld import FINE, Grid
 from tacit.accounting.rdp import epsilon_of_curve, renyi_curve
 from tacit.budget import Budget, Relation
 from tacit.errors import UnsupportedEvent
@@ -86,12 +86,12 @@ class Plan:
             self.scheme, self.noise_multiplier, count, unit=self.unit, prelude=self.prelude
         )
 
-    def epsilon_of_count(self, count: int, delta: float, precision: Precision = FINE) -> float:
+    def epsilon_of_count(self, count: int, delta: float, grid: Grid = FINE) -> float:
         event = self.event_of_count(count)
-        return epsilon_of_event(event, delta, self.accounted_relation, precision)
+        return epsilon_of_event(event, delta, self.accounted_relation, grid)
 
-    def epsilon(self, steps: int, delta: float, precision: Precision = FINE) -> float:
-        return epsilon_of_event(self.event(steps), delta, self.accounted_relation, precision)
+    def epsilon(self, steps: int, delta: float, grid: Grid = FINE) -> float:
+        return epsilon_of_event(self.event(steps), delta, self.accounted_relation, grid)
 
     def epsilon_rdp(self, steps: int, delta: float) -> float:
         return self.epsilon_rdp_of_count(self.scheme.num_events(steps), delta)

@@ -2,7 +2,7 @@
 
 Events to privacy loss distributions: the ε that Tacit reports.
 
-Each leaf has a dominating pair (P, Q), discretised so that δ is never under-estimated
+Each part has a dominating pair (P, Q), discretised so that δ is never under-estimated
 ("connect the dots" [Doroshenko 2022]); composition convolves [Koskela 2020]. z is the noise's
 standard deviation over the sensitivity Δ under the relation.
 
@@ -33,7 +33,7 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as dpa_pld
 from scipy.special import log_ndtr, ndtr
 
-from tacit.accounting.events import gaussian_inside, leaves_of, probability_of, refuse
+from tacit.accounting.events import components_of, gaussian_inside, probability_of, refuse
 from tacit.budget import Relation
 from tacit.sampling.fixed_size import RevealedSampleDpEvent
 
@@ -45,7 +45,7 @@ LEAST_NOISE, _LEAST_ALONE = 1e-3, 1e-100
 
 
 @dataclass(frozen=True)
-class Precision:
+class Grid:
     """How fine the grid is: points over one step's reach, and over its standard deviation.
 
     Any grid gives a valid upper bound of δ. The relative excess of ε falls with the square of
@@ -57,45 +57,45 @@ class Precision:
     points_per_deviation: int
 
 
-FINE = Precision(points=100_000, points_per_deviation=200)
-COARSE = Precision(points=8_000, points_per_deviation=40)
+FINE = Grid(points=100_000, points_per_deviation=200)
+COARSE = Grid(points=8_000, points_per_deviation=40)
 
 
 def privacy_loss(
     event: dpa.DpEvent,
     relation: Relation,
-    precision: Precision = FINE,
+    grid: Grid = FINE,
     interval: float | None = None,
 ) -> PrivacyLoss | None:
     """The composed privacy loss distribution of `event`, or None when it is not private at all.
 
     Its grid step is `interval`, or the one that suits the event.
     """
-    leaves = leaves_of(event)
-    if not_private(leaves):
+    parts = components_of(event)
+    if not_private(parts):
         return None
-    interval = interval or _interval(leaves, precision)
+    interval = interval or _interval(parts, grid)
     total = dpa_pld.identity(value_discretization_interval=interval)
-    for leaf, count in leaves.items():
-        total = total.compose(_composed_leaf(leaf, count, relation, interval))
+    for part, count in parts.items():
+        total = total.compose(_composed_part(part, count, relation, interval))
     return total
 
 
-def grid_step(event: dpa.DpEvent, precision: Precision = FINE) -> float:
+def grid_step(event: dpa.DpEvent, grid: Grid = FINE) -> float:
     """The grid step that suits the event: see `_interval`."""
-    return _interval(leaves_of(event), precision)
+    return _interval(components_of(event), grid)
 
 
-def not_private(leaves: Counter[dpa.DpEvent]) -> bool:
-    """Whether some leaf gives everything away: released without noise, or called non-private.
+def not_private(parts: Counter[dpa.DpEvent]) -> bool:
+    """Whether some part gives everything away: released without noise, or called non-private.
 
     So little noise that losses leave floating point on the way counts as none: ε = ∞ is never too
     small. A Gaussian that is not sampled is computed in closed form, and goes on further.
     """
     return any(
-        isinstance(leaf, dpa.NonPrivateDpEvent)
-        or _multiplier(leaf) < (_LEAST_ALONE if _is_gaussian(leaf) else LEAST_NOISE)
-        for leaf in leaves
+        isinstance(part, dpa.NonPrivateDpEvent)
+        or _multiplier(part) < (_LEAST_ALONE if _is_gaussian(part) else LEAST_NOISE)
+        for part in parts
     )
 
 
@@ -104,10 +104,10 @@ def gaussian_multiplier(event: dpa.DpEvent) -> float | None:
 
     Gaussians compose to (Σ 1/z²)^(-1/2), exactly.
     """
-    leaves = leaves_of(event)
-    if not leaves or not_private(leaves) or not all(map(_is_gaussian, leaves)):
+    parts = components_of(event)
+    if not parts or not_private(parts) or not all(map(_is_gaussian, parts)):
         return None
-    return math.fsum(count / _multiplier(leaf) ** 2 for leaf, count in leaves.items()) ** -0.5
+    return math.fsum(count / _multiplier(part) ** 2 for part, count in parts.items()) ** -0.5
 
 
 def gaussian_epsilon(z: float, delta: float) -> float:
@@ -124,20 +124,20 @@ def gaussian_epsilon(z: float, delta: float) -> float:
 
 def num_convolutions(event: dpa.DpEvent) -> int:
     """How many steps are composed numerically; unsampled Gaussians are composed in closed form."""
-    return sum(1 if _is_gaussian(leaf) else count for leaf, count in leaves_of(event).items())
+    return sum(1 if _is_gaussian(part) else count for part, count in components_of(event).items())
 
 
-def _is_gaussian(leaf: dpa.DpEvent) -> bool:
-    """Whether the leaf is a Gaussian in which everybody takes part, for certain."""
-    sampled = isinstance(leaf, dpa.PoissonSampledDpEvent) and leaf.sampling_probability == 1
-    return sampled or isinstance(leaf, dpa.GaussianDpEvent)
+def _is_gaussian(part: dpa.DpEvent) -> bool:
+    """Whether the part is a Gaussian in which everybody takes part, for certain."""
+    sampled = isinstance(part, dpa.PoissonSampledDpEvent) and part.sampling_probability == 1
+    return sampled or isinstance(part, dpa.GaussianDpEvent)
 
 
-def _multiplier(leaf: dpa.DpEvent) -> float:
-    if isinstance(leaf, dpa.GaussianDpEvent):
-        z = float(leaf.noise_multiplier)
-    elif hasattr(leaf, "event"):
-        z = gaussian_inside(leaf)
+def _multiplier(part: dpa.DpEvent) -> float:
+    if isinstance(part, dpa.GaussianDpEvent):
+        z = float(part.noise_multiplier)
+    elif hasattr(part, "event"):
+        z = gaussian_inside(part)
     else:
         return math.inf
     if not z >= 0:
@@ -145,7 +145,7 @@ def _multiplier(leaf: dpa.DpEvent) -> float:
     return z
 
 
-def _interval(leaves: Counter[dpa.DpEvent], precision: Precision) -> float:
+def _interval(parts: Counter[dpa.DpEvent], grid: Grid) -> float:
     """A grid step, a power of two, that suits the loss's own scale.
 
     A fixed step is too coarse for large noise (the rounding of thousands of tiny losses adds
@@ -155,12 +155,12 @@ def _interval(leaves: Counter[dpa.DpEvent], precision: Precision) -> float:
     √(V/N).
     """
     applications, variance, drift, longest = 0, 0.0, 0.0, 0.0
-    for leaf, count in leaves.items():
-        z, p, repeats = _multiplier(leaf), probability_of(leaf), count
-        if _is_gaussian(leaf):
+    for part, count in parts.items():
+        z, p, repeats = _multiplier(part), probability_of(part), count
+        if _is_gaussian(part):
             z, repeats = z / math.sqrt(count), 1
         reach = _TAIL_DEVIATIONS / z + 0.5 / z**2
-        p_squared = p if isinstance(leaf, RevealedSampleDpEvent) else p * p
+        p_squared = p if isinstance(part, RevealedSampleDpEvent) else p * p
         divergence = p_squared * math.expm1(min(1 / z**2, 700.0))
         spread, mean = min(p * reach**2, divergence), min(p * reach, divergence)
         if p == 1:
@@ -173,20 +173,20 @@ def _interval(leaves: Counter[dpa.DpEvent], precision: Precision) -> float:
         return 1e-4
     whole = 2 * (_TAIL_DEVIATIONS * math.sqrt(variance) + drift + longest)
     step = max(
-        math.sqrt(variance / applications) / precision.points_per_deviation,
-        longest / precision.points,
+        math.sqrt(variance / applications) / grid.points_per_deviation,
+        longest / grid.points,
         whole / _MAX_POINTS,
     )
     return 2.0 ** math.floor(math.log2(step))
 
 
-def _composed_leaf(
-    leaf: dpa.DpEvent, count: int, relation: Relation, interval: float
+def _composed_part(
+    part: dpa.DpEvent, count: int, relation: Relation, interval: float
 ) -> PrivacyLoss:
-    if _is_gaussian(leaf):
+    if _is_gaussian(part):
         # T Gaussians are one of multiplier z / √T: exact, and no convolution is needed.
-        return _gaussian(_multiplier(leaf) / math.sqrt(count), interval)
-    single = _leaf(leaf, relation, interval)
+        return _gaussian(_multiplier(part) / math.sqrt(count), interval)
+    single = _part(part, relation, interval)
     return single.self_compose(count) if count > 1 else single
 
 
@@ -196,10 +196,10 @@ def _gaussian(z: float, interval: float) -> PrivacyLoss:
 
 
 @lru_cache(maxsize=16)
-def _leaf(leaf: dpa.DpEvent, relation: Relation, interval: float) -> PrivacyLoss:
-    z = _multiplier(leaf)
-    if isinstance(leaf, dpa.PoissonSampledDpEvent):
-        rate = float(leaf.sampling_probability)
+def _part(part: dpa.DpEvent, relation: Relation, interval: float) -> PrivacyLoss:
+    z = _multiplier(part)
+    if isinstance(part, dpa.PoissonSampledDpEvent):
+        rate = float(part.sampling_probability)
         replace = relation is Relation.REPLACE_ONE
         # dp-accounting's REPLACE_ONE has means +1 and −1: in units of Δ/2 the noise is 2z.
         return dpa_pld.from_gaussian_mechanism(
@@ -210,12 +210,12 @@ def _leaf(leaf: dpa.DpEvent, relation: Relation, interval: float) -> PrivacyLoss
             if replace
             else dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
         )
-    if isinstance(leaf, dpa.SampledWithoutReplacementDpEvent) and relation is Relation.REPLACE_ONE:
-        return PrivacyLoss(_subset_pmf(z, probability_of(leaf), interval))
-    if isinstance(leaf, RevealedSampleDpEvent):
+    if isinstance(part, dpa.SampledWithoutReplacementDpEvent) and relation is Relation.REPLACE_ONE:
+        return PrivacyLoss(_subset_pmf(z, probability_of(part), interval))
+    if isinstance(part, RevealedSampleDpEvent):
         nothing = dpa_pld.identity(value_discretization_interval=interval)
-        return _gaussian(z, interval).compute_mixture(nothing, leaf.probability)
-    raise refuse(leaf, relation)
+        return _gaussian(z, interval).compute_mixture(nothing, part.probability)
+    raise refuse(part, relation)
 
 
 def gaussian_profile(epsilon: np.ndarray, z: float) -> np.ndarray:

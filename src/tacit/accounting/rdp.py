@@ -26,7 +26,7 @@ import numpy as np
 from dp_accounting import rdp as dpa_rdp
 from scipy.special import logsumexp
 
-from tacit.accounting.events import gaussian_inside, leaves_of, refuse
+from tacit.accounting.events import components_of, gaussian_inside, refuse
 from tacit.accounting.pld import not_private
 from tacit.budget import Budget, Relation
 from tacit.sampling.fixed_size import RevealedSampleDpEvent
@@ -40,12 +40,12 @@ ORDERS: tuple[float, ...] = (
 
 def renyi_curve(event: dpa.DpEvent, relation: Relation) -> np.ndarray:
     """ρ at each order of `ORDERS`."""
-    leaves = leaves_of(event)
+    parts = components_of(event)
     total = np.zeros(len(ORDERS))
-    if not_private(leaves):
+    if not_private(parts):
         return total + np.inf
-    for leaf, count in leaves.items():
-        total = total + count * _leaf_curve(leaf, relation)
+    for part, count in parts.items():
+        total = total + count * _part_curve(part, relation)
     return total
 
 
@@ -59,32 +59,32 @@ def epsilon_of_curve(curve: np.ndarray, delta: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def _leaf_curve(leaf: dpa.DpEvent, relation: Relation) -> np.ndarray:
+def _part_curve(part: dpa.DpEvent, relation: Relation) -> np.ndarray:
     orders = np.array(ORDERS)
-    if isinstance(leaf, dpa.GaussianDpEvent):
-        return orders / (2 * float(leaf.noise_multiplier) ** 2)
-    if isinstance(leaf, RevealedSampleDpEvent):
+    if isinstance(part, dpa.GaussianDpEvent):
+        return orders / (2 * float(part.noise_multiplier) ** 2)
+    if isinstance(part, RevealedSampleDpEvent):
         # log(1 − p + p·e^((α−1)·α/2z²)) / (α − 1)
-        exponent = orders * (orders - 1) / (2 * gaussian_inside(leaf) ** 2)
-        p = leaf.probability
+        exponent = orders * (orders - 1) / (2 * gaussian_inside(part) ** 2)
+        p = part.probability
         rest = math.log1p(-p) if p < 1 else -math.inf
         return np.logaddexp(rest, math.log(p) + exponent) / (orders - 1)
-    if isinstance(leaf, dpa.PoissonSampledDpEvent):
-        gaussian_inside(leaf)
+    if isinstance(part, dpa.PoissonSampledDpEvent):
+        gaussian_inside(part)
         if relation is Relation.REPLACE_ONE:
-            return _poisson_replace_curve(leaf.sampling_probability, gaussian_inside(leaf))
-        return _from_dp_accounting(leaf, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    if isinstance(leaf, dpa.SampledWithoutReplacementDpEvent) and relation is Relation.REPLACE_ONE:
-        gaussian_inside(leaf)
-        return _from_dp_accounting(leaf, dpa.NeighboringRelation.REPLACE_ONE)
-    raise refuse(leaf, relation)
+            return _poisson_replace_curve(part.sampling_probability, gaussian_inside(part))
+        return _from_dp_accounting(part, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    if isinstance(part, dpa.SampledWithoutReplacementDpEvent) and relation is Relation.REPLACE_ONE:
+        gaussian_inside(part)
+        return _from_dp_accounting(part, dpa.NeighboringRelation.REPLACE_ONE)
+    raise refuse(part, relation)
 
 
-def _from_dp_accounting(leaf: dpa.DpEvent, relation: dpa.NeighboringRelation) -> np.ndarray:
+def _from_dp_accounting(part: dpa.DpEvent, relation: dpa.NeighboringRelation) -> np.ndarray:
     """With a rounding of 1e-14 in log E_Q[(P/Q)^α], which comes out negative where it is tiny."""
     accountant = dpa_rdp.RdpAccountant(orders=ORDERS, neighboring_relation=relation)
     with _without_warnings():
-        accountant.compose(leaf)
+        accountant.compose(part)
     above_one = np.array(ORDERS) - 1
     return (np.maximum(accountant.rdp * above_one, 0.0) + 1e-14) / above_one
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from tacit.budget import Budget, Relation
 from tacit.cli import accounting_options as options
 from tacit.cli.accounting_options import RelationName
-from tacit.ledger.ledger import Ledger
+from tacit.ledger import Ledger
 from tacit.ledger.statement import Statement, read_statement, verify_file
 from tacit.report.run_folder import to_json
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded
-from tacit.ledger.ledger import Ledger
+from tacit.ledger import Ledger
 
 KEPT = (
     "this run replaced an earlier one in its folder; the ledger there keeps the charges of both, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tacit.budget import Budget
 from tacit.cli.train_data import DataOptions, standardise, statistics_event
 from tacit.data.scaling import PublicScaler
-from tacit.ledger.ledger import Ledger
+from tacit.ledger import Ledger
 from tacit.training.trainer import Trainer
 
 WHAT = "scaling statistics"

@@ -9,10 +9,10 @@ from typing import Any
 import typer
 
 from tacit.accounting.accountant import no_privacy_note
+from tacit.accounting.f_dp import TradeOff, plot_trade_offs
+from tacit.accounting.f_dp import trade_off as trade_off_of
 from tacit.accounting.gaussian_dp import GaussianDpEstimate, gaussian_dp_mu, layerwise_multiplier
 from tacit.accounting.plan import Plan
-from tacit.accounting.trade_off import TradeOff, plot_trade_offs
-from tacit.accounting.trade_off import trade_off as trade_off_of
 from tacit.cli import accounting_options as options
 from tacit.cli.accounting_options import AccountedSampling, RelationName
 from tacit.cli.numbers import check_noise

@@ -35,7 +35,7 @@ from tacit.data.scaling import Constants, PublicScaler, align, as_constants
 
 if TYPE_CHECKING:
     from tacit.accounting.events import Release
-    from tacit.ledger.ledger import Ledger
+    from tacit.ledger import Ledger
 
 SEEDED = "; seeded: not private against whoever knows the seed, or sees another release of it"
 
@@ -63,7 +63,7 @@ class Claim:
         """What a seed's stream is named by: never the same for two releases on one ledger."""
         if self.ledger is None:
             return f"a noisy sum: {self.what}"
-        run, beginning = self.ledger.life()
+        run, beginning = self.ledger.attempt()
         return f"a noisy sum: {self.name}, run {run}, beginning {beginning}"
 
     def release(self, released: Tensor) -> Release:

@@ -16,7 +16,7 @@ from tacit.accounting.rdp import epsilon_at
 from tacit.budget import Budget
 from tacit.ledger.ledger_file import copied
 from tacit.ledger.ledger_log import LedgerLog
-from tacit.ledger.ledger_state import LedgerState, RunState
+from tacit.ledger.policy import LedgerState, RunState
 from tacit.sampling.scheme import UnregisteredScheme
 
 

@@ -27,7 +27,7 @@ from tacit.statistics.public_statistics import input_of, set_statistics
 from tacit.statistics.tracking import evaluating, mark, unfrozen_norms, without_running_statistics
 
 if TYPE_CHECKING:
-    from tacit.ledger.ledger import Ledger
+    from tacit.ledger import Ledger
 
 
 def moments_bound(channels: int, max_norm: float) -> float:
@@ -140,7 +140,7 @@ class ReleasedStatistics:
         with evaluating(model), without_running_statistics(model):
             norms = self._in_order(model, unfrozen)
             ledger.claim(self.event, _WHAT)
-            stream = Randomness(self.seed).stream(_WHAT, ledger.identity, *ledger.life())
+            stream = Randomness(self.seed).stream(_WHAT, ledger.identity, *ledger.attempt())
             for place, norm in enumerate(norms):
                 with watched_step(model):
                     total = self._sum_of_moments(model, norm)

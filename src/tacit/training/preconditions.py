@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from tacit.budget import Relation
 from tacit.errors import MissingStatistics, NotPublic
-from tacit.ledger.ledger import Ledger
+from tacit.ledger import Ledger
 from tacit.pytrees import Tree, flat_rows, tensors_of
 from tacit.queries.batch_clip import BatchClip
 from tacit.queries.bounded_gradient import GradientQuery, trainable

@@ -19,7 +19,7 @@ from tacit.accounting.plan import Plan
 from tacit.accounting.pld import COARSE
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded, PlanChanged
-from tacit.ledger.ledger import Ledger
+from tacit.ledger import Ledger
 from tacit.lipschitz.projection import project
 from tacit.losses.record_loss import Scheduled, fresh
 from tacit.mechanism import Mechanism
@@ -187,7 +187,7 @@ class Trainer:
             callback.on_begin(self)
         try:
             ledger.begin(self.plan, name=self.run_name, budget=budget)
-            self._life = ledger.life()
+            self._attempt = ledger.attempt()
             self._events_before, limit = ledger.run_status()
             planned = ledger.planned_events()
             counted = max(self._events_before, planned)
@@ -195,8 +195,8 @@ class Trainer:
             if self.sampler.seed is not None:
                 # A seed that comes again on a ledger must not draw its batches again: the same
                 # batch twice is not two samples.
-                self.sampler.reseed(self.sampler.seed, ledger.identity, *self._life)
-            again = trained_by_another_run(self.model, self._ledger_key, self._life[0])
+                self.sampler.reseed(self.sampler.seed, ledger.identity, *self._attempt)
+            again = trained_by_another_run(self.model, self._ledger_key, self._attempt[0])
             if isinstance(self.statistics, ReleasedStatistics):
                 self.statistics.check(self.model, ledger)  # before any step is spent
             steps, stopped = self._loop(ledger, history)
@@ -240,7 +240,7 @@ class Trainer:
                 if isinstance(self.loss, Scheduled):
                     self.loss.at(self.plan.scheme.epochs(steps))
                 private = self.mechanism.privatise(self.model, self.loss, batch)
-                if ledger.life() != self._life:
+                if ledger.attempt() != self._attempt:
                     raise PlanChanged(
                         "another run was begun on this ledger while this one went on; give each "
                         "the ledger's path, or open its file again"
@@ -328,7 +328,7 @@ class Trainer:
 
     def _remember(self) -> None:
         """Before anything is released: what is cut off on the way may have been seen."""
-        charged_to = (self._ledger_key, self._life[0])
+        charged_to = (self._ledger_key, self._attempt[0])
         if self._charged_to != charged_to:
             remember_run(self.model, *charged_to)
         self._charged_to = charged_to

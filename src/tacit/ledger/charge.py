@@ -44,7 +44,7 @@ from tacit.accounting.scheme_check import check_counts
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded, PlanChanged, TacitError
 from tacit.ledger.ledger_log import LedgerLog
-from tacit.ledger.ledger_state import (
+from tacit.ledger.policy import (
     LedgerState,
     RunState,
     budget_fields,
@@ -137,7 +137,7 @@ class Ledger:
     @property
     def identity(self) -> str:
         """The digest of the first row. It depends on the budget alone, so that a seed repeats a
-        run on another ledger of the same budget; within a ledger, `life` tells runs apart."""
+        run on another ledger of the same budget; within a ledger, `attempt` tells runs apart."""
         return self._log.identity
 
     @property
@@ -220,7 +220,7 @@ class Ledger:
         with self._lock:
             self._charge(pending)
             self._released += 1
-            pending.draw_into(into, self.identity, *self.life(), self._released)
+            pending.draw_into(into, self.identity, *self.attempt(), self._released)
 
     def _charge(self, pending: Pending) -> None:
         self._mind_forks()
@@ -240,11 +240,11 @@ class Ledger:
                 "one seed draw the same batches; give the sampler another seed, or none"
             )
         new_batches = batches is not None and batches not in self._batches
-        paid = pending.occasion is not None and pending.occasion in self._occasions
+        paid = pending.epoch is not None and pending.epoch in self._occasions
         wanted = 0
         if not paid and self._lease <= 0:
             # An epoch is charged when it begins: whether there will be another is not known.
-            wanted = self._lease_size() if pending.occasion is None else 1
+            wanted = self._lease_size() if pending.epoch is None else 1
         if wanted or new_batches:
             self._lease += self._take_lease(wanted, batches if new_batches else None)
         if batches is not None:
@@ -252,8 +252,8 @@ class Ledger:
             self._places.add(place)
         if not paid:
             self._lease -= 1
-        if pending.occasion is not None:
-            self._occasions.add(pending.occasion)
+        if pending.epoch is not None:
+            self._occasions.add(pending.epoch)
 
     def claim(self, event: dpa.GaussianDpEvent, what: str) -> None:
         """Take, for the release `what`, a Gaussian that the run's plan has in its prelude.
@@ -313,7 +313,7 @@ class Ledger:
         with self._own_transaction() as state:
             return self._current(state).limit
 
-    def life(self) -> tuple[int, int]:
+    def attempt(self) -> tuple[int, int]:
         """Of the current run: its number on this ledger, and its attempt, both counted from 1.
 
         An attempt is one process's part of a run, from `begin` on; a forked process that goes on

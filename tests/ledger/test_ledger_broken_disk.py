@@ -6,7 +6,7 @@ import sqlite3
 import tempfile
 
 import pytest
-from ledger_children import Forked
+from forked import Forked
 from tiny_run import ROOMY, charged, gaussian_plan, gradient, one_weight, release
 
 from tacit import Ledger

@@ -80,7 +80,7 @@ def test_a_release_within_a_lease_does_not_touch_the_file(tmp_path, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(ledger._log, "_connect", never)
         assert release(ledger, PLAN, 19) == 19
-        assert ledger.life() == (1, 1)
+        assert ledger.attempt() == (1, 1)
         with pytest.raises(AssertionError, match="opened"):
             release(ledger, PLAN, 1)
     ledger.close()
@@ -215,16 +215,16 @@ def test_no_two_beginnings_are_one_life(tmp_path):
     first, second = (Ledger(tmp_path / "ledger", ROOMY, lease_steps=8) for _ in range(2))
     first.begin(plan, name="one")
     second.begin(plan, name="one")  # nobody has released anything yet
-    lives += [first.life(), second.life()]
+    lives += [first.attempt(), second.attempt()]
     assert release(first, plan, 2) == 2
     first.begin(plan, name="one")
-    lives.append(first.life())
+    lives.append(first.attempt())
     charges.append(first.run_status()[0])
     first.begin(plan, name="one")
-    lives.append(first.life())
+    lives.append(first.attempt())
     charges.append(first.run_status()[0])
     first.begin(gaussian_plan(steps=3), name="two")
-    lives.append(first.life())
+    lives.append(first.attempt())
     first.close()
     second.close()
     assert lives[0] == (1, 1)

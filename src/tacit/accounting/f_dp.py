@@ -23,7 +23,7 @@ from dp_accounting.pld import privacy_loss_distribution as dpa_pld
 from scipy.special import ndtr, ndtri
 
 from tacit.accounting.accountant import ROUNDING_A_STEP, run_event, scheme_of
-from tacit.accounting.events import leaves_of
+from tacit.accounting.events import components_of
 from tacit.accounting.pld import (
     PrivacyLoss,
     gaussian_multiplier,
@@ -46,7 +46,7 @@ _STEEPEST = 690.0  # e^ε beyond is out of a double's range, and α·e^ε > 1 fo
 
 
 @dataclass(frozen=True)
-class Release:
+class AccountedEvent:
     """An event and the relation it is accounted under (None: the same under both)."""
 
     event: dpa.DpEvent
@@ -69,7 +69,7 @@ class TradeOff:
     epsilons: np.ndarray
     deltas: np.ndarray
     relation: Relation | None = None
-    factors: tuple[tuple[Release | TradeOff, int], ...] = ()
+    factors: tuple[tuple[AccountedEvent | TradeOff, int], ...] = ()
     _slopes: np.ndarray = field(init=False, repr=False)
     _tops: np.ndarray = field(init=False, repr=False)
     _corners: np.ndarray = field(init=False, repr=False)
@@ -203,7 +203,9 @@ def curve_of_event(
     event: dpa.DpEvent, accounted: Relation | None, relation: Relation | None
 ) -> TradeOff:
     """The curve of an event under the relation it is accounted under."""
-    factors: tuple[tuple[Release | TradeOff, int], ...] = ((Release(event, accounted), 1),)
+    factors: tuple[tuple[AccountedEvent | TradeOff, int], ...] = (
+        (AccountedEvent(event, accounted), 1),
+    )
     unsampled = gaussian_multiplier(event)
     if unsampled is not None:
         epsilons, deltas = _gaussian_points(1 / unsampled)
@@ -216,7 +218,7 @@ def curve_of_loss(
     loss: PrivacyLoss | None,
     convolutions: int,
     relation: Relation | None,
-    factors: tuple[tuple[Release | TradeOff, int], ...],
+    factors: tuple[tuple[AccountedEvent | TradeOff, int], ...],
 ) -> TradeOff:
     """The curve of a pessimistic PLD (None: nothing is private); its rounding is added to δ."""
     if loss is None:
@@ -245,7 +247,7 @@ def _gaussian_points(mu: float) -> tuple[np.ndarray, np.ndarray]:
 _MAX_POINTS = 2_000_000
 _POINTS_PER_DEVIATION = 500
 
-Factor = tuple[Release | TradeOff, int]
+Factor = tuple[AccountedEvent | TradeOff, int]
 
 
 def tensor_product(*curves: TradeOff) -> TradeOff:
@@ -275,9 +277,9 @@ def _composed(factors: Sequence[Factor], curves: Sequence[TradeOff]) -> TradeOff
     relation = _one_of({curve.relation for curve in curves} - {None})
     factors = tuple(factor for factor in factors if factor[1] > 0)
     events = [
-        Release(dpa.SelfComposedDpEvent(source.event, count), source.relation)
+        AccountedEvent(dpa.SelfComposedDpEvent(source.event, count), source.relation)
         for source, count in factors
-        if isinstance(source, Release)
+        if isinstance(source, AccountedEvent)
     ]
     outlines = [(source, count) for source, count in factors if isinstance(source, TradeOff)]
     accounted = {release.relation for release in events} - {None}
@@ -300,11 +302,11 @@ def _one_of(relations: Iterable[Relation | None]) -> Relation | None:
 
 
 def _loss(
-    events: Sequence[Release], outlines: Sequence[tuple[TradeOff, int]]
+    events: Sequence[AccountedEvent], outlines: Sequence[tuple[TradeOff, int]]
 ) -> tuple[PrivacyLoss | None, int]:
     """The joint loss on one grid, and how many convolutions made it; None if nothing is private."""
     every = dpa.ComposedDpEvent([release.event for release in events])
-    if not_private(leaves_of(every)):
+    if not_private(components_of(every)):
         return None, 0
     interval = min(_interval(outlines), grid_step(every)) if events else _interval(outlines)
     total = dpa_pld.identity(value_discretization_interval=interval)

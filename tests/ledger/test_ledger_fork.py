@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from ledger_children import Forked
+from forked import Forked
 from tiny_run import charged, gaussian_plan, release
 
 from tacit import Budget, Ledger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ledger_children import Forked
+from forked import Forked
 from tiny_run import ADD, REPLACE, charged, gradient, log_rows, one_weight
 
 from tacit import Budget, Ledger, Mechanism, PerSampleClip, PoissonSampler, losses
