@@ -146,7 +146,7 @@ for how in ("end", "exit", "error", "interrupt", "kill", "fork"):
 
 def test_processes_that_left_their_ledgers_open(tmp_path):
     """However Python ends, but for a kill, the lease is returned; a fork returns nothing of it."""
-    told = [sys.executable, "-c", LEAVE, str(Path(__file__).parent)]
+    told = [sys.executable, "-c", LEAVE, str(Path(__file__).parents[1])]
     done = subprocess.run(told, check=False, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("Traceback") == 2, done.stderr  # the error and Ctrl-C
