@@ -61,12 +61,12 @@ from tacit.sampling.scheme import UnregisteredScheme
 class Pending(Protocol):
     """What the ledger charges for: a bounded gradient whose noise has not been drawn yet.
 
-    `tacit.mechanism.PendingRelease` is one. `occasion` names the shuffled epoch that it is a part
+    `tacit.mechanism.PendingRelease` is one. `epoch` names the shuffled epoch that it is a part
     of, `sampling` and `sampling_step` its place in a seeded stream of batches.
     """
 
     plan: Plan
-    occasion: Hashable | None
+    epoch: Hashable | None
     sampling: str | None
     sampling_step: int | None
 
@@ -99,7 +99,7 @@ class Ledger:
 
     _run_id: int | None
     _plan: Plan | None
-    _occasions: set[Hashable]
+    _epochs: set[Hashable]
     _batches: set[str]
 
     def __init__(
@@ -240,7 +240,7 @@ class Ledger:
                 "one seed draw the same batches; give the sampler another seed, or none"
             )
         new_batches = batches is not None and batches not in self._batches
-        paid = pending.epoch is not None and pending.epoch in self._occasions
+        paid = pending.epoch is not None and pending.epoch in self._epochs
         wanted = 0
         if not paid and self._lease <= 0:
             # An epoch is charged when it begins: whether there will be another is not known.
@@ -253,7 +253,7 @@ class Ledger:
         if not paid:
             self._lease -= 1
         if pending.epoch is not None:
-            self._occasions.add(pending.epoch)
+            self._epochs.add(pending.epoch)
 
     def claim(self, event: dpa.GaussianDpEvent, what: str) -> None:
         """Take, for the release `what`, a Gaussian that the run's plan has in its prelude.
@@ -386,7 +386,7 @@ class Ledger:
         self._plan = None
         self._own, self._own_limit = self.budget, 0
         self._lease = 0
-        self._occasions, self._batches = set(), set()
+        self._epochs, self._batches = set(), set()
         self._places: set[tuple[str | None, int | None]] = set()
         _under_way.discard(self)
 
@@ -394,7 +394,7 @@ class Ledger:
         """The parent's attempt, its lease, and the epochs it paid for, are the parent's."""
         if os.getpid() != self._pid:
             self._pid, self._attempt, self._lease = os.getpid(), 0, 0
-            self._occasions, self._batches, self._places = set(), set(), set()
+            self._epochs, self._batches, self._places = set(), set(), set()
 
     def _mind_owner(self) -> None:
         """A run that another thread began is not ended by this one: it would be told a wrong ε.

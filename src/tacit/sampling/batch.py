@@ -54,7 +54,7 @@ class Batch:
     never by `len(batch)`, which is private. `mask` is False on rows that are padding.
     `groups` numbers the mini-set of each row where records are drawn in sets.
     `max_physical` bounds how many rows are gathered at once; the result does not depend on it.
-    `occasion` names the shuffled epoch that the batch is a part of: within one, a record takes
+    `epoch` names the shuffled epoch that the batch is a part of: within one, a record takes
     part once, and all its batches together are one event. `drawn` is set by samplers: a batch's
     gradient is released once.
     """
@@ -66,7 +66,7 @@ class Batch:
     mask: Tensor | None = None
     groups: Tensor | None = None
     max_physical: int | None = None
-    occasion: Hashable | None = None
+    epoch: Hashable | None = None
     drawn: Draw | None = None
 
     def __len__(self) -> int:

@@ -85,7 +85,7 @@ class Sampler(abc.ABC):
         `stream` belongs to this step alone; whatever is random must come from it.
         """
 
-    def occasion(self) -> Hashable | None:
+    def current_epoch(self) -> Hashable | None:
         """The shuffled epoch that the batch just drawn is a part of; None where there is none."""
         return None
 
@@ -107,7 +107,7 @@ class Sampler(abc.ABC):
             step, self._steps_drawn = self._steps_drawn, self._steps_drawn + 1
             stream = self._randomness.stream("sampling", *context, step)
             rows, sets = self.draw(stream)
-            occasion = self.occasion()
+            epoch = self.current_epoch()
         mask = None
         if self.padded or self.pad_to is not None:
             rows, sets, kept = self._pad(rows, sets, self.pad_to or self.capacity)
@@ -121,7 +121,7 @@ class Sampler(abc.ABC):
             mask=mask,
             groups=groups,
             max_physical=self.capacity if self.padded else self.max_physical_batch,
-            occasion=occasion,
+            epoch=epoch,
             drawn=Draw(self._randomness.fingerprint("sampling", *context), step),
         )
 

@@ -53,7 +53,7 @@ class Scheme(Protocol):
        Both counts are integers that do not decrease, num_events(steps_within(e)) ≤ e and
        steps_within(num_events(t)) ≥ t. A ledger charges one event for each release. Only where
        steps_within(1) > 1 does it charge several releases once, if the sampler says that they
-       belong to one occasion (see `Sampler.occasion`), in which a record takes part at most once.
+       belong to one epoch (see `Sampler.current_epoch`), in which a record takes part at most once.
     3. *The event is an upper bound.* For every relation that `require` admits, step_event(z)
        dominates the released sum plus noise of multiplier z, whatever was released before. Both
        accountants must understand it: GaussianDpEvent, PoissonSampledDpEvent,

@@ -114,7 +114,7 @@ class ShuffleSampler(Sampler):
         # Another life is another epoch, even of the same number.
         self._life, self._epoch = secrets.token_hex(8), 0
 
-    def occasion(self) -> Hashable:
+    def current_epoch(self) -> Hashable:
         return self._life, self._epoch
 
     def draw(self, stream: Stream) -> tuple[np.ndarray, None]:
