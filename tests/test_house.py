@@ -50,7 +50,7 @@ ROOMS = [
 # To be renamed.
 STILL_SHARED = {
     *("noise", "scaling"),
-    *("Plan", "Scale", "Step", "Task"),
+    "Plan",
 }
 
 

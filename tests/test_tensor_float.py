@@ -39,7 +39,7 @@ import tacit
 from tacit.engines.recorder import model_state
 from tacit.lipschitz import SpectralLinear
 from tacit.lipschitz.rounding import rounding_of
-from tacit.precision import all_digits, cuts_factors_on_cpu, uses_tensor_float
+from tacit.precision import ieee_float32, rounds_factors_on_cpu, uses_tensor_float
 
 warnings.simplefilter("ignore")
 b, cuda = torch.backends, torch.device("cuda")
@@ -80,11 +80,11 @@ def tried(setting):
     tacit.project(model)
     coarse = rounding_of(torch.float32, cuda).name
     model_state(model, cuda)
-    with all_digits():
+    with ieee_float32():
         plain = set(read(NEW))
     return {
         "same": read_all() == before, "said": said, "plain": sorted(plain),
-        "coarse": coarse, "cpu": cuts_factors_on_cpu(),
+        "coarse": coarse, "cpu": rounds_factors_on_cpu(),
     }
 
 answers = {}

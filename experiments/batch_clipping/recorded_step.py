@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import tacit
 from tacit import Records
-from tacit.engines import BookKeeping, Task
+from tacit.engines import BookKeeping, ClipTask
 from tacit.engines.book_keeping import record_gradients, run_program
-from tacit.engines.gradients import clipped
+from tacit.engines.gradients import clip_and_sum
 from tacit.engines.recorder import capture
 from tacit.queries import MeanGradient
 from tacit.queries.bounded_gradient import trainable
@@ -64,7 +64,7 @@ class RecordedStep:
         self.crop = crop if setting.augment else None
         self.count = setting.batch_size // setting.set_size
         self.half = setting.network == "resnet18" and self.device.type == "cuda"
-        self.task = Task(
+        self.task = ClipTask(
             model,
             tacit.losses.CrossEntropy(),
             self.parameters,
@@ -153,7 +153,7 @@ class RecordedStep:
             else:
                 losses = run_program(self.model, self.task.loss, x, y)
                 gradients = record_gradients(plan, Graph(losses), losses, self.task)
-                found = clipped(self.task, gradients, len(x), self.device, None)
+                found = clip_and_sum(self.task, gradients, len(x), self.device, None)
         return {
             n: found.sums.get(n, torch.zeros_like(p, requires_grad=False))
             for n, p in self.parameters.items()

@@ -46,7 +46,7 @@ def uses_tensor_float(operation: Operation, device: torch.device) -> bool:
     return device.type == "cuda" and _on_cuda(operation).fp32_precision == "tf32"
 
 
-def cuts_factors_on_cpu() -> bool:
+def rounds_factors_on_cpu() -> bool:
     """Whether oneDNN may cut factors of float32 products on a CPU, to bfloat16 or TensorFloat-32.
 
     `torch.set_float32_matmul_precision("medium")` is enough for that.
@@ -60,7 +60,7 @@ def float32_settings() -> Hashable:
 
 
 @contextmanager
-def all_digits() -> Iterator[None]:
+def ieee_float32() -> Iterator[None]:
     """Every float32 product with all its digits; the settings are as before afterwards.
 
     First the general value becomes "ieee", which all that have no value of their own follow. What
@@ -135,17 +135,17 @@ def full_precision(device: torch.device) -> Iterator[None]:
     for bfloat16 factors, so per-record gradients must be computed inside this context, and a
     compiled step must be run inside it.
     """
-    cut = device.type == "cpu" and cuts_factors_on_cpu()
-    with no_autocast(device), all_digits() if cut else nullcontext():
+    cut = device.type == "cpu" and rounds_factors_on_cpu()
+    with no_autocast(device), ieee_float32() if cut else nullcontext():
         yield
 
 
-def cuts_products(tensor: Tensor) -> bool:
+def matmul_uses_tf32(tensor: Tensor) -> bool:
     """Whether matrix products of this tensor may run in TensorFloat-32."""
     return tensor.dtype == torch.float32 and uses_tensor_float("matmul", tensor.device)
 
 
-def cuts_convolutions(tensor: Tensor) -> bool:
+def convolution_uses_tf32(tensor: Tensor) -> bool:
     """Whether convolutions of this tensor may run in TensorFloat-32."""
     return tensor.dtype == torch.float32 and uses_tensor_float("convolution", tensor.device)
 

@@ -129,7 +129,7 @@ def test_the_same_program_is_planned_once():
     batch = batch_of(torch.randn(9, 6), torch.arange(9) % 3, divisor=9.0, scheme=Poisson(0.5))
     for _ in range(STEPS):
         query(model, F.cross_entropy, batch)
-    (plans,) = query.engine.eager._plans[model].values()
+    (plans,) = query.engine._plans[model].values()
     assert len(plans) == 1
 
 
@@ -242,7 +242,7 @@ def test_a_table_may_be_another_in_each_step():
         model.table, model.held = torch.randn(9, 6), [torch.randn(9, 6)]
 
     engine, model = list(kept(keep_nothing, between=between))[-1]
-    (plans,) = engine.eager._plans[model].values()
+    (plans,) = engine._plans[model].values()
     assert len(plans) == 1
 
 
@@ -369,7 +369,7 @@ def test_another_way_back_that_keeps_records_apart_is_taken(where):
 @pytest.mark.parametrize("where", [in_a_function, in_a_hook, in_a_node, recomputed])
 def test_the_same_way_back_is_planned_once(where):
     *_, (_, engine, model) = backward_steps(unchanged, where)
-    (plans,) = engine.eager._plans[model].values()
+    (plans,) = engine._plans[model].values()
     assert len(plans) == 1
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import tacit
 from tacit import PerSampleClip
 from tacit.engines import BookKeeping
-from tacit.engines.clipping import Task
+from tacit.engines.clipping import ClipTask
 from tacit.queries.bounded_gradient import trainable
 from tacit.sampling import Poisson, batch_of
 
@@ -79,5 +79,5 @@ def run_engine(model, batch, loss=quadratic):
     """Book-keeping alone, without the checks that a query makes first."""
     parameters = trainable(model)
     return BookKeeping().clipped_sums(
-        Task(model, loss, parameters, (tuple(parameters),), (1.0,)), batch
+        ClipTask(model, loss, parameters, (tuple(parameters),), (1.0,)), batch
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tacit.engines.gradients import Scale
+from tacit.engines.gradients import RowScale
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 
 UNIT = torch.finfo(torch.float32).eps / 2
@@ -28,7 +28,7 @@ def share(gradients, max_norm) -> float:
         return 0.0  # such a record is left out
     least = torch.finfo(norm.dtype).tiny
     scale = (max_norm * SLACK / norm.clamp_min(least)).clamp(max=1.0)
-    return float(gradients.total(Scale(scale)).double().norm() / max_norm)
+    return float(gradients.total(RowScale(scale)).double().norm() / max_norm)
 
 
 def check_exact(found, rows_BP, slack=1e-9):
@@ -37,7 +37,7 @@ def check_exact(found, rows_BP, slack=1e-9):
     torch.testing.assert_close(found.rows(), rows_BP, rtol=1e-10, atol=1e-10)
     scale = torch.rand(len(rows_BP), dtype=rows_BP.dtype)
     total = torch.einsum("b,b...->...", scale, rows_BP)
-    torch.testing.assert_close(found.total(Scale(scale)), total, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.total(RowScale(scale)), total, rtol=1e-9, atol=1e-9)
     expected = rows_BP.reshape(len(rows_BP), -1).square().sum(dim=1)
     squares = found.squares()
     assert bool((squares >= expected * (1 - 1e-13)).all())
@@ -53,7 +53,7 @@ def check_left_out(make, *arguments):
             x[1], x[3] = torch.nan, torch.inf
     spoiled, others = make(*bad), make(*(x[::2] for x in arguments))
     torch.testing.assert_close(
-        spoiled.total(Scale(scale)), others.total(Scale(scale[::2])), rtol=1e-4, atol=1e-4
+        spoiled.total(RowScale(scale)), others.total(RowScale(scale[::2])), rtol=1e-4, atol=1e-4
     )
     assert spoiled.squares().isfinite().tolist() == [True, False, True, False]
 
@@ -63,7 +63,7 @@ def check_traceable(make, first, second):
 
     def step(scale_B, *arguments):
         found = make(*arguments)
-        return found.squares(), found.total(Scale(scale_B)), found.rows()
+        return found.squares(), found.total(RowScale(scale_B)), found.rows()
 
     graph = make_fx(step)(torch.ones(len(first[0])), *first)
     scale = torch.linspace(0, 1, len(first[0]))

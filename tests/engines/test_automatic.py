@@ -16,7 +16,7 @@ from torch import nn
 import tacit
 from tacit import PerSampleClip
 from tacit.data import Augmentation
-from tacit.engines import Automatic, BookKeeping, Recorder, Task
+from tacit.engines import Automatic, BookKeeping, ClipTask, Recorder
 from tacit.engines.automatic import padded, rows_for
 from tacit.queries.bounded_gradient import trainable
 
@@ -29,9 +29,9 @@ def network() -> nn.Module:
     return nn.Sequential(*layers).double()
 
 
-def task(model: nn.Module, loss: object = LOSS, **options) -> Task:
+def task(model: nn.Module, loss: object = LOSS, **options) -> ClipTask:
     names = tuple(trainable(model))
-    return Task(model, loss, trainable(model), (names,), (0.5,), **options)
+    return ClipTask(model, loss, trainable(model), (names,), (0.5,), **options)
 
 
 def piece_of(count: int, *, max_physical: int | None = None):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tacit.engines import convolution_gradients as convolution
 from tacit.engines.convolution_gradients import Kernel, kernel_gradients
-from tacit.engines.gradients import Contracted, Scale, Stacked, in_pieces
+from tacit.engines.gradients import Contracted, RowScale, Stacked, in_pieces
 
 SEEDS = st.integers(0, 10**6)
 
@@ -353,7 +353,7 @@ def test_low_precision_is_widened_first(dtype):
     same = gradients_of(case, w)(x.float(), b.float())
     assert found.squares().dtype == torch.float32
     assert torch.equal(found.squares(), same.squares())
-    assert torch.equal(found.total(Scale(torch.ones(2))), same.total(Scale(torch.ones(2))))
+    assert torch.equal(found.total(RowScale(torch.ones(2))), same.total(RowScale(torch.ones(2))))
 
 
 def test_an_empty_batch_adds_nothing():
@@ -361,7 +361,7 @@ def test_an_empty_batch_adds_nothing():
         x, b, w = CASES[name].sides(1)
         found = gradients_of(CASES[name], w)(x[:0], b[:0])
         assert found.squares().shape == (0,)
-        assert not found.total(Scale(torch.empty(0))).any()
+        assert not found.total(RowScale(torch.empty(0))).any()
 
 
 def test_channels_last_inputs():

@@ -13,7 +13,7 @@ from torch import nn
 import tacit
 from tacit import AdaptiveNorm, Normalise, PerSampleClip, RandomCropFlip
 from tacit.data import Augmentation
-from tacit.engines import Automatic, BookKeeping, PerRecord, Recorder, Task
+from tacit.engines import Automatic, BookKeeping, ClipTask, PerRecord, Recorder
 from tacit.engines.recorder import capture
 from tacit.queries import Clip
 from tacit.queries.bounded_gradient import trainable
@@ -112,7 +112,7 @@ def test_a_replayed_step_reads_the_threshold_in_force(rule, views):
     blocks = tacit.by_layer(model)
     for step, scale in enumerate((1.0, 0.1, 10.0, 1e-3, 1.0)):
         norms = tuple(scale * (h + 1) for h in range(len(blocks)))
-        task = Task(model, LOSS, trainable(model), blocks, norms, rule, views, counted=True)
+        task = ClipTask(model, LOSS, trainable(model), blocks, norms, rule, views, counted=True)
         if step == 3:
             inputs[:views] = torch.nan
         piece = tacit.sampling.batch_of(

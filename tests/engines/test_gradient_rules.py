@@ -133,5 +133,5 @@ class Keyed(Stacked):
 def test_a_rule_that_keeps_what_is_not_finite_would_be_seen():
     """The planted bug: 0 · NaN. Our own forms leave such rows out."""
     rows, scale = torch.tensor([[1.0], [torch.nan]]), torch.tensor([1.0, 0.0])
-    assert Keyed(rows).total(gradients.Scale(scale)).isnan().any()
-    assert Stacked(rows).total(gradients.Scale(scale)).tolist() == [1.0]
+    assert Keyed(rows).total(gradients.RowScale(scale)).isnan().any()
+    assert Stacked(rows).total(gradients.RowScale(scale)).tolist() == [1.0]

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit.engines import norms
 from tacit.engines.convolution_gradients import kernel_gradients
-from tacit.engines.gradients import Scale
+from tacit.engines.gradients import RowScale
 from tacit.engines.kernels import convolution_kernels as convolution
 from tacit.engines.kernels import ghost_kernels as ghost
 from tacit.engines.products import Dense, Lookup, matrix_gradients
@@ -37,7 +37,7 @@ def _as_if_triton_were_here(monkeypatch):
 
 
 def step(found, scale_B):
-    return found.squares(), found.total(Scale(scale_B))
+    return found.squares(), found.total(RowScale(scale_B))
 
 
 def test_products():

@@ -10,7 +10,7 @@ from test_products import cancelling
 
 from tacit.engines import kernels, norms
 from tacit.engines.convolution_gradients import Kernel, kernel_gradients
-from tacit.engines.gradients import Scale, Stacked
+from tacit.engines.gradients import RowScale, Stacked
 from tacit.engines.kernels import convolution_kernels as convolution
 from tacit.engines.kernels import ghost_kernels as ghost
 from tacit.engines.kernels.convolution_kernels import Tiles
@@ -162,8 +162,8 @@ def test_scaling_leaves_out_what_has_no_scale(shape, dtype):
         bad = given.clone()
         bad[1], bad[3] = torch.nan, torch.inf
         bad, on = on_gpu(bad, scale)
-        assert torch.equal(Scale(on).of(bad).cpu(), x * column)
-        assert torch.equal(Scale(on).present(bad).cpu(), x * (column != 0))
+        assert torch.equal(RowScale(on).of(bad).cpu(), x * column)
+        assert torch.equal(RowScale(on).present(bad).cpu(), x * (column != 0))
         assert bad[1].isnan().all()  # what was given is as it was
 
 
@@ -284,7 +284,7 @@ def test_every_tiling_of_the_kernels_gives_the_rows(case, over_places):
         torch.testing.assert_close(alone, squares)
         kept, scale = Stacked(found, squares), torch.rand(3, device="cuda")
         total = torch.einsum("b,b...->...", scale, found)
-        torch.testing.assert_close(kept.total(Scale(scale)), total)
+        torch.testing.assert_close(kept.total(RowScale(scale)), total)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items()])
@@ -297,7 +297,7 @@ def test_convolutions_against_autograd(name, rows):
     found = kernel_gradients(*on_gpu(x, b, w), *case.arguments, rows_per_record=rows)
     scale = torch.tensor([1.0, 0.5, 0.25])
     total = torch.einsum("b,b...->...", scale.double(), expected)
-    error = (found.total(Scale(scale.cuda())).cpu().double() - total).norm()
+    error = (found.total(RowScale(scale.cuda())).cpu().double() - total).norm()
     assert float(error) <= 5e-3 * float(total.norm())
     squares = found.squares().cpu().double()
     torch.testing.assert_close(squares, expected.flatten(1).square().sum(dim=1), rtol=0.1, atol=0)
@@ -347,7 +347,7 @@ def test_a_captured_graph_serves_other_data():
 
     def step():
         found = kernel_gradients(x, b, w, *case.arguments)
-        return found.squares(), found.total(Scale(scale))
+        return found.squares(), found.total(RowScale(scale))
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

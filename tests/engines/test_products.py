@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacit.engines import norms, products
-from tacit.engines.gradients import Contracted, Moved, Scale, Stacked, in_pieces
+from tacit.engines.gradients import Contracted, Moved, RowScale, Stacked, in_pieces
 from tacit.engines.norms import Gram, ghost_norms, sum_depth, sum_of_squares, sum_over_pairs
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 
@@ -199,7 +199,7 @@ def test_an_empty_batch_adds_nothing():
         table_gradients(90, torch.empty(0, 3, dtype=torch.long), torch.empty(0, 3, 5)),
     ):
         assert found.squares().shape == (0,)
-        assert not found.total(Scale(torch.empty(0))).any()
+        assert not found.total(RowScale(torch.empty(0))).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -213,7 +213,9 @@ def test_low_precision_is_widened_first(dtype):
     ):
         assert found.squares().dtype == torch.float32
         assert torch.equal(found.squares(), same.squares())
-        assert torch.equal(found.total(Scale(torch.ones(2))), same.total(Scale(torch.ones(2))))
+        assert torch.equal(
+            found.total(RowScale(torch.ones(2))), same.total(RowScale(torch.ones(2)))
+        )
 
 
 # Never too small, in float32.
@@ -374,8 +376,8 @@ def test_scaling_leaves_out_what_has_no_scale(shape, dtype):
     column = scale.to(dtype).view(4, *(1 for _ in shape))
     bad = x.clone()
     bad[1], bad[3] = torch.nan, torch.inf
-    assert torch.equal(Scale(scale).of(bad), x * column)
-    assert torch.equal(Scale(scale).present(bad), x * (column != 0))
+    assert torch.equal(RowScale(scale).of(bad), x * column)
+    assert torch.equal(RowScale(scale).present(bad), x * (column != 0))
     assert bad[1].isnan().all()  # what was given is as it was
 
 
@@ -434,7 +436,7 @@ def test_a_compiled_step_keeps_the_bound(name):
 
     def step(scale_B, *given):
         found = make(*given)
-        return found.squares(), found.total(Scale(scale_B))
+        return found.squares(), found.total(RowScale(scale_B))
 
     compiled = torch.compile(step)
     squares, _ = compiled(torch.ones(4), *arguments)
@@ -447,8 +449,8 @@ def test_a_compiled_step_keeps_the_bound(name):
 def test_scaling_by_zero_alone_would_be_caught():
     """The planted bug: 0 · NaN."""
     a = torch.full((2, 1, 90), torch.nan)
-    assert outer_products(a, a).total(Scale(torch.zeros(2), all_present=True)).isnan().all()
-    assert not outer_products(a, a).total(Scale(torch.zeros(2))).any()
+    assert outer_products(a, a).total(RowScale(torch.zeros(2), all_present=True)).isnan().all()
+    assert not outer_products(a, a).total(RowScale(torch.zeros(2))).any()
 
 
 def test_rows_that_lie_with_channels_last_are_read_as_they_lie():
@@ -462,7 +464,7 @@ def test_rows_that_lie_with_channels_last_are_read_as_they_lie():
 
 def test_scalars_have_gradients_too():
     found = Stacked(torch.tensor([3.0, torch.nan, -2.0]))
-    assert found.total(Scale(torch.tensor([1.0, 0.0, 0.5]))).item() == 2.0
+    assert found.total(RowScale(torch.tensor([1.0, 0.0, 0.5]))).item() == 2.0
     torch.testing.assert_close(
         found.squares()[[0, 2]], torch.tensor([9.0, 4.0]), rtol=1e-5, atol=0.0
     )

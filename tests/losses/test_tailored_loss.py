@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tacit
 from tacit import losses
-from tacit.engines import Task
+from tacit.engines import ClipTask
 from tacit.engines.kernels import left_to_the_compiler
 from tacit.errors import UnboundedLayer
 from tacit.losses import (
@@ -231,7 +231,7 @@ def test_a_step_can_be_recorded_and_follows_the_epoch():
     loss = TailoredLoss(1.0, beta=0.5, gamma=2.0)
     piece = tacit.sampling.batch_of(x, y, divisor=1.0, scheme=tacit.sampling.Poisson(0.5))
     names = dict(model.named_parameters())
-    task = Task(model, loss, names, (tuple(names),), (torch.tensor(0.1).double(),))
+    task = ClipTask(model, loss, names, (tuple(names),), (torch.tensor(0.1).double(),))
     engine = tacit.engines.BookKeeping()
     with watched(model, loss):
         engine.clipped_sums(task, piece)  # planned, as before it is recorded

@@ -20,7 +20,7 @@ from torch import nn
 
 import tacit
 from tacit.engines.book_keeping import planned_pass
-from tacit.engines.clipping import Task
+from tacit.engines.clipping import ClipTask
 from tacit.errors import MixesRecords
 from tacit.sampling.batch import batch_of
 from tacit.sampling.poisson import Poisson
@@ -289,7 +289,7 @@ def test_an_index_that_counts_the_records_is_planned_once(count):
 
     model = Network(places)
     parameters = dict(model.named_parameters())
-    task = Task(model, class_loss, parameters, (tuple(parameters),), (1.0,))
+    task = ClipTask(model, class_loss, parameters, (tuple(parameters),), (1.0,))
     rows = torch.randn(count, FEATURES)
     plan = planned_pass(task, rows, torch.zeros(count, dtype=torch.long), count).plan
     assert plan.certificate.proves

@@ -15,8 +15,7 @@ from tacit.cli.local_options import LocalOptions
 from tacit.cli.networks import QueryName
 from tacit.cli.statistics_options import require_rows_enough
 from tacit.engines.automatic import Automatic
-from tacit.engines.book_keeping import BookKeeping
-from tacit.engines.loop import PerRecord
+from tacit.engines.book_keeping import BookKeeping, PerRecord
 from tacit.engines.recorder import Recorder
 from tacit.queries.batch_clip import BatchClip
 from tacit.queries.bounded_gradient import GradientQuery, Loss

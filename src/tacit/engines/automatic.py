@@ -1,6 +1,8 @@
-"""The engine that is used where none is named: book-keeping, recorded where that pays.
+"""`Automatic`, the engine that is used where none is named: book-keeping, recorded where that pays.
 
-The engine that is used where none is named: book-keeping, recorded where that pays.
+`ClippingStep` turns one clipping step into a function of tensors, which a `Recorder` can repeat.
+Poisson batches have many sizes, and every size would need a plan and a recording of its own, so
+`rows_for` and `padded` bring them to a few sizes.
 """
 
 from __future__ import annotations
@@ -15,65 +17,62 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tacit.engines.book_keeping import BookKeeping, planned_program, record_gradients
-from tacit.engines.clipping import Clipped, Task, flattened
+from tacit.engines.clipping import Clipped, ClipTask, flattened
 from tacit.engines.draws import State
-from tacit.engines.gradients import clipped
+from tacit.engines.gradients import clip_and_sum
 from tacit.engines.recorder import Outputs, Recorder
 from tacit.engines.rules import NotFinite
 from tacit.pytrees import Tree, map_tensors, tensors_of
 from tacit.sampling.batch import Batch
 from tacit.torch_internals import OtherOperators, swapped
 
-_SHAPES_AN_OCTAVE = 16
+_SHAPES_PER_OCTAVE = 16
 _PIECES = 8
 
 
-class Automatic:
-    """`BookKeeping`, whose steps are captured and compiled where that pays (`Recorder`).
+class Automatic(BookKeeping):
+    """`BookKeeping`, with steps that are captured and compiled where that pays (`Recorder`).
 
-    Poisson batches have many sizes, and a plan or a recording has one, so padding rows are added
-    up to the next of a few sizes; they are masked out of the sums. The sums are those of
-    `BookKeeping` either way, up to the rounding of their order.
+    Batches are padded to a few sizes, and padding rows are masked out of the sums. The sums are
+    those of `BookKeeping` up to the rounding of their order.
     """
 
     def __init__(self, recorder: Recorder | None = None) -> None:
-        self.eager = BookKeeping()
+        super().__init__()
         self.recorder = recorder or Recorder()
 
-    def clipped_sums(self, task: Task, piece: Batch) -> Clipped:
+    def clipped_sums(self, task: ClipTask, piece: Batch) -> Clipped:
         if len(piece) == 0:
             return Clipped()
-        if self.eager.runs_alone(task):  # no shape to keep to
-            return self.eager.clipped_sums(task, piece)
-        if piece.mask is None:  # a batch with a mask was given its shape by whoever made it
+        if self.runs_one_by_one(task):  # padding would only add records
+            return super().clipped_sums(task, piece)
+        if piece.mask is None:  # whoever made a mask has chosen the batch's shape
             piece = padded(piece, rows_for(piece, task.views))
         inputs, targets = piece.inputs, piece.targets
-        plan = self.eager.single_plan(task, inputs, targets)
+        plan = self.single_plan(task, inputs, targets)
         if plan is None:
-            return self.eager.clipped_sums_of(task, inputs, targets, piece.mask)
+            return self.clipped_sums_of(task, inputs, targets, piece.mask)
 
-        def work(task: Task, inputs: Tree, targets: Tree, mask: Tensor) -> Clipped:
+        def work(task: ClipTask, inputs: Tree, targets: Tree, mask: Tensor) -> Clipped:
             losses, graph, signature = planned_program(task, inputs, targets, plan.fused_functions)
             if signature != plan.signature:
                 raise OtherOperators("the model ran other operators than those that were planned")
             gradients = record_gradients(plan, graph, losses, task)
-            return clipped(task, gradients, plan.num_records, mask.device, mask)
+            return clip_and_sum(task, gradients, plan.num_records, mask.device, mask)
 
         start = State(inputs, task.model, plan.rewrites)
         try:
             return ClippingStep(task, inputs, targets, work).through(self.recorder, piece.mask)
         except (OtherOperators, NotFinite):  # another path through the model needs its own plan
             start.restore()
-            return self.eager.clipped_sums_of(task, inputs, targets, piece.mask)
-
-    def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
-        return self.eager.block_norms(task, piece)
+            return self.clipped_sums_of(task, inputs, targets, piece.mask)
 
     def expect(self, steps: int) -> None:
+        """Announce how many steps are still to come; see `Recorder.expect`."""
         self.recorder.expect(steps)
 
     def forget(self) -> None:
-        """Give the recordings' memory back; later steps record anew."""
+        """Free the recordings' memory; later steps are recorded again."""
         self.recorder.forget()
 
 
@@ -84,10 +83,10 @@ class ClippingStep:
     It becomes a function of records, mask, constants and weights.
     """
 
-    task: Task
+    task: ClipTask
     inputs: Tree
     targets: Tree
-    work: Callable[[Task, Tree, Tree, Tensor], Clipped]
+    work: Callable[[ClipTask, Tree, Tree, Tensor], Clipped]
 
     def through(self, recorder: Recorder, mask: Tensor | None = None) -> Clipped:
         found = recorder(self, self.batch(mask))
@@ -131,7 +130,7 @@ class ClippingStep:
         with swapped(self.model, weights):
             return self._run(replace(self.task, parameters=parameters), batch)
 
-    def _run(self, task: Task, batch: Sequence[Tensor]) -> Outputs:
+    def _run(self, task: ClipTask, batch: Sequence[Tensor]) -> Outputs:
         *leaves, mask, constants = batch
         each, of_norms = constants.unbind(), len(task.norms)
         factors = None if task.factors is None else each[of_norms:]
@@ -157,8 +156,8 @@ def rows_for(piece: Batch, views: int = 1) -> int:
         return min(part * math.ceil(len(piece) / part), most)
     sizes = [math.ceil(expected + k * math.sqrt(expected)) for k in (0.0, 1.5, 4.0)]
     size = next((size for size in sizes if records <= size <= 2 * records), 0)
-    if size == 0 or expected < _SHAPES_AN_OCTAVE:
-        grid = max(1, 2 ** (records.bit_length() - 1) // _SHAPES_AN_OCTAVE)
+    if size == 0 or expected < _SHAPES_PER_OCTAVE:
+        grid = max(1, 2 ** (records.bit_length() - 1) // _SHAPES_PER_OCTAVE)
         size = grid * math.ceil(records / grid)
     rows = views * size
     return rows if most is None else min(rows, max(most, len(piece)))

@@ -1,13 +1,19 @@
-"""The engine: exact per-sample clipping of any program in one forward and one backward pass.
+"""Two engines: `BookKeeping` for whole batches, and `PerRecord` for one record at a time.
 
-The backward pass stops at the frontier (`plan`): it gives the cotangents there and computes no
-weight gradient. With what the operators saved, they give each record's squared norm (`rules`,
-`products`), the norms give the scales, and scaled cotangents give the clipped sums.  [Bu 2023,
-book-keeping, read off the program instead of its modules]
+`BookKeeping` clips per record in one forward and one backward pass of any program. The backward
+pass stops at the frontier (`gradient_plan`): it gives the cotangents there and computes no weight
+gradient. With what the operators saved, they give each record's squared norm (`rules`,
+`products`); the norms give the scales, and scaled cotangents give the clipped sums.  [Bu 2023,
+book-keeping, here read off the program instead of its modules]
+
+`PerRecord` makes every record a batch of its own, so that no operator can bring two of them
+together. It is slower and exact for any program. `BookKeeping` falls back to it where shadow
+memory or the rules do not know an operator.
 """
 
 from __future__ import annotations
 
+import abc
 import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -18,19 +24,26 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tacit.checks.certificate import require_apart
+from tacit.checks.certificate import Event, require_apart, require_no_memory
 from tacit.checks.side_effects import kind_of
 from tacit.engines.chains import LookUp, Moves, pull_back_rows, share_no_element
-from tacit.engines.clipping import Clipped, Task
+from tacit.engines.clipping import Clipped, ClipTask
 from tacit.engines.draws import State
 from tacit.engines.gradient_plan import Plan, Planned, Site, make_plan
-from tacit.engines.gradients import Moved, RecordGradients, Stacked, added, clipped, norms_of_blocks
-from tacit.engines.loop import gradients_alone
+from tacit.engines.gradients import (
+    Moved,
+    RecordGradients,
+    Stacked,
+    added,
+    clip_and_sum,
+    norms_of_blocks,
+)
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 from tacit.engines.rules import NotFinite, Use, gradients_of, looked_up
+from tacit.engines.shadow_events import SourceLines, operator_name
 from tacit.losses.record_losses import losses_of
 from tacit.precision import full_precision, wide
-from tacit.pytrees import Tree, call_model, device_of, tensors_of
+from tacit.pytrees import Tree, call_model, device_of, map_tensors, take_rows, tensors_of
 from tacit.sampling.batch import Batch
 from tacit.torch_internals import (
     Graph,
@@ -41,79 +54,101 @@ from tacit.torch_internals import (
     note_arrivals,
     plain_program,
     planned_backward,
+    uncompiled,
 )
 
+Gradients = dict[str, RecordGradients]
 Form = Dense | Lookup | RecordGradients
-Part = tuple[Moves, tuple[int, ...], Form]  # the way to a parameter, from a place of this shape
+Part = tuple[Moves, tuple[int, ...], Form]  # a chain to a parameter, from a place of this shape
 _Key = tuple[Hashable, ...]
 
 
-class BookKeeping:
-    """Sums of clipped gradients, operator by operator, without recording anything.
+class _RecordEngine(abc.ABC):
+    """From the gradients of all records of a batch to clipped sums and norms."""
+
+    @abc.abstractmethod
+    def _gradients(self, task: ClipTask, inputs: Tree, targets: Tree) -> Gradients: ...
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def clipped_sums(self, task: ClipTask, piece: Batch) -> Clipped:
+        """Σ_i clip(g_i) over the records of one physical batch, without those it masks out."""
+        if len(piece) == 0:
+            return Clipped()
+        return self.clipped_sums_of(task, piece.inputs, piece.targets, piece.mask)
+
+    def clipped_sums_of(
+        self, task: ClipTask, inputs: Tree, targets: Tree, mask: Tensor | None
+    ) -> Clipped:
+        found = self._gradients(task, inputs, targets)
+        mask = None if mask is None else mask[:: task.views]
+        return clip_and_sum(task, found, num_records(task, inputs), device_of(inputs), mask)
+
+    def block_norms(self, task: ClipTask, piece: Batch) -> list[Tensor]:
+        """‖g_i‖ in each block, for each record of a *public* batch."""
+        found, device = self._gradients(task, piece.inputs, piece.targets), piece.indices.device
+        with full_precision(device):
+            return norms_of_blocks(task, found, len(piece) // task.views, device)
+
+
+class PerRecord(_RecordEngine):
+    """An engine that runs every record alone, for models in which records would meet in a batch.
+
+    A branch on the values of a batch, padding to its longest record or statistics of the batch
+    then depend on one record alone. The sums are exact; a step takes one pass per record.
+
+        PerSampleClip(1.0, engine=PerRecord())
+    """
+
+    def _gradients(self, task: ClipTask, inputs: Tree, targets: Tree) -> Gradients:
+        return gradients_one_by_one(task, inputs, targets)
+
+
+class BookKeeping(_RecordEngine):
+    """An engine that clips per record in one pass over the batch, operator by operator.
 
     A program is planned when a batch shape is first met, and again when its autograd graph is not
     the one that was planned. A plan whose certificate does not prove that records stay apart is
-    refused (`verdict`).
+    refused (`require_apart`).
     """
 
     def __init__(self) -> None:
         self._plans: WeakKeyDictionary[nn.Module, dict[_Key, dict[Hashable, Plan]]] = (
             WeakKeyDictionary()
         )
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy plans its models itself: plans are known by the model's identity."""
+        """A copy makes its own plans: they are known by the model's identity."""
         return vars(self) | {"_plans": {}}
 
-    def clipped_sums(self, task: Task, piece: Batch) -> Clipped:
-        if len(piece) == 0:
-            return Clipped()
-        return self.clipped_sums_of(task, piece.inputs, piece.targets, piece.mask)
+    def runs_one_by_one(self, task: ClipTask) -> bool:
+        """Whether a plan of this program, at any batch shape, runs each record alone."""
+        *program, _ = plan_key(task, (), ())
+        return any(
+            plan.alone
+            for (*key, _), plans in self._plans.get(task.model, {}).items()
+            if key == program
+            for plan in plans.values()
+        )
 
-    def clipped_sums_of(
-        self, task: Task, inputs: Tree, targets: Tree, mask: Tensor | None
-    ) -> Clipped:
-        num_records = len(tensors_of(inputs)[0]) // task.views
-        found = self._gradients(task, inputs, targets, num_records)
-        mask = None if mask is None else mask[:: task.views]
-        return clipped(task, found, num_records, device_of(inputs), mask)
-
-    def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
-        num_records = len(piece) // task.views
-        device = piece.indices.device
-        found = self._gradients(task, piece.inputs, piece.targets, num_records)
-        with full_precision(device):
-            return norms_of_blocks(task, found, num_records, device)
-
-    def single_plan(self, task: Task, inputs: Tree, targets: Tree) -> Plan | None:
+    def single_plan(self, task: ClipTask, inputs: Tree, targets: Tree) -> Plan | None:
         """The one plan of this batch shape, for a recorder; None if there is none, or several."""
-        plans = list(self._known(task, inputs, targets).values())
+        plans = list(self._known_plans(task, inputs, targets).values())
         if len(plans) != 1 or plans[0].dynamic or plans[0].alone:
             return None
         return plans[0]
 
-    def runs_alone(self, task: Task) -> bool:
-        """Whether a plan of this program, at any batch shape, says that each record runs alone."""
-        *asked, _ = plan_key(task, (), ())
-        return any(
-            plan.alone
-            for (*key, _), plans in self._plans.get(task.model, {}).items()
-            if key == asked
-            for plan in plans.values()
-        )
-
-    def _known(self, task: Task, inputs: Tree, targets: Tree) -> dict[Hashable, Plan]:
+    def _known_plans(self, task: ClipTask, inputs: Tree, targets: Tree) -> dict[Hashable, Plan]:
         """The plans of this model, loss and batch shape, by the signature of their graphs."""
         of_model = self._plans.setdefault(task.model, {})
         return of_model.setdefault(plan_key(task, inputs, targets), {})
 
-    def _gradients(
-        self, task: Task, inputs: Tree, targets: Tree, num_records: int
-    ) -> dict[str, RecordGradients]:
-        if self.runs_alone(task):
-            return gradients_alone(task, inputs, targets)
-        known = self._known(task, inputs, targets)
+    def _gradients(self, task: ClipTask, inputs: Tree, targets: Tree) -> Gradients:
+        if self.runs_one_by_one(task):
+            return gradients_one_by_one(task, inputs, targets)
+        known = self._known_plans(task, inputs, targets)
         rewrites = [plan.rewrites for plan in known.values()]
         start = State(inputs, task.model, frozenset().union(*rewrites) if known else None)
         if known and not any(plan.dynamic for plan in known.values()):
@@ -125,33 +160,77 @@ class BookKeeping:
                     return record_gradients(plan, graph, losses, task)
                 except NotFinite:
                     start.restore()
-                    return gradients_alone(task, inputs, targets)
-                except OtherOperators:  # Python took another way in the backward pass
+                    return gradients_one_by_one(task, inputs, targets)
+                except OtherOperators:  # Python took another path in the backward pass
                     pass
             start.restore()
-        planned = planned_pass(task, inputs, targets, num_records)
+        planned = planned_pass(task, inputs, targets, num_records(task, inputs))
         plan = planned.plan
         require_apart(plan.certificate, task.model)
         known[plan.signature] = plan
-        if plan.alone:
-            self._say_alone(task.model, plan.alone)
-        else:
+        if not plan.alone:
             try:
                 return record_gradients(plan, planned.graph, planned.losses, task)
             except OtherOperators:
                 why = "Python code in the backward pass does something else each time it runs"
-                known[plan.signature] = replace(plan, alone=why)
-                self._say_alone(task.model, why)
+                plan = known[plan.signature] = replace(plan, alone=why)
             except NotFinite:
                 pass
+        if plan.alone and plan.alone not in self._warned:
+            self._warned.add(plan.alone)
+            kind = type(task.model).__name__
+            warnings.warn(f"records of {kind} run one by one: {plan.alone}", stacklevel=2)
         start.restore()
-        return gradients_alone(task, inputs, targets)
+        return gradients_one_by_one(task, inputs, targets)
 
-    def _say_alone(self, model: nn.Module, why: str) -> None:
-        if why not in self._told:
-            self._told.add(why)
-            kind = type(model).__name__
-            warnings.warn(f"records of {kind} run one by one: {why}", stacklevel=2)
+
+def num_records(task: ClipTask, inputs: Tree) -> int:
+    return len(tensors_of(inputs)[0]) // task.views
+
+
+def gradients_one_by_one(task: ClipTask, inputs: Tree, targets: Tree) -> Gradients:
+    """Each record's gradient, from a forward and a backward pass over its rows alone."""
+    parameters = list(task.parameters.values())
+    stacks: list[list[Tensor]] = [[] for _ in parameters]
+    buffers, written = State(None, task.model), frozenset[str]()
+    for record in range(num_records(task, inputs)):
+        written = buffers.changed() if record == 1 else written
+        buffers.restore(written)  # every record meets the model as the first one did
+        total = _loss_of_record(task, inputs, targets, record)
+        grads: tuple[Tensor | None, ...] = (None,) * len(parameters)
+        if total.requires_grad:
+            ones = torch.ones_like(total)
+            grads = gradients([total], parameters, [ones], retain_graph=False)
+        for stack, parameter, grad in zip(stacks, parameters, grads, strict=True):
+            row = torch.zeros_like(parameter, requires_grad=False) if grad is None else grad
+            stack.append(wide(row.to_dense() if row.is_sparse else row))
+    return {
+        name: _only_active(task, name, torch.stack(stack))
+        for name, stack in zip(task.parameters, stacks, strict=True)
+    }
+
+
+def _loss_of_record(task: ClipTask, inputs: Tree, targets: Tree, record: int) -> Tensor:
+    """The mean over a record's views, each a batch of its own."""
+    losses, read, lines = [], list[Event](), SourceLines()
+
+    def note(func: Any, _: Tensor) -> None:
+        read.append(Event(operator_name(func), lines.where()))
+
+    for row in range(record * task.views, (record + 1) * task.views):
+        # Cloned: what a model keeps of one record must not lie in the next one's memory.
+        x, y = map_tensors(torch.clone, take_rows((inputs, targets), slice(row, row + 1)))
+        operators = Operators(tensors_of((x, y)), note)
+        with torch.enable_grad(), uncompiled(), operators:
+            losses.append(losses_of(task.loss, call_model(task.model, x), y).sum())
+        if operators.has_left_behind(losses[-1]):
+            require_no_memory(read[0], task.model)
+    return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+
+
+def _only_active(task: ClipTask, name: str, rows: Tensor) -> Stacked:
+    mask = task.active.get(name)
+    return Stacked(rows if mask is None else torch.where(mask, rows, 0.0))
 
 
 def run_program(
@@ -166,7 +245,7 @@ def run_program(
 
 
 def planned_program(
-    task: Task, inputs: Tree, targets: Tree, fused_functions: bool
+    task: ClipTask, inputs: Tree, targets: Tree, fused_functions: bool
 ) -> tuple[Tensor, Graph, Hashable]:
     """The losses, their graph, and the signature by which the plan of such a pass is known."""
     with Operators(tensors_of((inputs, targets))) as operators:
@@ -175,21 +254,21 @@ def planned_program(
     return losses, graph, (operators.signature, graph.signature())
 
 
-def planned_pass(task: Task, inputs: Tree, targets: Tree, num_records: int) -> Planned:
+def planned_pass(task: ClipTask, inputs: Tree, targets: Tree, num_records: int) -> Planned:
     def run() -> Tensor:
         return run_program(task.model, task.loss, inputs, targets)
 
     return make_plan(task.model, run, (inputs, targets), task.parameters, num_records)
 
 
-def plan_key(task: Task, inputs: Tree, targets: Tree) -> _Key:
+def plan_key(task: ClipTask, inputs: Tree, targets: Tree) -> _Key:
     """What a plan depends on, apart from the operators that run."""
     shapes = tuple((tuple(t.shape), t.dtype) for t in tensors_of((inputs, targets)))
     return kind_of(task.loss), tuple(task.parameters), task.views, shapes
 
 
 def record_gradients(
-    plan: Plan, graph: Graph, losses: Tensor, task: Task
+    plan: Plan, graph: Graph, losses: Tensor, task: ClipTask
 ) -> dict[str, RecordGradients]:
     """Each parameter's per-record gradients of the mean over a record's views."""
     total = losses.sum() if task.views == 1 else losses.sum() / task.views
@@ -199,10 +278,8 @@ def record_gradients(
         uses = _uses(plan, graph, total)
         with torch.no_grad():
             found = _by_parameter(graph, uses, task)
-            for name, mask in task.active.items():
-                if name in found:
-                    rows = wide(found[name].rows())
-                    found[name] = Stacked(torch.where(mask, rows, 0.0))
+            for name in task.active.keys() & found.keys():
+                found[name] = _only_active(task, name, wide(found[name].rows()))
     return found
 
 
@@ -242,7 +319,7 @@ def _uses(plan: Plan, graph: Graph, total: Tensor) -> list[tuple[Site, list[Use]
 
 
 def _by_parameter(
-    graph: Graph, uses: list[tuple[Site, list[Use]]], task: Task
+    graph: Graph, uses: list[tuple[Site, list[Use]]], task: ClipTask
 ) -> dict[str, RecordGradients]:
     """From gradients at the frontier to those of the parameters behind it."""
     names = {id(p): name for name, p in task.parameters.items()}

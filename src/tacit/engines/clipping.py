@@ -178,7 +178,7 @@ Blocks = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
-class Task:
+class ClipTask:
     """Clip each record's gradient of `loss` to `norms[h]` in `blocks[h]`, for all blocks h.
 
     A norm is a number, or a scalar on the device that engines read and never ask for. With
@@ -201,7 +201,7 @@ class Task:
     factors: tuple[float | Tensor, ...] | None = None
     active: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def flat(self) -> Task:
+    def flat(self) -> ClipTask:
         """The same gradients, all clipped together by the plain rule."""
         return replace(
             self, blocks=(tuple(self.parameters),), rule=CLIP, counted=False, factors=None
@@ -224,8 +224,8 @@ class Clipped:
 class Engine(Protocol):
     """Sums and counts over the records of one physical batch."""
 
-    def clipped_sums(self, task: Task, piece: Batch) -> Clipped: ...
+    def clipped_sums(self, task: ClipTask, piece: Batch) -> Clipped: ...
 
-    def block_norms(self, task: Task, piece: Batch) -> list[Tensor]:
+    def block_norms(self, task: ClipTask, piece: Batch) -> list[Tensor]:
         """‖g_i‖ in each block, for each record of a *public* batch: nothing here is private."""
         ...

@@ -43,7 +43,7 @@ from tacit.engines.gradients import (
     Contracted,
     Moved,
     RecordGradients,
-    Scale,
+    RowScale,
     Stacked,
     added,
     in_pieces,
@@ -61,7 +61,7 @@ from tacit.engines.norms import (
     safe_squares,
     sum_of_squares,
 )
-from tacit.precision import cuts_convolutions, wide_together
+from tacit.precision import convolution_uses_tf32, wide_together
 
 
 def kernel_gradients(
@@ -161,7 +161,7 @@ class Kernel:
         squares = fused_kernel.convolution_squares(*self._fused_arguments())
         reach = self.reach()
         norms = safe_squares(self._fused_squares(squares), reach, 0, 2 * self.positions)
-        return self._contracted(norms, reach, int(cuts_convolutions(self.plain)))
+        return self._contracted(norms, reach, int(convolution_uses_tf32(self.plain)))
 
     def by_ghost_norms(self) -> Contracted:
         """Σ over groups of Σ_{t,u} (a_t·a_u)(b_t·b_u), from above; see `norms`."""
@@ -179,7 +179,7 @@ class Kernel:
         """`coarse`: of the products that the norm comes from, how many ran in TensorFloat-32."""
         if self.plain.device.type != "cpu":
             reach = torch.maximum(reach, self.whole_reach())
-        coarse += int(cuts_convolutions(self.plain))
+        coarse += int(convolution_uses_tf32(self.plain))
         return Contracted(norms, reach, self._contract, self.rows, coarse)
 
     def rows(self) -> Tensor:
@@ -210,7 +210,7 @@ class Kernel:
 
     def _fused_arguments(self) -> tuple[Any, ...]:
         sizes = self.kernel_size, self.stride, self.padding, self.dilation
-        return self.windowed, self.plain, *sizes, cuts_convolutions(self.plain)
+        return self.windowed, self.plain, *sizes, convolution_uses_tf32(self.plain)
 
     def _fused_squares(self, squares: Tensor) -> Tensor:
         """From above: what the kernel's sums may have rounded off, and squares that vanished."""
@@ -234,7 +234,7 @@ class Kernel:
         a, b = (sum_of_squares(side).sqrt() for side in (self.windowed, self.plain))
         return a * b
 
-    def _contract(self, scale: Scale) -> Tensor:
+    def _contract(self, scale: RowScale) -> Tensor:
         """The weight gradient of the scaled batch, by the convolution's own backward pass."""
         plain = scale.of(self.plain)
         return torch.ops.aten.convolution_backward(

@@ -6,7 +6,7 @@ Every form keeps three promises. B is the number of records and g_i the gradient
 
   squares()   an *upper* bound of ‖g_i‖² for each record, for the numbers that `total` really adds;
   total(s)    Σ_i s_i·g_i over the records that are present; the others are left out, even where
-              g_i is NaN or infinite (`Scale`);
+              g_i is NaN or infinite (`RowScale`);
   rows()      all g_i, stacked as (B, *shape of the parameter).
 
 Everything here can be traced by `make_fx`: no value is read back, and no branch depends on one.
@@ -24,14 +24,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tacit.engines.clipping import Clipped, Task, block_scales, centred_count
+from tacit.engines.clipping import Clipped, ClipTask, block_scales, centred_count
 from tacit.engines.kernels import for_compiler
 from tacit.engines.norms import sum_of_squares
 from tacit.precision import full_precision, wide
 
 
 @dataclass(frozen=True)
-class Scale:
+class RowScale:
     """What each record is multiplied by. A record with s_i = 0 is left out, whatever it holds.
 
     `all_present` may be set where that is known of every record: then nothing needs to be masked.
@@ -66,7 +66,7 @@ def _column(values_B: Tensor, like: Tensor) -> Tensor:
 class RecordGradients(Protocol):
     def squares(self) -> Tensor: ...
 
-    def total(self, scale: Scale) -> Tensor: ...
+    def total(self, scale: RowScale) -> Tensor: ...
 
     def rows(self) -> Tensor: ...
 
@@ -88,7 +88,7 @@ class Stacked:
     def squares(self) -> Tensor:
         return sum_of_squares(self.rows_BP) if self.squares_B is None else self.squares_B
 
-    def total(self, scale: Scale) -> Tensor:
+    def total(self, scale: RowScale) -> Tensor:
         scale_B, shape = scale.values_B.to(self.rows_BP.dtype), self.rows_BP.shape[1:]
         if len(shape) <= 1:
             return scale_B @ scale.present(self.rows_BP)
@@ -111,7 +111,7 @@ class Moved:
     def squares(self) -> Tensor:
         return added([gradients.squares() for gradients, _ in self.parts])
 
-    def total(self, scale: Scale) -> Tensor:
+    def total(self, scale: RowScale) -> Tensor:
         return added([move(gradients.total(scale)) for gradients, move in self.parts])
 
     def rows(self) -> Tensor:
@@ -150,7 +150,7 @@ class Contracted:
 
     norm_squares_B: Tensor
     reach_B: Tensor | None
-    contract: Callable[[Scale], Tensor]
+    contract: Callable[[RowScale], Tensor]
     make_rows: Callable[[], Tensor]
     coarse_products: int = 0
 
@@ -164,7 +164,7 @@ class Contracted:
         upper = torch.addcmul(norms, reach, reach, value=gamma).sqrt()
         return torch.add(upper, reach, alpha=tau).square()
 
-    def total(self, scale: Scale) -> Tensor:
+    def total(self, scale: RowScale) -> Tensor:
         return self.contract(scale)
 
     def rows(self) -> Tensor:
@@ -202,8 +202,8 @@ def rows_are_kept(row: int, *factors: Tensor, times: int = 2) -> bool:
     return few or (factors[0].device.type == "cpu" and len(factors[0]) * row <= _SMALL_STACK)
 
 
-def clipped(
-    task: Task,
+def clip_and_sum(
+    task: ClipTask,
     gradients: dict[str, RecordGradients],
     num_records: int,
     device: torch.device,
@@ -226,7 +226,7 @@ def clipped(
         for members, scale_B in zip(blocks, scales, strict=True):
             if not all_present:
                 scale_B = torch.where(counted, scale_B, 0.0)
-            scale = Scale(scale_B, all_present)
+            scale = RowScale(scale_B, all_present)
             for names, each in members:
                 shapes = [task.parameters[name].shape for name in names]
                 total = each.total(scale).reshape(-1)
@@ -237,7 +237,7 @@ def clipped(
 
 
 def norms_of_blocks(
-    task: Task, gradients: dict[str, RecordGradients], num_records: int, device: torch.device
+    task: ClipTask, gradients: dict[str, RecordGradients], num_records: int, device: torch.device
 ) -> list[Tensor]:
     """‖g_i‖ of each record in each block, from above."""
     return _norms([_joined(names, gradients) for names in task.blocks], num_records, device)

@@ -37,13 +37,13 @@ from tacit.checks.certificate import (
 )
 from tacit.checks.side_effects import current_watch
 from tacit.engines.book_keeping import planned_pass, record_gradients, run_program
-from tacit.engines.clipping import Task
+from tacit.engines.clipping import ClipTask
 from tacit.engines.draws import State, SteadyDraws
 from tacit.engines.gradient_plan import Plan, Planned, make_plan
-from tacit.engines.gradients import Scale
+from tacit.engines.gradients import RowScale
 from tacit.engines.rules import NotFinite
 from tacit.errors import MixesRecords, UnsupportedModule
-from tacit.precision import all_digits, no_autocast, wide
+from tacit.precision import ieee_float32, no_autocast, wide
 from tacit.pytrees import Tree, device_of, map_tensors, num_rows, take_rows, tensors_of
 from tacit.sampling.batch import Batch
 from tacit.torch_internals import (
@@ -62,7 +62,7 @@ _MOST_ROWS = 4096  # of a batch whose losses are compared with those of a few
 _LAST_EXACT = 8  # the last step before which gradients are compared with autograd's
 
 
-def certify(task: Task, batch: Batch, seen: Callable[[Tree], Tree], *, alone: int = 0) -> bool:
+def certify(task: ClipTask, batch: Batch, seen: Callable[[Tree], Tree], *, alone: int = 0) -> bool:
     """Raise MixesRecords or UnsupportedModule unless each record's gradient is of that record.
 
     `seen` makes of inputs what the model is given, one view of each record. An engine that runs
@@ -71,14 +71,16 @@ def certify(task: Task, batch: Batch, seen: Callable[[Tree], Tree], *, alone: in
     """
     if not alone:
         refuse_mixing(task.model)  # by name, where it is known
-    with all_digits():  # answers are compared, and TensorFloat-32 keeps ten bits of them
+    with ieee_float32():  # answers are compared, and TensorFloat-32 keeps ten bits of them
         try:
             return _certify(task, batch, min(max(_RECORDS, 2 * alone), _MOST_IN_SETS), seen, alone)
         except torch.OutOfMemoryError:
             return _certify(task, batch, 2, seen, alone)
 
 
-def _certify(task: Task, batch: Batch, most: int, seen: Callable[[Tree], Tree], alone: int) -> bool:
+def _certify(
+    task: ClipTask, batch: Batch, most: int, seen: Callable[[Tree], Tree], alone: int
+) -> bool:
     inputs, targets = sample(batch, most)
     if num_rows(inputs) == 0:
         return False
@@ -111,7 +113,7 @@ def _certify(task: Task, batch: Batch, most: int, seen: Callable[[Tree], Tree], 
     return True
 
 
-def _require_known_gradients(task: Task, alone: bool) -> None:
+def _require_known_gradients(task: ClipTask, alone: bool) -> None:
     for name, parameter in task.parameters.items():
         if parameter.is_complex():
             raise UnsupportedModule(
@@ -149,7 +151,7 @@ Records = tuple[Tree, Tree]
 class _Asked:
     """A model and its loss, and the state in which every pass over records begins."""
 
-    task: Task
+    task: ClipTask
     state: State
 
     # --- proofs -----------------------------------------------------------------------------------
@@ -238,7 +240,7 @@ class _Asked:
                 got = torch.zeros(parameter.shape, device=losses.device)
                 true = got if grad is None else wide(grad.to_dense().detach())
                 if name in found:
-                    got = found[name].total(Scale(pick)).reshape(parameter.shape)
+                    got = found[name].total(RowScale(pick)).reshape(parameter.shape)
                     bound += float(wide(found[name].squares())[pick.bool()])
                 exact += _square(true)
                 error += _square(got - true)
@@ -365,7 +367,7 @@ _ON_NUMBER = (
 
 
 @contextmanager
-def _in_double(task: Task, records: Records) -> Iterator[tuple[Task, Records]]:
+def _in_double(task: ClipTask, records: Records) -> Iterator[tuple[ClipTask, Records]]:
     """The same question with float64 weights, buffers and records."""
 
     def double(tensor: Tensor) -> Tensor:
@@ -383,7 +385,7 @@ def _in_double(task: Task, records: Records) -> Iterator[tuple[Task, Records]]:
 
 
 @contextmanager
-def _as_it_is(task: Task, records: Records) -> Iterator[tuple[Task, Records]]:
+def _as_it_is(task: ClipTask, records: Records) -> Iterator[tuple[ClipTask, Records]]:
     yield task, records
 
 
@@ -408,7 +410,7 @@ def _square(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x.detach(), dtype=torch.float64)) ** 2
 
 
-def _tolerance(task: Task, losses: Tensor) -> float:
+def _tolerance(task: ClipTask, losses: Tensor) -> float:
     bits = min(torch.finfo(p.dtype).bits for p in task.parameters.values())
     if bits < 32 or torch.is_autocast_enabled(losses.device.type):
         return 1e-1

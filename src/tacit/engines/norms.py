@@ -34,7 +34,7 @@ from torch import Tensor
 
 from tacit.engines.kernels import for_compiler
 from tacit.engines.kernels import ghost_kernels as ghost
-from tacit.precision import cuts_products
+from tacit.precision import matmul_uses_tf32
 
 # So many squares are added in one sum of the numbers' own type.
 _SHORT = 64
@@ -65,7 +65,7 @@ def inner_products(x_BTD: Tensor, y_BSD: Tensor) -> Tensor:
     block = _block(width)
     flat_x, flat_y = (x.reshape(math.prod(lead), *x.shape[-2:]) for x in (x_BTD, y_BSD))
     single = x_BTD.is_cuda and x_BTD.dtype == torch.float32
-    if single and (cuts_products(x_BTD) or not for_compiler()):
+    if single and (matmul_uses_tf32(x_BTD) or not for_compiler()):
         # TensorFloat-32 keeps 10 bits, too few where terms cancel; this operator never uses it.
         total = ghost.inner_products(flat_x, flat_y, block)
     else:

@@ -21,7 +21,7 @@ from torch import Tensor
 from tacit.engines.gradients import (
     Contracted,
     RecordGradients,
-    Scale,
+    RowScale,
     Stacked,
     in_pieces,
     piece,
@@ -37,7 +37,7 @@ from tacit.engines.norms import (
     sum_of_squares,
     sum_over_pairs,
 )
-from tacit.precision import cuts_products, wide_together
+from tacit.precision import matmul_uses_tf32, wide_together
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Dense:
     def rows(self) -> Tensor:
         return self.b_BTP.transpose(1, 2) @ self.a_BTD
 
-    def total(self, scale: Scale) -> Tensor:
+    def total(self, scale: RowScale) -> Tensor:
         b, a = scale.of(self.b_BTP), scale.present(self.a_BTD)
         return b.flatten(0, 1).T @ a.flatten(0, 1)
 
@@ -81,7 +81,7 @@ class Lookup:
         tables = self.b_BTD.new_zeros(len(self.b_BTD), self.num_rows, self.b_BTD.shape[-1])
         return tables.scatter_add(1, index, self.b_BTD)
 
-    def total(self, scale: Scale) -> Tensor:
+    def total(self, scale: RowScale) -> Tensor:
         # The gradient of an embedding without padding: −1 is no row.
         return torch.ops.aten.embedding_dense_backward(
             scale.of(self.b_BTD), self.rows_read(), self.num_rows, -1, False
@@ -132,7 +132,7 @@ class Tied:
     def rows(self) -> Tensor:
         return self.dense.rows() + self.table.rows()
 
-    def total(self, scale: Scale) -> Tensor:
+    def total(self, scale: RowScale) -> Tensor:
         return self.dense.total(scale) + self.table.total(scale)
 
     def norms(self, part: slice) -> tuple[Tensor, Tensor]:
@@ -163,7 +163,7 @@ def matrix_gradients(uses: Sequence[Dense | Lookup]) -> RecordGradients:
     tables = [use for use in uses if isinstance(use, Lookup)]
     columns = [u.a_BTD for u in dense], [u.b_BTP for u in dense], [u.b_BTD for u in tables]
     factors = wide_together(*(_cat(column) for column in columns if column))
-    coarse = int(bool(dense) and cuts_products(factors[0]))
+    coarse = int(bool(dense) and matmul_uses_tf32(factors[0]))
     form: Dense | Lookup | Tied
     if not tables:
         form, num_rows = Dense(*factors), factors[1].shape[-1]

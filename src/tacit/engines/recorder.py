@@ -47,7 +47,7 @@ _MOST_COARSE_DIFFERENCE = 0.2
 _LONGEST_STEP = 5.0  # seconds; what is longer was spent on something else between two steps
 
 
-class Step(Protocol):
+class RecordedStep(Protocol):
     """Work that can be recorded: a function of some tensors and of a model's weights."""
 
     @property
@@ -126,7 +126,7 @@ class Recorder:
         """A copy records its steps itself: recordings are of one model's tensors."""
         return vars(self) | {"_recordings": {}, "_pool": None}
 
-    def __call__(self, step: Step, batch: Sequence[Tensor]) -> Outputs:
+    def __call__(self, step: RecordedStep, batch: Sequence[Tensor]) -> Outputs:
         began = time.perf_counter() if self._last == 0 else self._last
         device = batch[0].device
         shapes = tuple((tuple(t.shape), t.dtype) for t in batch)
@@ -148,7 +148,7 @@ class Recorder:
         self._last = now
         return found
 
-    def _run(self, recording: _Recording, step: Step, batch: Sequence[Tensor]) -> Outputs:
+    def _run(self, recording: _Recording, step: RecordedStep, batch: Sequence[Tensor]) -> Outputs:
         if recording.operators == 0:
             with _Count() as count:
                 found = step.run(batch)
@@ -192,7 +192,9 @@ class Recorder:
             return each * self.steps_left * recording.calls / self._calls > 3 * cost
         return recording.seconds > cost
 
-    def _try(self, recording: _Recording, step: Step, batch: Sequence[Tensor], how: str) -> None:
+    def _try(
+        self, recording: _Recording, step: RecordedStep, batch: Sequence[Tensor], how: str
+    ) -> None:
         if how in recording.failed:
             return
         start = State(batch, step.model)
@@ -251,7 +253,7 @@ def compile_cost(operators: int, device: torch.device) -> float:
 
 
 def compile_step(
-    step: Step, batch: Sequence[Tensor]
+    step: RecordedStep, batch: Sequence[Tensor]
 ) -> tuple[Callable[[Sequence[Tensor]], Outputs], Callable[[Sequence[Tensor]], Outputs]]:
     """(the step as one graph of operators, the same graph compiled by Inductor)."""
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import, and rarely needed

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tacit.engines.recorder import capture
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.sets import SLACK, WeightSet
-from tacit.precision import all_digits
+from tacit.precision import ieee_float32
 
 
 class Recorded:
@@ -380,5 +380,5 @@ def _alike(constraints: list[Constraint]) -> list[_Alike]:
 @contextmanager
 def _plain_arithmetic(device_type: str) -> Iterator[None]:
     """No autocast and no TensorFloat-32: an orthogonal matrix needs all of its digits."""
-    with torch.no_grad(), torch.autocast(device_type, enabled=False), all_digits():
+    with torch.no_grad(), torch.autocast(device_type, enabled=False), ieee_float32():
         yield

@@ -15,7 +15,7 @@ from tacit.checks.model_table import table_of
 from tacit.checks.side_effects import watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.engines.book_keeping import planned_pass
-from tacit.engines.clipping import CLIP, ClipRule, Task
+from tacit.engines.clipping import CLIP, ClipRule, ClipTask
 from tacit.engines.draws import State
 from tacit.engines.model_certificate import certify, sample
 from tacit.errors import MixesRecords
@@ -155,7 +155,7 @@ class BatchClip(ClippedQuery):
             return batch.scheme.probability * batch.scheme.num_sets
         return batch.divisor
 
-    def _engine_for(self, task: Task, batch: Batch) -> SetEngine:
+    def _engine_for(self, task: ClipTask, batch: Batch) -> SetEngine:
         """By what is public alone: two engines clip alike only up to their roundings.
 
         A certificate does not depend on the records' values, so any two of them will do.
@@ -174,7 +174,7 @@ class BatchClip(ClippedQuery):
             known[key] = self._keeps_apart(task, batch)
         return self._at_once if known[key] else self._one_by_one
 
-    def _keeps_apart(self, task: Task, batch: Batch) -> bool:
+    def _keeps_apart(self, task: ClipTask, batch: Batch) -> bool:
         """Whether a pass under shadow memory proves it, in a program that is planned once."""
         inputs, targets = sample(batch, 2)
         start = State(inputs, task.model)
@@ -184,7 +184,7 @@ class BatchClip(ClippedQuery):
             start.restore()
         return plan.certificate.proves and not plan.alone and not plan.dynamic
 
-    def _check(self, task: Task, engine: SetEngine, batch: Batch) -> bool:
+    def _check(self, task: ClipTask, engine: SetEngine, batch: Batch) -> bool:
         """Raise unless a set's gradient is of that set alone; see `engines.model_certificate`."""
         if isinstance(engine, SetsAsRecords):
             try:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from tacit.checks.side_effects import kind_of, watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.engines.automatic import padded, rows_for
-from tacit.engines.clipping import Task, accumulator, centred_count, flattened
+from tacit.engines.clipping import ClipTask, accumulator, centred_count, flattened
 from tacit.engines.model_certificate import certify
 from tacit.engines.recorder import Outputs, Recorder
 from tacit.lipschitz.integrity import require_no_hooks_of_all_modules, require_plain_gradients
@@ -265,7 +265,7 @@ class Clipless(Following):
             return _like(views, parameters)
 
         def check() -> bool:
-            task = Task(program, loss, parameters, (tuple(parameters),), (1.0,))
+            task = ClipTask(program, loss, parameters, (tuple(parameters),), (1.0,))
             return certify(task, batch, seen)
 
         with watched_step(program, check, (kind_of(loss), tuple(parameters))):

@@ -18,18 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from tacit.checks.side_effects import kind_of
+from tacit.engines.book_keeping import PerRecord
 from tacit.engines.clipping import (
     Clipped,
     ClipRule,
+    ClipTask,
     Engine,
-    Task,
     accumulator,
     coarsest,
     flattened,
     sum_dtype,
 )
 from tacit.engines.draws import from_one_start
-from tacit.engines.loop import PerRecord
 from tacit.engines.model_certificate import certify
 from tacit.errors import NotPublic
 from tacit.lipschitz.rounding import public_rows, slack_of_sum
@@ -229,10 +229,10 @@ class ClippedQuery(abc.ABC):
         *,
         views: int = 1,
         counted: bool = False,
-    ) -> Task:
+    ) -> ClipTask:
         """What an engine is asked; without constants, for norms alone."""
         found = constants or Constants((1.0,) * len(blocks))
-        return Task(
+        return ClipTask(
             model,
             loss,
             trainable(model),
@@ -246,7 +246,7 @@ class ClippedQuery(abc.ABC):
         )
 
     def _bounded(
-        self, task: Task, now: InForce, found: Iterable[Clipped], divisor: float
+        self, task: ClipTask, now: InForce, found: Iterable[Clipped], divisor: float
     ) -> BoundedGradient:
         """The clipped sums of all pieces, with their bounds and what is released beside them.
 
@@ -334,12 +334,14 @@ class ClippedQuery(abc.ABC):
         return held
 
 
-def check_records(task: Task, engine: Engine, batch: Batch, seen: Callable[[Tree], Tree]) -> bool:
+def check_records(
+    task: ClipTask, engine: Engine, batch: Batch, seen: Callable[[Tree], Tree]
+) -> bool:
     """Raise unless each record's gradient is of that record alone; see `engines`."""
     return certify(task, batch, seen, alone=int(isinstance(engine, PerRecord)))
 
 
-def check_key(task: Task, *more: object) -> Hashable:
+def check_key(task: ClipTask, *more: object) -> Hashable:
     """What a check depends on, apart from the model: who computes what of which loss."""
     kinds = tuple(map(kind_of, (task.loss, *more)))
     return kinds, tuple(task.parameters), needs_pre_activations(task.loss)

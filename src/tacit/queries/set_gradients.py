@@ -23,9 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from tacit.engines.automatic import Automatic, ClippingStep
-from tacit.engines.clipping import Clipped, Engine, Task, sum_dtype
+from tacit.engines.clipping import Clipped, ClipTask, Engine, sum_dtype
 from tacit.engines.draws import from_one_start
-from tacit.engines.gradients import RecordGradients, Scale, Stacked, clipped, norms_of_blocks
+from tacit.engines.gradients import (
+    RecordGradients,
+    RowScale,
+    Stacked,
+    clip_and_sum,
+    norms_of_blocks,
+)
 from tacit.engines.recorder import Recorder
 from tacit.errors import UnsupportedEvent, UnsupportedModule
 from tacit.losses.record_losses import losses_of
@@ -183,10 +189,12 @@ def _of_the_mean(
 class SetEngine(Protocol):
     """Σ_j [g(w; S_j)]_C over some mini-sets, and the norms of g for public ones."""
 
-    def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped: ...
+    def clipped_sums(
+        self, task: ClipTask, gradient: SetGradient, sets: Sequence[Batch]
+    ) -> Clipped: ...
 
     def block_norms(
-        self, task: Task, gradient: SetGradient, sets: Sequence[Batch]
+        self, task: ClipTask, gradient: SetGradient, sets: Sequence[Batch]
     ) -> list[Tensor]: ...
 
 
@@ -199,8 +207,10 @@ class SetBySet:
     def __init__(self, recorder: Recorder | None = None) -> None:
         self.recorder = recorder or Recorder()
 
-    def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
-        def work(task: Task, inputs: Tree, targets: Tree, mask: Tensor | None = None) -> Clipped:
+    def clipped_sums(self, task: ClipTask, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
+        def work(
+            task: ClipTask, inputs: Tree, targets: Tree, mask: Tensor | None = None
+        ) -> Clipped:
             return clipped_vector(task, vector_of(task, gradient, inputs, targets))
 
         def found(one: Batch) -> Clipped:
@@ -212,7 +222,9 @@ class SetBySet:
             return found(sets[0])
         return added_up(from_one_start(map(found, sets), task.model))
 
-    def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
+    def block_norms(
+        self, task: ClipTask, gradient: SetGradient, sets: Sequence[Batch]
+    ) -> list[Tensor]:
         device = sets[0].indices.device
         vectors = (vector_of(task, gradient, one.inputs, one.targets) for one in sets)
         each = [norms_of_blocks(task, as_one_record(task, v), 1, device) for v in vectors]
@@ -222,7 +234,9 @@ class SetBySet:
         self.recorder.forget()
 
 
-def vector_of(task: Task, gradient: SetGradient, inputs: Tree, targets: Tree) -> dict[str, Tensor]:
+def vector_of(
+    task: ClipTask, gradient: SetGradient, inputs: Tree, targets: Tree
+) -> dict[str, Tensor]:
     """g of one set; zero where BatchNorm refuses so few records."""
     loss: Any = task.loss
     with too_small_is_nothing() as nothing:
@@ -231,12 +245,12 @@ def vector_of(task: Task, gradient: SetGradient, inputs: Tree, targets: Tree) ->
     return {n: torch.zeros_like(p, requires_grad=False) for n, p in task.parameters.items()}
 
 
-def clipped_vector(task: Task, vector: dict[str, Tensor]) -> Clipped:
+def clipped_vector(task: ClipTask, vector: dict[str, Tensor]) -> Clipped:
     """[g]_C of one set; nothing at all where its squared norm is not finite."""
-    return clipped(task, as_one_record(task, vector), 1, device_of(vector), None)
+    return clip_and_sum(task, as_one_record(task, vector), 1, device_of(vector), None)
 
 
-def as_one_record(task: Task, vector: dict[str, Tensor]) -> dict[str, RecordGradients]:
+def as_one_record(task: ClipTask, vector: dict[str, Tensor]) -> dict[str, RecordGradients]:
     """A set's vector as the gradients of one record, with zeros in the entries not active."""
     found: dict[str, RecordGradients] = {}
     for name, tensor in vector.items():
@@ -248,7 +262,7 @@ def as_one_record(task: Task, vector: dict[str, Tensor]) -> dict[str, RecordGrad
 class _Row(Stacked):
     """One record's gradients: scaled by a multiplication, which a matrix product is slower than."""
 
-    def total(self, scale: Scale) -> Tensor:
+    def total(self, scale: RowScale) -> Tensor:
         return scale.of(self.rows_BP)[0]
 
 
@@ -265,14 +279,16 @@ class SetsAsRecords:
     def __init__(self, engine: Engine | None = None) -> None:
         self.engine = engine or Automatic()
 
-    def clipped_sums(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
+    def clipped_sums(self, task: ClipTask, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
         _mean_only(gradient)
         return added_up(
             self.engine.clipped_sums(replace(task, views=len(alike[0])), _joined(alike))
             for alike in _by_size(sets)
         )
 
-    def block_norms(self, task: Task, gradient: SetGradient, sets: Sequence[Batch]) -> list[Tensor]:
+    def block_norms(
+        self, task: ClipTask, gradient: SetGradient, sets: Sequence[Batch]
+    ) -> list[Tensor]:
         _mean_only(gradient)
         found = [
             self.engine.block_norms(replace(task, views=len(alike[0])), _joined(alike))

@@ -24,7 +24,7 @@ import math
 import torch
 from torch import Tensor
 
-from tacit.precision import all_digits
+from tacit.precision import ieee_float32
 
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
@@ -217,7 +217,7 @@ def inner_products(x_BTD: Tensor, y_BSD: Tensor, block: int) -> Tensor:
     An operator, because the setting that holds when a step is traced is not part of the trace.
     """
     (x, *xs), (y, *ys) = x_BTD.split(block, dim=-1), y_BSD.split(block, dim=-1)
-    with all_digits():
+    with ieee_float32():
         total = torch.bmm(x, y.transpose(1, 2))
         for x, y in zip(xs, ys, strict=True):
             total.baddbmm_(x, y.transpose(1, 2))
