@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         statistics,
         training,
     )
-    from tacit.accounting import calibrate, epsilon, steps_within, trade_off  # type: ignore[no-redef]
+    from tacit.accounting import calibrate, epsilon, steps_within, trade_off
     from tacit.budget import Budget, Relation
     from tacit.data import RandomCropFlip, load, load_file, release_statistics, split_public
     from tacit.engines import gradient_rule
