@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from tacit import Records
-from tacit.data.private_scaling import Centre, on_sphere
+from tacit.data.private_scaling import Centre
+from tacit.data.scaling import unit_rows
 
 Make = Callable[[Records, str], Records]
 
@@ -39,7 +40,7 @@ def mixed(records: Records, features: str, make: Make) -> Records:
     found = []
     for kind, share in shares_of(features).items():
         part = make(records, kind).inputs.flatten(1)
-        found.append(torch.cat([math.sqrt(share) * on_sphere(p) for p in part.split(4096)]))
+        found.append(torch.cat([math.sqrt(share) * unit_rows(p) for p in part.split(4096)]))
     whole = torch.cat(found, dim=1)
     return replace(records.to(whole.device), inputs=whole)
 

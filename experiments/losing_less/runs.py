@@ -27,7 +27,8 @@ import tacit
 from tacit import Records
 from tacit.accounting.pld import COARSE
 from tacit.data.download import cache_folder
-from tacit.data.private_scaling import on_sphere, release_centre, release_channel_scaler
+from tacit.data.private_scaling import release_centre, release_channel_scaler
+from tacit.data.scaling import unit_rows
 from tacit.data.scattering import scattering_features, usual_size
 from tacit.lipschitz import SpectralBall, SpectralLinear
 from tacit.losses import Scheduled, watched
@@ -126,7 +127,7 @@ def featured(records: Records, features: str, device: str) -> Records:
     )
     for part in found.inputs.split(4096):
         if features == "sphere":
-            part.copy_(on_sphere(part.flatten(1)).view_as(part))
+            part.copy_(unit_rows(part.flatten(1)).view_as(part))
         elif features in ("log", "orders", "first"):
             part.clamp_(min=0).add_(0.1).log_()
             if features == "orders":

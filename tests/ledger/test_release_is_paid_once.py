@@ -97,12 +97,12 @@ def test_with_a_ledger_it_is_claimed_before_a_record_is_read(kind, tmp_path) -> 
 
 
 def test_nothing_is_computed_where_nothing_is_paid(monkeypatch) -> None:
-    from tacit.data import private_scaling as centre
+    from tacit.data import private_scaling
 
     def read(inputs):
         raise AssertionError("a record was read")
 
-    monkeypatch.setattr(centre, "sum_on_sphere", read)
+    monkeypatch.setattr(private_scaling, "sum_of_directions", read)
     book = Ledger(None, BUDGET)
     book.begin(plan(2 * Z))
     with pytest.raises(PlanChanged):

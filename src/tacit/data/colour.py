@@ -7,39 +7,29 @@ spaces give images norms that lie closer together, which wastes less of a bound 
 
 from __future__ import annotations
 
-import abc
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from tacit.data.scaling import Scaler
+from tacit.data.scaling import Scaler, as_float
 
 LUMA = (0.299, 0.587, 0.114)  # Y of ITU-R BT.601, §2.5.1
-# U = (B − Y)·0.492111, V = (R − Y)·0.877283 of SMPTE 170M, as in TensorFlow and scikit-image.
-YUV_MATRIX = (
-    LUMA,
-    (-0.14714119, -0.28886916, 0.43601035),
-    (0.61497538, -0.51496512, -0.10001026),
-)
-# I and Q are V and U turned by 33 degrees.
-YIQ_MATRIX = (
-    LUMA,
-    (0.59590059, -0.27455667, -0.32134392),
-    (0.21153661, -0.52273617, 0.31119955),
-)
 
 
 class LinearColour(Scaler):
-    """p ↦ Mp for each pixel p = (R, G, B), with a fixed matrix M.
+    """p ↦ Mp for each pixel p = (R, G, B), with a fixed matrix M of one row per output channel.
 
-    On an image it is block diagonal, one block a pixel, so its Lipschitz constant is ‖M‖₂.
+    On an image it is block diagonal, one block per pixel, so its Lipschitz constant is ‖M‖₂.
     """
 
+    rows: ClassVar[tuple[tuple[float, float, float], ...]]
+
     @property
-    @abc.abstractmethod
     def matrix(self) -> Tensor:
-        """M in float64, one row a channel that comes out."""
+        """M in float64."""
+        return torch.tensor(self.rows, dtype=torch.float64)
 
     @property
     def lipschitz(self) -> float:
@@ -49,8 +39,7 @@ class LinearColour(Scaler):
     def __call__(self, inputs: Tensor) -> Tensor:
         red, green, blue = _checked(inputs).unbind(dim=1)
         # Not a matrix product, whose rounding depends on how many records there are.
-        rows = [r * red + g * green + b * blue for r, g, b in self.matrix.tolist()]
-        return torch.stack(rows, dim=1)
+        return torch.stack([r * red + g * green + b * blue for r, g, b in self.rows], dim=1)
 
     def describe(self) -> str:
         return f"images were mapped from RGB to {type(self).__name__}, pixel by pixel"
@@ -58,38 +47,41 @@ class LinearColour(Scaler):
 
 @dataclass(frozen=True)
 class RGB(LinearColour):
-    """The images as they are."""
+    """The images unchanged."""
 
-    @property
-    def matrix(self) -> Tensor:
-        return torch.eye(3, dtype=torch.float64)
+    rows = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
 
 
 @dataclass(frozen=True)
 class YUV(LinearColour):
-    """Luma and two colour differences, those of PAL."""
+    """Luma and the two colour differences of PAL: U = (B − Y)·0.492111, V = (R − Y)·0.877283.
 
-    @property
-    def matrix(self) -> Tensor:
-        return torch.tensor(YUV_MATRIX, dtype=torch.float64)
+    The constants are those of SMPTE 170M, as in TensorFlow and scikit-image.
+    """
+
+    rows = (
+        LUMA,
+        (-0.14714119, -0.28886916, 0.43601035),
+        (0.61497538, -0.51496512, -0.10001026),
+    )
 
 
 @dataclass(frozen=True)
 class YIQ(LinearColour):
-    """Luma and two colour differences, those of NTSC."""
+    """Luma and the two colour differences of NTSC: U and V turned by 33 degrees."""
 
-    @property
-    def matrix(self) -> Tensor:
-        return torch.tensor(YIQ_MATRIX, dtype=torch.float64)
+    rows = (
+        LUMA,
+        (0.59590059, -0.27455667, -0.32134392),
+        (0.21153661, -0.52273617, 0.31119955),
+    )
 
 
 @dataclass(frozen=True)
 class Greyscale(LinearColour):
     """The luma alone: (B, 3, H, W) to (B, 1, H, W)."""
 
-    @property
-    def matrix(self) -> Tensor:
-        return torch.tensor([LUMA], dtype=torch.float64)
+    rows = (LUMA,)
 
 
 @dataclass(frozen=True)
@@ -101,7 +93,7 @@ class HSV(Scaler):
     A grey pixel has H = 0, a black one S = 0 too.
 
     It has no Lipschitz constant: near grey any hue is close by, and at red the hue jumps by 1. So
-    no certificate goes through it.
+    no certificate passes through it.
     """
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -128,4 +120,4 @@ def _checked(inputs: Tensor) -> Tensor:
             f"inputs have shape {tuple(inputs.shape)}; a colour map takes (records, 3, height, "
             "width), red, green and blue in [0, 1]"
         )
-    return inputs if inputs.is_floating_point() else inputs.float()
+    return as_float(inputs)

@@ -1,9 +1,9 @@
-"""What lies between a record as it is given and the input of a network, kept with the run.
+"""The stages between a record as it is given and the input of a network, kept with the run.
 
-Statistics that were released with noise were paid for with ε. Without them the weights of a run
-are of no use to anybody, and to compute them again would be another release. So every stage is
-written to one safetensors file: numbers as tensors, in full precision, and the rest as JSON in the
-file's metadata. Reading it back runs no code.
+Statistics that were released with noise were paid for with ε. Without them a run's weights are
+useless, and computing them again would be another release. So every stage is written to one
+safetensors file: numbers as tensors, in full precision, and the rest as JSON in the file's
+metadata. Reading it runs no code.
 """
 
 from __future__ import annotations
@@ -37,20 +37,12 @@ class Stage(Protocol):
     def describe(self) -> str: ...
 
 
-# What can be written and read back: dataclasses whose fields are tensors and plain values.
-_KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        PublicScaler,
-        RangeScaler,
-        UnitNorm,
-        Centre,
-        ScatteringMap,
-        RGB,
-        YUV,
-        YIQ,
-        Greyscale,
-        HSV,
+# Dataclasses whose fields are tensors and plain values. Their names are in the files.
+_STAGES: dict[str, Any] = {
+    stage.__name__: stage
+    for stage in (
+        *(PublicScaler, RangeScaler, UnitNorm, Centre, ScatteringMap),
+        *(RGB, YUV, YIQ, Greyscale, HSV),
     )
 }
 
@@ -60,7 +52,7 @@ class Preprocessing:
     """Stages in turn: `preprocessing(inputs)` is what the network was given in training.
 
     For a named dataset, `inputs` are those of `tacit.load(name, scale=None)`: pixels in [0, 1]. For
-    a file of one's own they are its columns as they stand in it, in the training file's order.
+    your own file they are its columns, in the training file's order.
     """
 
     stages: tuple[Stage, ...] = ()
@@ -71,7 +63,7 @@ class Preprocessing:
         return inputs
 
     def then(self, stage: Stage) -> Preprocessing:
-        """The same, followed by one more stage."""
+        """The same stages, followed by one more."""
         return Preprocessing((*self.stages, stage))
 
     def describe(self) -> list[str]:
@@ -79,38 +71,35 @@ class Preprocessing:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write preprocessing.safetensors into a folder, whole or not at all."""
-        told, tensors = [], {}
-        for place, stage in enumerate(self.stages):
+        stages, tensors = [], {}
+        for i, stage in enumerate(self.stages):
             kind = type(stage).__name__
-            if _KINDS.get(kind) is not type(stage):
+            if _STAGES.get(kind) is not type(stage):
                 raise ValueError(
                     f"{kind} is a stage of your own, which a folder cannot hold without its code; "
-                    f"save its constants yourself, or use one of {', '.join(_KINDS)}"
+                    f"save its constants yourself, or use one of {', '.join(_STAGES)}"
                 )
-            plain: dict[str, Any] = {"kind": kind}
-            for each in fields(stage):  # type: ignore[arg-type]
-                value = getattr(stage, each.name)
-                if isinstance(value, Tensor):
-                    tensors[f"{place}.{each.name}"] = value.detach().cpu().contiguous()
-                else:
-                    plain[each.name] = value
-            told.append(plain)
+            values = {each.name: getattr(stage, each.name) for each in fields(stage)}  # type: ignore[arg-type]
+            held = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+            tensors |= {f"{i}.{n}": t.detach().cpu().contiguous() for n, t in held.items()}
+            stages.append({"kind": kind, **{n: v for n, v in values.items() if n not in held}})
         target = Path(folder) / FILE
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(FILE + ".tmp")
-        save_file(tensors, temporary, {"format": _FORMAT, "stages": json.dumps(told)})
+        save_file(tensors, temporary, {"format": _FORMAT, "stages": json.dumps(stages)})
         os.replace(temporary, target)
         return target
 
     @classmethod
     def of(cls, given: Preprocessing | Stage | Iterable[Stage]) -> Preprocessing:
+        """`given` as a `Preprocessing`: itself, one stage or several."""
         if isinstance(given, Preprocessing):
             return given
         return cls((given,) if callable(given) else tuple(given))
 
 
 def load_preprocessing(folder: str | os.PathLike[str]) -> Preprocessing:
-    """The preprocessing of the run in `folder`, constants included: nothing is computed anew.
+    """The preprocessing of the run in `folder`, constants included: nothing is computed again.
 
     preprocessing = tacit.data.load_preprocessing("runs/x")
     outputs = model(preprocessing(inputs))
@@ -122,33 +111,24 @@ def load_preprocessing(folder: str | os.PathLike[str]) -> Preprocessing:
             "preprocessing: in Python, use the records as they were scaled"
         )
     try:
-        with safe_open(file, framework="pt") as held:
-            told = held.metadata() or {}
-            tensors = {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118
-        if told.get("format") != _FORMAT:
-            raise DataError(f"{file} has format {told.get('format')!r}, and {_FORMAT!r} is known")
-        return Preprocessing(
-            tuple(
-                _stage(place, one, tensors) for place, one in enumerate(json.loads(told["stages"]))
-            )
-        )
+        with safe_open(file, framework="pt") as content:
+            metadata = content.metadata() or {}
+            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+        if (version := metadata.get("format")) != _FORMAT:
+            raise DataError(f"{file} has format {version!r}, and {_FORMAT!r} is known")
+        stages = json.loads(metadata["stages"])
+        return Preprocessing(tuple(_stage(i, values, tensors) for i, values in enumerate(stages)))
+    except DataError:
+        raise
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(
             f"{file} cannot be read ({type(error).__name__}: {error}); copy it from the run's "
             "folder again"
         ) from error
 
 
-def _stage(place: int, told: dict[str, Any], tensors: dict[str, Tensor]) -> Stage:
-    kind = _KINDS[told["kind"]]
-    values = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in told.items()
-        if name != "kind"
-    }
-    start = f"{place}."
-    values |= {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
-    stage: Stage = kind(**values)
+def _stage(i: int, values: dict[str, Any], tensors: dict[str, Tensor]) -> Stage:
+    values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+    values |= {n.removeprefix(f"{i}."): t for n, t in tensors.items() if n.startswith(f"{i}.")}
+    stage: Stage = _STAGES[values.pop("kind")](**values)
     return stage

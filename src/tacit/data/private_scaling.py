@@ -1,22 +1,13 @@
 """Scaling constants computed from private records, released with noise that is charged.
 
-A sum over private records, released once with Gaussian noise of a given multiplier.
+Each function here sums a bounded vector per record, adds Gaussian noise to the sum, divides by the
+*declared* number of records and post-processes the result. They differ in the vector alone:
 
-A mean and a variance per feature, released with noise that is charged.
+- `release_statistics`: the first two moments of each feature, within a declared range.
+- `release_centre`: the direction x/‖x‖, whose sensitivity is 1 whatever the number of features.
+- `release_channel_scaler`: the size of each channel, then its moments in units of that size.
 
-Features on a sphere about their mean, which is released with noise that is charged.
-
-Scattering features of all images have much in common: on the unit sphere the mean of MNIST's has a
-norm of 0.7. What is common moves every class alike, and it takes up norm that clipping then cuts
-from what tells classes apart. Tramèr & Boneh 2021 release a mean and a variance a channel; here it
-is the mean of whole records, whose sensitivity is 1 whatever the number of features.
-
-A mean and a std a channel, of channels of very different sizes, released with noise.
-
-The channels of scattering features differ a hundredfold: local means of pixels are about 1,
-second-order coefficients about 0.01. Noise that the large ones ask for would drown the small ones
-[Tramèr & Boneh 2021 add one noise to all]. So sizes are released first, and moments then in their
-units, where every channel is about 1.
+`GaussianRelease` is what they share: the claim on a ledger, the noise and the event to charge.
 """
 
 from __future__ import annotations
@@ -31,89 +22,111 @@ import torch
 from torch import Tensor
 
 from tacit.budget import Relation
-from tacit.data.scaling import Constants, PublicScaler, align, as_constants
+from tacit.data.scaling import Constants, PublicScaler, align, as_constants, unit_rows
 
 if TYPE_CHECKING:
     from tacit.accounting.events import Release
     from tacit.ledger import Ledger
 
-SEEDED = "; seeded: not private against whoever knows the seed, or sees another release of it"
+_CHUNK = 1 << 22  # values converted to float64 at once
+_BELOW_ONE = 1 - 1e-12  # makes up for rounding of a norm in float64
+_CENTRE_CHUNK = 4096  # records centred at once
 
 
-def check_release(noise_multiplier: float, public_size: int) -> None:
-    """Raise ValueError for what no release can be made with; before any record is read."""
-    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
-        raise ValueError(f"noise_multiplier is {noise_multiplier!r}; give a finite number above 0")
-    if public_size < 1:
-        raise ValueError(f"public_size is {public_size}; declare a positive number of records")
+class GaussianRelease:
+    """One Gaussian mechanism of noise multiplier z, for one sum or for `num_sums` of them.
 
+    Each of k sums gets noise of multiplier √k·z. They compose, each chosen in view of those
+    before, to one mechanism of multiplier z  [Dong et al. 2019, Cor. 3.3: Σ_k (1/√k·z)² = 1/z²].
+    Noise is scaled to the sensitivity *under `relation`*: charge `event` under the same relation.
 
-@dataclass(frozen=True)
-class Claim:
-    """One Gaussian for the value `what`: taken from a ledger, or to be paid by whoever trains."""
+    Making one checks the arguments and claims the Gaussian that the ledger's current run planned
+    for, before any record is read. It raises if the run did not plan for it, has used it, or is for
+    another relation: then the noise would be another share of the sensitivity than what was
+    charged. Without a ledger, whoever trains charges the event.
+    """
 
-    noise_multiplier: float
-    relation: Relation
-    what: str
-    ledger: Ledger | None = None
-    name: str = ""
+    def __init__(
+        self,
+        what: str,
+        noise_multiplier: float,
+        public_size: int,
+        relation: Relation | str,
+        seed: int | None,
+        ledger: Ledger | None,
+        num_sums: int = 1,
+    ) -> None:
+        relation = Relation(relation)
+        if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
+            raise ValueError(
+                f"noise_multiplier is {noise_multiplier!r}; give a finite number above 0"
+            )
+        if public_size < 1:
+            raise ValueError(f"public_size is {public_size}; declare a positive number of records")
+        self.what, self.relation, self.seed, self.ledger = what, relation, seed, ledger
+        self.noise_multiplier, self.num_sums = float(noise_multiplier), num_sums
+        self.origin = (
+            f"released with Gaussian noise of multiplier {noise_multiplier:g} ({relation}): "
+            "its event must be charged to the budget"
+        )
+        if seed is not None:
+            self.origin += (
+                "; seeded: not private against whoever knows the seed, or sees another release "
+                "of it"
+            )
+        # The address of the noise: never the same for two releases on one ledger.
+        self.address = f"a noisy sum: {what}"
+        if ledger is None:
+            return
+        if relation not in (ledger.budget.relation, Relation.REPLACE_ONE):
+            raise ValueError(
+                f"the release is for {relation}, the ledger for {ledger.budget.relation}; give "
+                "relation= the ledger's"
+            )
+        import dp_accounting
 
-    @property
-    def words(self) -> str:
-        """What a seed's stream is named by: never the same for two releases on one ledger."""
-        if self.ledger is None:
-            return f"a noisy sum: {self.what}"
-        run, beginning = self.ledger.attempt()
-        return f"a noisy sum: {self.name}, run {run}, beginning {beginning}"
+        event = dp_accounting.GaussianDpEvent(self.noise_multiplier)
+        self.claim = ledger.claim_next(event, what)
+        run, beginning = ledger.attempt()
+        self.address = f"a noisy sum: {self.claim}, run {run}, beginning {beginning}"
 
-    def release(self, released: Tensor) -> Release:
-        """What the value cost; to be charged under the relation that its noise was made for."""
+    def noisy(self, total: Tensor, bound: float, name: str = "") -> tuple[Tensor, float]:
+        """T + N(0, σ²·I) and σ = √k·z·Δ, where one record adds a vector of norm at most `bound`.
+
+        Δ is `bound` for a record that is added or removed, and twice that for a replacement.
+        """
+        std = math.sqrt(self.num_sums) * self.noise_multiplier * sensitivity(bound, self.relation)
+        return noisy_sum(total, std, self.seed, self.address + name), std
+
+    def event(self, released: Tensor) -> Release:
+        """What the value cost, under the relation that its noise was made for."""
         from tacit.accounting.events import Release, name_of
 
         named = name_of(self.what, released)
         if self.ledger is not None:
-            self.ledger.name_claim(self.name, named)
+            self.ledger.name_claim(self.claim, named)
         return Release(self.noise_multiplier, named, self.relation)
 
 
-def claimed(noise_multiplier: float, relation: Relation, what: str, ledger: Ledger | None) -> Claim:
-    """Take the Gaussian that the ledger's current run has paid for; before any record is read.
-
-    Raises if the run did not plan for it, has used it, or is for another relation: the noise would
-    be another share of the sensitivity than what was charged.
-    """
-    noise_multiplier = float(noise_multiplier)
-    if ledger is None:
-        return Claim(noise_multiplier, relation, what)
-    if relation not in (ledger.budget.relation, Relation.REPLACE_ONE):
-        raise ValueError(
-            f"the release is for {relation}, the ledger for {ledger.budget.relation}; give "
-            "relation= the ledger's"
-        )
-    import dp_accounting
-
-    name = ledger.claim_next(dp_accounting.GaussianDpEvent(noise_multiplier), what)
-    return Claim(noise_multiplier, relation, what, ledger, name)
+def sensitivity(bound: float, relation: Relation) -> float:
+    """How far one record moves a sum of vectors of norm at most `bound`."""
+    return bound if relation is Relation.ADD_OR_REMOVE_ONE else 2 * bound
 
 
-def noisy_sum(total: Tensor, std: float, seed: int | None, words: str) -> Tensor:
+def noisy_sum(total: Tensor, std: float, seed: int | None, address: str) -> Tensor:
     """T + N(0, std²·I), from the operating system unless a seed is given.
 
-    With a seed, the noise is addressed by `words`, by a digest of T and by std. The same release of
-    the same records comes out again; any other gets other noise, so that a combination of releases
-    of one seed never cancels the noise.
+    With a seed, the noise depends on `address`, a digest of T and std. The same release of the
+    same records comes out again; any other gets other noise, so that a combination of releases of
+    one seed never cancels the noise.
     """
     from tacit.randomness import Randomness
 
     flat = total.detach().to("cpu", torch.float64).contiguous()
     digest = hashlib.blake2b(flat.numpy().tobytes()).hexdigest()
-    stream = Randomness(seed).stream("noisy sum", words, digest, float(std).hex())
+    stream = Randomness(seed).stream("noisy sum", address, digest, float(std).hex())
     (noise,) = stream.normals([flat.numel()], flat.device)
     return (flat + std * noise.view(flat.shape)).to(total.dtype)
-
-
-_SCALING_CHUNK = 1 << 22  # values converted to float64 at once
-_SCALING = "statistics"
 
 
 def release_statistics(
@@ -127,7 +140,7 @@ def release_statistics(
     seed: int | None = None,
     ledger: Ledger | None = None,
 ) -> tuple[PublicScaler, Release]:
-    """A scaler with differentially private mean and std, and the event to charge for it.
+    """A scaler with a differentially private mean and std per feature, and the event to charge.
 
     Each of the d features is clipped to its declared [lower, upper] and mapped to u in [-1, 1];
     a value that is not finite becomes u = 0. One record adds t(u) = (u_j, u_j² - 1)_j to a sum.
@@ -147,50 +160,39 @@ def release_statistics(
     clipped to what [-1, 1] allows and mapped back to the units of the inputs. The floor is the
     noise in the variance itself; below it the estimate says nothing.
 
-    The noise multiplier of the event is that standard deviation over the sensitivity *under
-    `relation`*; charge it under the same relation. With a `ledger`, whose current run planned for
-    it, it is claimed there before a record is read. Noise comes from the operating system unless
-    `seed` is given; then it is not private against whoever knows the seed.
+    Args:
+        relation: the neighbouring relation; charge the event under the same one, before training:
+            `LedgerRun(prelude=(event,))`.
+        seed: makes the noise reproducible, and not private against whoever knows the seed. By
+            default noise comes from the operating system.
+        ledger: claims the event there, before a record is read. Its current run must plan for it.
+
+        scaler, event = tacit.release_statistics(x, 0, 1, noise_multiplier=10, public_size=60_000)
+        trainer = tacit.Trainer(..., ledger=tacit.LedgerRun(prelude=(event,)))
     """
-    relation = Relation(relation)
-    check_release(noise_multiplier, public_size)
     middle, half = _range(inputs, lower, upper)
-    claim = claimed(noise_multiplier, relation, _SCALING, ledger)
-    total = sum_of_scaling_moments(inputs, middle, half)
-    std = noise_multiplier * scaling_sensitivity(middle.numel(), relation)
-    released = noisy_sum(total, std, seed, claim.words)
+    made = GaussianRelease("statistics", noise_multiplier, public_size, relation, seed, ledger)
+    total = sum_of_moments(inputs, middle, half)
+    released, std = made.noisy(total, math.sqrt(middle.numel()))
     first, second = released / public_size
 
     mean = first.clamp(-1, 1)
     variance = (1 + second - mean**2).clamp(max=1.0).clamp(min=min(1.0, std / public_size))
     shape = tuple(inputs.shape[1:])
     scaler = PublicScaler(
-        (middle + half * mean).reshape(shape),
-        (half * variance.sqrt()).reshape(shape),
-        origin=(
-            f"released with Gaussian noise of multiplier {noise_multiplier:g} ({relation}): "
-            "its event must be charged to the budget" + (SEEDED if seed is not None else "")
-        ),
+        (middle + half * mean).reshape(shape), (half * variance.sqrt()).reshape(shape), made.origin
     )
-    return scaler, claim.release(released)
+    return scaler, made.event(released)
 
 
-def scaling_sensitivity(num_features: int, relation: Relation) -> float:
-    """The L2 sensitivity of `sum_of_moments`: √d, and 2√d under replace-one."""
-    bound = math.sqrt(num_features)
-    return bound if relation is Relation.ADD_OR_REMOVE_ONE else 2 * bound
-
-
-def sum_of_scaling_moments(inputs: Tensor, middle: Tensor, half: Tensor) -> Tensor:
+def sum_of_moments(inputs: Tensor, middle: Tensor, half: Tensor) -> Tensor:
     """(Σ u, Σ (u² - 1)) as a (2, d) tensor, *without* noise: private, never to be shown."""
     total = torch.zeros(2, middle.numel(), dtype=torch.float64)
-    rows = max(1, _SCALING_CHUNK // max(1, middle.numel()))
-    for chunk in inputs.flatten(1).split(rows) if len(inputs) else ():
+    for chunk in _chunks(inputs):
+        values = chunk.flatten(1).cpu()
         # Clipped before it is centred: a huge finite value must not become infinite on the way.
-        values = chunk.to("cpu", torch.float64)
-        finite = values.isfinite()
         unit = ((values.clamp(middle - half, middle + half) - middle) / half).clamp_(-1, 1)
-        unit = torch.where(finite, unit, 0.0)
+        unit = torch.where(values.isfinite(), unit, 0.0)
         total += torch.stack((unit.sum(0), (unit**2 - 1).sum(0)))
     return total
 
@@ -206,38 +208,24 @@ def _range(inputs: Tensor, lower: Constants, upper: Constants) -> tuple[Tensor, 
     return (low + high) / 2, (high - low) / 2
 
 
-_CENTRE_CHUNK = 4096  # records at once
-_CENTRE = "centre"
-
-
 @dataclass(frozen=True)
 class Centre:
-    """x ↦ (u − c)/‖u − c‖ with u = x/‖x‖: of each record alone, once c is released."""
+    """x ↦ (u − c)/‖u − c‖ with u = x/‖x‖. Each record is mapped by itself, once c is released."""
 
     centre: Tensor
     origin: str
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        found = torch.empty_like(inputs)
+        result = torch.empty_like(inputs)
         centre = self.centre.to(inputs).flatten()
         for start in range(0, len(inputs), _CENTRE_CHUNK):
             rows = slice(start, start + _CENTRE_CHUNK)
-            moved = on_sphere(inputs[rows].flatten(1)) - centre
-            found[rows] = on_sphere(moved).view_as(inputs[rows])
-        return found
+            moved = unit_rows(inputs[rows].flatten(1)) - centre
+            result[rows] = unit_rows(moved).view_as(inputs[rows])
+        return result
 
     def describe(self) -> str:
         return f"centred, {self.origin}"
-
-
-def on_sphere(rows_BD: Tensor) -> Tensor:
-    """Each row scaled to norm 1; a row that is zero or not finite becomes 0."""
-    # By its largest entry first: the squares of huge or tiny numbers are not finite, or 0.
-    largest_B1 = rows_BD.abs().amax(dim=1, keepdim=True)
-    usable_B1 = largest_B1.isfinite() & (largest_B1 > 0)
-    scaled = torch.where(usable_B1, rows_BD / largest_B1, 0.0)
-    norms_B1 = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-    return scaled / norms_B1.clamp_min(1.0)
 
 
 def release_centre(
@@ -249,47 +237,30 @@ def release_centre(
     seed: int | None = None,
     ledger: Ledger | None = None,
 ) -> tuple[Centre, Release]:
-    """c = (Σ_i x_i/‖x_i‖ + N(0, (z·Δ)²·I)) / N, and the event to charge for it.
+    """c = (Σ_i x_i/‖x_i‖ + N(0, (z·Δ)²·I)) / N, and the event to charge.
+
+    Scattering features of all images have much in common: on the unit sphere the mean of MNIST's
+    has norm 0.7. What is common moves every class alike, and takes up norm that clipping then cuts
+    from what tells classes apart. Tramèr & Boneh 2021 release a mean and a variance per channel;
+    here it is the mean of whole records, whose sensitivity does not grow with their features.
 
     A record adds a vector of norm 1, or 0 where it is zero or not finite. So one that is added or
     removed moves the sum by at most Δ = 1, and one that is replaced by at most Δ = 2, reached by
     opposite vectors. N is the *declared* number of records, never their count. It is one Gaussian
-    mechanism of multiplier z under `relation`; charge it under the same one, before training:
-    `LedgerRun(prelude=(event,))`. With a `ledger`, whose current run planned for it, it is claimed
-    there before a record is read. Noise comes from the operating system unless `seed`
-    is given; then it is not private against whoever knows the seed.
+    mechanism of multiplier z. `relation`, `seed` and `ledger` are those of `release_statistics`.
     """
-    relation = Relation(relation)
-    check_release(noise_multiplier, public_size)
-    claim = claimed(noise_multiplier, relation, _CENTRE, ledger)
-    total = sum_on_sphere(inputs)
-    std = noise_multiplier * centre_sensitivity(relation)
-    centre = noisy_sum(total, std, seed, claim.words).div_(public_size)
-    origin = f"released with Gaussian noise of multiplier {noise_multiplier:g} ({relation})"
-    if seed is not None:
-        origin += SEEDED
-    return (
-        Centre(centre.reshape(inputs.shape[1:]).float(), origin),
-        claim.release(centre),
-    )
+    made = GaussianRelease("centre", noise_multiplier, public_size, relation, seed, ledger)
+    noisy, _ = made.noisy(sum_of_directions(inputs), bound=1.0)
+    centre = noisy.div_(public_size)
+    return Centre(centre.reshape(inputs.shape[1:]).float(), made.origin), made.event(centre)
 
 
-def centre_sensitivity(relation: Relation) -> float:
-    """The L2 sensitivity of `sum_on_sphere`."""
-    return 1.0 if relation is Relation.ADD_OR_REMOVE_ONE else 2.0
-
-
-def sum_on_sphere(inputs: Tensor) -> Tensor:
+def sum_of_directions(inputs: Tensor) -> Tensor:
     """Σ_i x_i/‖x_i‖ in float64, *without* noise: private, never to be shown."""
     total = torch.zeros(math.prod(inputs.shape[1:]), dtype=torch.float64)
-    for chunk in inputs.flatten(1).split(_CENTRE_CHUNK) if len(inputs) else ():
-        total += on_sphere(chunk.double()).sum(dim=0).cpu()
+    for chunk in _chunks(inputs):
+        total += unit_rows(chunk.flatten(1)).sum(dim=0).cpu()
     return total
-
-
-_CHANNEL_CHUNK = 2048  # records at once
-_CHANNELS = "channel statistics"
-_SLACK = 1 - 1e-12  # for roundings of a norm in float64
 
 
 def release_channel_scaler(
@@ -302,54 +273,44 @@ def release_channel_scaler(
     seed: int | None = None,
     ledger: Ledger | None = None,
 ) -> tuple[PublicScaler, Release]:
-    """A scaler that standardises each of C channels, and the event to charge for it.
+    """A scaler that standardises each of C channels, and the event to charge.
 
-    Record x has channels x_c with P positions. Two sums over records, the second once the first is
-    out, z' = √2·z:
+    The channels of scattering features differ a hundredfold: local means of pixels are about 1,
+    second-order coefficients about 0.01. Noise that the large ones need would drown the small ones
+    [Tramèr & Boneh 2021 add one noise to all]. So sizes are released first, and moments then in
+    their units, where every channel is about 1.
+
+    Record x has channels x_c with P positions. With z' = √2·z, the two sums are
         sizes    a_c = (Σ_i [(1/P)·Σ_p |x_icp|]_R + N(0, (z'·kR)²)) / N,  at least z'·kR/N,
         moments  (Σ_i [((1/P)·Σ_p v_icp, (1/P)·Σ_p v_icp²)_c]_T + N(0, (z'·kT)²)) / N,  v = x/a,
     where [·]_R scales a vector of C (2C) numbers down to norm R = `size_bound` (T = 3·√C); a record
     that is not finite adds 0. So one that is added or removed moves them by at most R and T, k = 1,
-    and one that is replaced by twice that, k = 2: two Gaussian mechanisms of multiplier √2·z each,
-    which compose, the second chosen in view of the first, to one of multiplier z
-    [Dong et al. 2019, Cor. 3.3: √(2·(1/√2z)²) = 1/z]. Charge it under `relation`, before training:
-    `LedgerRun(prelude=(event,))`.
+    and one that is replaced by twice that, k = 2. Together they are one Gaussian mechanism of
+    multiplier z (`GaussianRelease`).
 
     R and T are no assumptions: what is longer is cut, which biases the scaler and not the
     guarantee. Scattering features of images whose pixels have variance 1 have sizes of norm about
     √3 for three colours, 1 for one. N is the *declared* number of records, never their count.
-    With a `ledger`, whose current run planned for it, it is claimed there before a record is read.
-    Noise comes from the operating system unless `seed` is given; then it is not private against
-    whoever knows the seed.
+    `relation`, `seed` and `ledger` are those of `release_statistics`.
     """
-    relation = Relation(relation)
-    check_release(noise_multiplier, public_size)
     if not (math.isfinite(size_bound) and size_bound > 0):
         raise ValueError(f"size_bound is {size_bound!r}; give a finite number above 0")
     if inputs.ndim < 2:
         raise ValueError(f"inputs of shape {tuple(inputs.shape)}; give records with channels")
-    claim = claimed(noise_multiplier, relation, _CHANNELS, ledger)
-    channels = inputs.shape[1]
-    times = math.sqrt(2) * noise_multiplier * (1 if relation is Relation.ADD_OR_REMOVE_ONE else 2)
-    std = times * size_bound
-    found = noisy_sum(sum_of_sizes(inputs, size_bound), std, seed, f"{claim.words}, sizes")
-    sizes_C = (found / public_size).clamp_(min=std / public_size)
-
-    bound = moments_bound(channels)
-    std = times * bound
-    moments = sum_of_channel_moments(inputs, sizes_C, bound)
-    total = noisy_sum(moments, std, seed, f"{claim.words}, moments")
-    first_C, second_C = total / public_size
-    variance_C = (second_C - first_C**2).clamp_(min=std / public_size)
-    origin = f"of each channel released with Gaussian noise of multiplier {noise_multiplier:g}"
-    origin += f" ({relation}): its event must be charged to the budget"
-    if seed is not None:
-        origin += SEEDED
-    scaler = PublicScaler(
-        (sizes_C * first_C).float(), (sizes_C * variance_C.sqrt()).float(), origin
+    made = GaussianRelease(
+        "channel statistics", noise_multiplier, public_size, relation, seed, ledger, num_sums=2
     )
-    released = torch.cat([found, total.flatten()])
-    return scaler, claim.release(released)
+    sums_C, std = made.noisy(sum_of_sizes(inputs, size_bound), size_bound, ", sizes")
+    sizes_C = (sums_C / public_size).clamp_(min=std / public_size)
+
+    bound = moments_bound(inputs.shape[1])
+    moments = sum_of_channel_moments(inputs, sizes_C, bound)
+    moments, std = made.noisy(moments, bound, ", moments")
+    first_C, second_C = moments / public_size
+    std_C = (second_C - first_C**2).clamp_(min=std / public_size).sqrt()
+    origin = f"of each channel {made.origin}"
+    scaler = PublicScaler((sizes_C * first_C).float(), (sizes_C * std_C).float(), origin)
+    return scaler, made.event(torch.cat([sums_C, moments.flatten()]))
 
 
 def moments_bound(channels: int) -> float:
@@ -360,7 +321,7 @@ def moments_bound(channels: int) -> float:
 def sum_of_sizes(inputs: Tensor, bound: float) -> Tensor:
     """Σ_i [(1/P)·Σ_p |x_icp|]_R in float64, *without* noise: private, never to be shown."""
     total = torch.zeros(inputs.shape[1], dtype=torch.float64)
-    for chunk_BCP in _chunks(inputs):
+    for chunk_BCP in _channels(inputs):
         total += _cut(chunk_BCP.abs().mean(dim=2), bound).sum(dim=0).cpu()
     return total
 
@@ -368,22 +329,28 @@ def sum_of_sizes(inputs: Tensor, bound: float) -> Tensor:
 def sum_of_channel_moments(inputs: Tensor, sizes_C: Tensor, bound: float) -> Tensor:
     """Σ_i [(mean, mean square)_c of x_i/a]_T as (2, C), *without* noise: never to be shown."""
     total = torch.zeros(2, inputs.shape[1], dtype=torch.float64)
-    for chunk_BCP in _chunks(inputs):
+    for chunk_BCP in _channels(inputs):
         units = chunk_BCP / sizes_C.to(chunk_BCP.device)[:, None]
         both = torch.cat([units.mean(dim=2), units.square().mean(dim=2)], dim=1)
         total += _cut(both, bound).sum(dim=0).view(2, -1).cpu()
     return total
 
 
-def _chunks(inputs: Tensor) -> Iterator[Tensor]:
+def _channels(inputs: Tensor) -> Iterator[Tensor]:
     """Records as (B, C, P) in float64, some at a time."""
-    shaped = inputs.unsqueeze(2) if inputs.ndim == 2 else inputs
-    for start in range(0, len(inputs), _CHANNEL_CHUNK):
-        yield shaped[start : start + _CHANNEL_CHUNK].double().flatten(2)
+    for chunk in _chunks(inputs):
+        yield chunk.unsqueeze(2).flatten(2)
+
+
+def _chunks(inputs: Tensor) -> Iterator[Tensor]:
+    """Records in float64, some at a time."""
+    rows = max(1, _CHUNK // max(1, math.prod(inputs.shape[1:])))
+    for start in range(0, len(inputs), rows):
+        yield inputs[start : start + rows].double()
 
 
 def _cut(rows: Tensor, bound: float) -> Tensor:
     """Each row scaled down to norm `bound`; one that is not finite, or whose norm is not, is 0."""
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    cut = rows * (_SLACK * bound / norms.clamp_min(1e-300)).clamp(max=1.0)
+    cut = rows * (_BELOW_ONE * bound / norms.clamp_min(1e-300)).clamp(max=1.0)
     return torch.where(norms.isfinite(), cut, 0.0)

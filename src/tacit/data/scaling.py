@@ -1,4 +1,8 @@
-"""Scalers: how inputs are rescaled with constants that are public, or with none at all."""
+"""Scalers rescale each record by itself, with constants that are public or with none at all.
+
+`PublicScaler`, `RangeScaler` and `UnitNorm` are the usual ones; a scaler of your own subclasses
+`Scaler`. `as_scalers` refuses what may have been fitted to private records.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ class Scaler(abc.ABC):
 class PublicScaler(Scaler):
     """(x - mean) / std, with constants whose owner declares them public.
 
-    `mean` and `std` are one number, one a channel (the first dimension of a record), or one a
+    `mean` and `std` are one number, one per channel (the first dimension of a record), or one per
     feature. `origin` says where they come from; it is the reason why they may be used for free.
     """
 
@@ -50,7 +54,7 @@ class PublicScaler(Scaler):
             raise ValueError(f"std has {self.std.min().item():g}; give numbers above 0")
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        inputs = _as_float(inputs)
+        inputs = as_float(inputs)
         return (inputs - align(self.mean, inputs, "mean")).div_(align(self.std, inputs, "std"))
 
     def describe(self) -> str:
@@ -82,7 +86,7 @@ class RangeScaler(Scaler):
         object.__setattr__(self, "upper", upper)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        inputs = _as_float(inputs)
+        inputs = as_float(inputs)
         lower, upper = align(self.lower, inputs, "lower"), align(self.upper, inputs, "upper")
         low, high = self.onto
         share = (inputs.clamp(lower, upper) - lower).div_(upper - lower)
@@ -99,59 +103,59 @@ class UnitNorm(Scaler):
     """x / ||x||, record by record. Zero stays zero; a record that is not finite becomes zero."""
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        inputs = _as_float(inputs)
-        if not inputs.numel():
-            return inputs
-        flat = inputs.flatten(1)
-        finite = flat.isfinite().all(1, keepdim=True)
-        flat = torch.where(finite, flat, 0.0)
-        # Dividing by the largest entry first: the squares of large or tiny ones would overflow.
-        largest = flat.abs().amax(1, keepdim=True)
-        flat = flat / torch.where(largest > 0, largest, 1.0)
-        norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp_min(1.0)
-        return (flat / norms).reshape(inputs.shape)
+        inputs = as_float(inputs)
+        return unit_rows(inputs.flatten(1)).reshape(inputs.shape) if inputs.numel() else inputs
 
     def describe(self) -> str:
         return "each input was divided by its own norm, which uses no constant and no other record"
 
 
+def unit_rows(rows_BD: Tensor) -> Tensor:
+    """Each row scaled to norm 1; a row that is zero or not finite becomes 0."""
+    # By its largest entry first: the squares of huge or tiny numbers are not finite, or 0.
+    largest_B1 = rows_BD.abs().amax(dim=1, keepdim=True)
+    usable_B1 = largest_B1.isfinite() & (largest_B1 > 0)
+    scaled = torch.where(usable_B1, rows_BD / largest_B1, 0.0)
+    norms_B1 = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    return scaled / norms_B1.clamp_min(1.0)
+
+
+def as_float(inputs: Tensor) -> Tensor:
+    return inputs if inputs.is_floating_point() else inputs.float()
+
+
 def as_scalers(scale: object) -> tuple[Scaler, ...]:
-    """The scalers to apply in turn. What was fitted, or may have been, is refused."""
+    """The scalers to apply in turn. Anything fitted to the data, or possibly so, is refused."""
     if scale is None:
         return ()
     if isinstance(scale, Scaler):
         return (scale,)
     if isinstance(scale, list | tuple):
         return tuple(scaler for part in scale for scaler in as_scalers(part))
-    way_out = (
-        "release a noisy mean and std with tacit.data.release_statistics and charge its event, "
-        "or declare public constants with PublicScaler(mean, std) or RangeScaler(lower, upper)"
-    )
-    if scale == "fit":
-        raise UndeclaredConstant(
-            "scale='fit' would compute a mean and a std from private records without charging "
-            f"for them; {way_out}"
-        )
-    if isinstance(scale, str):
+    kind = type(scale).__name__
+    if isinstance(scale, str) and scale != "fit":
         raise ValueError(
             f"scale is {scale!r}; give 'public', None, or a scaler such as PublicScaler(mean, std)"
         )
-    kind = type(scale).__name__
-    if hasattr(scale, "fit") or hasattr(scale, "mean_") or hasattr(scale, "scale_"):
-        raise UndeclaredConstant(
-            f"{kind} is fitted to data, and nothing says that it was public data; {way_out}"
+    if scale == "fit":
+        why = "scale='fit' would compute a mean and a std from private records without a charge"
+    elif any(hasattr(scale, name) for name in ("fit", "mean_", "scale_")):
+        why = f"{kind} is fitted to data, and nothing says that it was public data"
+    else:
+        why = (
+            f"cannot tell where the constants of {kind} come from (a scaler of your own subclasses "
+            "tacit.data.scaling.Scaler)"
         )
     raise UndeclaredConstant(
-        f"cannot tell where the constants of {kind} come from; {way_out}. "
-        "A scaling of your own subclasses tacit.data.scaling.Scaler"
+        f"{why}; release a noisy mean and std with tacit.release_statistics and charge its event, "
+        "or declare public constants with PublicScaler(mean, std) or RangeScaler(lower, upper)"
     )
 
 
 def scaled(values: np.ndarray, scalers: Sequence[Scaler], divisor: float = 1.0) -> Tensor:
     """values / divisor through the scalers in turn, as float32.
 
-    A few thousand records at a time: a scaler maps each record by itself, and CIFAR-10 as
-    float32 is 600 MB, of which one copy is enough.
+    A few thousand records at a time: CIFAR-10 as float32 is 600 MB, and one copy is enough.
     """
 
     def part(start: int) -> Tensor:
@@ -189,10 +193,6 @@ def align(constants: Constants, inputs: Tensor, name: str) -> Tensor:
     elif tuple(constants.shape) != shape:
         raise ValueError(
             f"{name} has shape {tuple(constants.shape)} and a record has {shape}; "
-            "give one number, one a channel, or one a feature"
+            "give one number, one per channel, or one per feature"
         )
     return constants.to(inputs.device, inputs.dtype)
-
-
-def _as_float(inputs: Tensor) -> Tensor:
-    return inputs if inputs.is_floating_point() else inputs.float()
