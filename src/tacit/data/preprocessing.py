@@ -71,7 +71,8 @@ class Preprocessing:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write preprocessing.safetensors into a folder, whole or not at all."""
-        stages, tensors = [], {}
+        stages: list[dict[str, Any]] = []
+        tensors: dict[str, Tensor] = {}
         for i, stage in enumerate(self.stages):
             kind = type(stage).__name__
             if _STAGES.get(kind) is not type(stage):
