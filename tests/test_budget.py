@@ -65,9 +65,9 @@ def test_a_replaced_record_has_the_same_id_and_leaves_the_original_alone():
 
 
 def test_columns_of_different_lengths_are_refused():
-    with pytest.raises(ValueError, match="one target a record"):
+    with pytest.raises(ValueError, match="one target per record"):
         Records(torch.zeros(3, 1), torch.zeros(2))
-    with pytest.raises(ValueError, match="one id a record"):
+    with pytest.raises(ValueError, match="one id per record"):
         Records(torch.zeros(3, 1), torch.zeros(3), record_ids=torch.arange(2))
 
 

@@ -66,7 +66,7 @@ class Records:
         count = num_rows(self.inputs, "inputs")
         if any(True for _ in named_leaves(targets, "")) and count != num_rows(targets, "targets"):
             raise ValueError(
-                f"{count} inputs and {num_rows(targets)} targets; give one target a record"
+                f"{count} inputs and {num_rows(targets)} targets; give one target per record"
             )
         if self.record_ids is None:
             ids = torch.arange(count, device=self.device)
@@ -74,7 +74,7 @@ class Records:
             object.__setattr__(self, "row_numbered", True)
         elif len(self.record_ids) != count:
             raise ValueError(
-                f"{count} inputs and {len(self.record_ids)} record ids; give one id a record"
+                f"{count} inputs and {len(self.record_ids)} record ids; give one id per record"
             )
         if self.public_size is not None and self.public_size < 1:
             raise ValueError(f"public_size is {self.public_size}; declare a positive number")

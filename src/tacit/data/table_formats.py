@@ -1,0 +1,272 @@
+"""Read a user's table: `.csv`, `.parquet` or `.npz`, as features and one label per record.
+
+`read_table` chooses the reader by the file's suffix. Nothing is scaled, split or encoded here, and
+what cannot be read is refused with its place: the line, the column and a remedy.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tacit.data.file_formats import array_names, read_arrays
+from tacit.errors import DataError
+
+if TYPE_CHECKING:
+    from _csv import Reader as CsvReader
+
+_INPUT_NAMES = ("X", "inputs")  # of the arrays in an .npz file
+
+
+@dataclass(frozen=True)
+class Table:
+    """`features` (n, ...) float32, all finite; `labels` (n,) as they stand in the file.
+
+    `columns` names the features; it is empty for arrays, whose features have no names.
+    """
+
+    path: Path
+    features: np.ndarray
+    labels: np.ndarray
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.features):
+            raise DataError(f"{self.path} has no records; give a file with at least one")
+        if len(self.features) != len(self.labels):
+            raise DataError(
+                f"{self.path} has {len(self.features)} inputs and {len(self.labels)} targets; "
+                "give one target per record"
+            )
+        if self.features[0].size == 0:
+            raise DataError(f"{self.path} has a target and no feature; give at least one feature")
+
+    def like(self, train: Table) -> Table:
+        """This table with the features of another one, in its order."""
+        missing = [name for name in train.columns if name not in self.columns]
+        extra = [name for name in self.columns if name not in train.columns]
+        if missing or extra:
+            raise DataError(
+                f"{self.path} does not have the training file's columns: "
+                f"missing {missing or 'none'}, unknown {extra or 'none'}"
+            )
+        features = self.features
+        if self.columns != train.columns:
+            features = features[:, [self.columns.index(name) for name in train.columns]]
+        if features.shape[1:] != train.features.shape[1:]:
+            raise DataError(
+                f"records of {self.path} have shape {features.shape[1:]} and those of "
+                f"{train.path} have {train.features.shape[1:]}; give the same features"
+            )
+        return Table(self.path, features, self.labels, train.columns)
+
+
+def read_table(path: Path, target: str) -> Table:
+    """The table in the file, whose `target` column or array holds the labels."""
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(
+            f"{path} ends in {path.suffix or 'no suffix'}; give a file that ends in "
+            f"{', '.join(_READERS)}"
+        )
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; check the path")
+    return reader(path, target)
+
+
+def _read_csv(path: Path, target: str) -> Table:
+    """Every column but the target must be numeric, and no cell may be empty."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            return _read_csv_rows(csv.reader(stream, strict=True), path, target)
+    except csv.Error as error:
+        raise DataError(f"{path} is not a CSV file: {error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not text in UTF-8 ({error.reason}); save it as UTF-8"
+        ) from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}; check the path") from error
+
+
+def _read_csv_rows(reader: CsvReader, path: Path, target: str) -> Table:
+    header = tuple(name.strip() for name in next(reader, ()))
+    if not header:
+        raise DataError(f"{path} is empty; give a CSV file with a header row")
+    at, features = _find_target(target, header, path)
+    values, labels, lines = array("d"), [], array("q")
+    for row in reader:
+        if not row:
+            continue  # a blank line
+        place = f"line {reader.line_num} of {path}"
+        if len(row) != len(header):
+            raise DataError(
+                f"{place} has {len(row)} cells and the header has {len(header)}; give every "
+                "column a cell in each line"
+            )
+        label = row.pop(at).strip()
+        if not label:
+            raise _empty_cell(place, target)
+        labels.append(label)
+        lines.append(reader.line_num)
+        try:
+            values.extend([_number(cell) for cell in row])
+        except ValueError:
+            raise _bad_cell(path, reader.line_num, features, row) from None
+    table = np.frombuffer(values, np.float64) if values else np.empty(0)
+    table = table.reshape(len(labels), len(features))
+    names = [f"column {name!r}" for name in features]
+    return Table(path, _as_float32(table, path, names, lines), np.array(labels, str), features)
+
+
+def _number(cell: str) -> float:
+    if "_" in cell:  # float() reads 1_000 as a thousand; in a file it is a name
+        raise ValueError
+    return float(cell)
+
+
+def _bad_cell(path: Path, line: int, columns: Sequence[str], row: Sequence[str]) -> DataError:
+    """The error for the first cell of the row that is not a number."""
+    for name, cell in zip(columns, row, strict=True):
+        if not cell.strip():
+            return _empty_cell(f"line {line} of {path}", name)
+        try:
+            _number(cell)
+        except ValueError:
+            return _not_numeric(f"column {name!r}", path, f"line {line} has {cell!r}")
+    raise AssertionError("a cell was refused before")
+
+
+def _read_parquet(path: Path, target: str) -> Table:
+    """Every column but the target must be numeric or boolean, without nulls."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(
+            f"reading {path} needs pyarrow, which is not installed; pip install 'tacit[parquet]', "
+            "or save the table as .csv or .npz"
+        ) from error
+    try:
+        table = pyarrow.parquet.ParquetFile(path).read()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} is damaged or is not a Parquet file ({error})") from error
+    at, features = _find_target(target, tuple(table.column_names), path)
+    for name in table.column_names:
+        column = table.column(name)
+        if column.null_count:
+            row = column.is_null().to_pylist().index(True) + 1
+            raise _empty_cell(f"row {row} of {path}", name)
+    values = np.empty((table.num_rows, len(features)), np.float32)
+    for i, name in enumerate(features):
+        column, where = table.column(name), f"column {name!r}"
+        if not _is_number(column.type):
+            raise _not_numeric(where, path, f"it has type {column.type}")
+        values[:, i] = _as_float32(column.to_numpy(), path, where)
+    return Table(path, values, _labels(table.column(at), target, path), features)
+
+
+def _labels(column: Any, name: str, path: Path) -> np.ndarray:
+    from pyarrow import types
+
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if _is_number(kind):
+        return np.asarray(column.to_pylist())
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return np.array(column.to_pylist(), dtype=str)
+    raise DataError(f"the target {name!r} of {path} has type {kind}; give whole numbers or strings")
+
+
+def _is_number(kind: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+
+
+def _read_npz(path: Path, target: str) -> Table:
+    """`target` names the targets; the inputs are named X or inputs, or are the only other array."""
+    names = array_names(path)
+    others = [name for name in names if name != target]
+    if target not in names:
+        raise DataError(f"{path} has no array {target!r}; it has {', '.join(names) or 'none'}")
+    inputs_names = [name for name in _INPUT_NAMES if name in others] or others
+    if len(inputs_names) != 1:
+        raise DataError(
+            f"{path} has the arrays {', '.join(names)}; name the inputs X or inputs, so that "
+            f"they can be told from {target!r} and the others"
+        )
+    where = f"array {inputs_names[0]!r}"
+    inputs, labels = read_arrays(path, (inputs_names[0], target))
+    if inputs.ndim < 2:
+        raise DataError(
+            f"{where} of {path} has shape {inputs.shape}; give one row per record, "
+            "as (n, d) or as images (n, channels, height, width)"
+        )
+    if labels.ndim != 1:
+        raise DataError(f"array {target!r} of {path} has shape {labels.shape}; expected (n,)")
+    if inputs.dtype.kind not in "biuf":
+        raise _not_numeric(where, path, f"it has type {inputs.dtype}")
+    if labels.dtype.kind == "S":
+        labels = np.char.decode(labels, "utf-8")
+    return Table(path, _as_float32(inputs, path, where), labels)
+
+
+_READERS: dict[str, Callable[[Path, str], Table]] = {
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+    ".npz": _read_npz,
+}
+
+
+def _find_target(target: str, columns: tuple[str, ...], path: Path) -> tuple[int, tuple[str, ...]]:
+    """Where the target column stands, and the other columns."""
+    doubled = sorted({name for name in columns if columns.count(name) > 1})
+    if doubled:
+        raise DataError(f"{path} has more than one column named {doubled[0]!r}; rename one")
+    if target not in columns:
+        raise DataError(f"{path} has no column {target!r}; its columns are {', '.join(columns)}")
+    at = columns.index(target)
+    return at, columns[:at] + columns[at + 1 :]
+
+
+def _as_float32(
+    values: np.ndarray, path: Path, where: str | list[str], lines: Sequence[int] | None = None
+) -> np.ndarray:
+    """`values` as float32, refusing NaN, infinity and what float32 cannot hold.
+
+    `where` names the whole array or each of its columns, `lines` the line of each row in the file.
+    """
+    with np.errstate(over="ignore"):
+        converted = np.ascontiguousarray(values, np.float32)
+    bad = np.argwhere(~np.isfinite(converted))
+    if len(bad):
+        position = tuple(int(i) for i in bad[0])
+        row, value = position[0], float(values[position])
+        place = f"row {row + 1}" if lines is None else f"line {lines[row]}"
+        where = where if isinstance(where, str) else where[position[1]]
+        why = "does not fit in float32" if math.isfinite(value) else "is not finite"
+        raise DataError(
+            f"{place} of {path} has {value:g} in {where}, which {why}; fill it in or drop the "
+            "record"
+        )
+    return converted
+
+
+def _empty_cell(place: str, column: str) -> DataError:
+    return DataError(
+        f"{place} has an empty cell in column {column!r}; fill it in or drop the record"
+    )
+
+
+def _not_numeric(where: str, path: Path, found: str) -> DataError:
+    return DataError(
+        f"{where} of {path} is not numeric: {found}; encode it as numbers (for example one 0/1 "
+        "column per category), or drop it"
+    )
