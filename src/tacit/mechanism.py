@@ -31,6 +31,7 @@ from tacit.queries.bounded_gradient import (
 from tacit.randomness import Randomness, Stream, step_draws
 from tacit.sampling.batch import Batch
 from tacit.sampling.sampler import Sampler
+from tacit.torch_internals import add_each, divide_each, multiply_each
 
 # A parameter, its sum, the noise's deviation, the factor to divide out, and the entries to keep.
 _Part = tuple[nn.Parameter, Tensor, float, float, Tensor | None]
@@ -135,9 +136,9 @@ class PendingRelease:
             sizes = [part.numel() for part in sums]
             device = sums[0].device
             pieces = stream.normals(sizes, device, [place[id(p)] for p in parameters])
-            torch._foreach_mul_(pieces, list(stds))
-            torch._foreach_add_(pieces, [p.reshape(-1).to(pieces[0]) for p in sums])
-            torch._foreach_div_(pieces, [bounded.divisor * factor for factor in factors])
+            multiply_each(pieces, list(stds))
+            add_each(pieces, [p.reshape(-1).to(pieces[0]) for p in sums])
+            divide_each(pieces, [bounded.divisor * factor for factor in factors])
             grads = torch.cat(pieces).to(device, parameters[0].dtype).split(sizes)
             for parameter, grad, mask in zip(parameters, grads, masks, strict=True):
                 shaped = grad.view(parameter.shape)

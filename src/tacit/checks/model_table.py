@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from tacit.torch_internals import foreign_hooks, process_wide_hooks
+from tacit.torch_internals import foreign_hooks, process_wide_hooks, version_of
 
 # A module, by id, and the name of a tensor that it holds.
 Place = tuple[int, str]
@@ -179,4 +179,4 @@ def frozen(value: Any) -> Hashable:
 
 def addresses_and_versions(tensors: dict[Place, Tensor]) -> dict[Place, tuple[int, int]]:
     """What changes when a tensor is replaced or written, but for writes through `.data`."""
-    return {place: (tensor.data_ptr(), tensor._version) for place, tensor in tensors.items()}
+    return {place: (tensor.data_ptr(), version_of(tensor)) for place, tensor in tensors.items()}

@@ -20,11 +20,12 @@ from tacit.engines.book_keeping import BookKeeping, planned_program, record_grad
 from tacit.engines.clipping import Clipped, ClipTask, flattened
 from tacit.engines.draws import State
 from tacit.engines.gradients import clip_and_sum
+from tacit.engines.programs import ProgramChanged
 from tacit.engines.recorder import Outputs, Recorder
 from tacit.engines.rules import NotFinite
 from tacit.pytrees import Tree, map_tensors, tensors_of
 from tacit.sampling.batch import Batch
-from tacit.torch_internals import OtherOperators, swapped
+from tacit.torch_internals import swapped
 
 _SHAPES_PER_OCTAVE = 16
 _PIECES = 8
@@ -56,14 +57,14 @@ class Automatic(BookKeeping):
         def work(task: ClipTask, inputs: Tree, targets: Tree, mask: Tensor) -> Clipped:
             losses, graph, signature = planned_program(task, inputs, targets, plan.fused_functions)
             if signature != plan.signature:
-                raise OtherOperators("the model ran other operators than those that were planned")
+                raise ProgramChanged("the model ran other operators than those that were planned")
             gradients = record_gradients(plan, graph, losses, task)
             return clip_and_sum(task, gradients, plan.num_records, mask.device, mask)
 
         start = State(inputs, task.model, plan.rewrites)
         try:
             return ClippingStep(task, inputs, targets, work).through(self.recorder, piece.mask)
-        except (OtherOperators, NotFinite):  # another path through the model needs its own plan
+        except (ProgramChanged, NotFinite):  # another path through the model needs its own plan
             start.restore()
             return self.clipped_sums_of(task, inputs, targets, piece.mask)
 

@@ -29,7 +29,7 @@ from tacit.checks.side_effects import kind_of
 from tacit.engines.chains import LookUp, Moves, pull_back_rows, share_no_element
 from tacit.engines.clipping import Clipped, ClipTask
 from tacit.engines.draws import State
-from tacit.engines.gradient_plan import Plan, Planned, Site, make_plan
+from tacit.engines.gradient_plan import GradientPlan, Planned, Site, make_plan
 from tacit.engines.gradients import (
     Moved,
     RecordGradients,
@@ -39,23 +39,20 @@ from tacit.engines.gradients import (
     norms_of_blocks,
 )
 from tacit.engines.products import Dense, Lookup, matrix_gradients
+from tacit.engines.programs import (
+    Operators,
+    ProgramChanged,
+    gradients,
+    note_arrivals,
+    planned_backward,
+)
 from tacit.engines.rules import NotFinite, Use, gradients_of, looked_up
 from tacit.engines.shadow_events import SourceLines, operator_name
 from tacit.losses.record_losses import losses_of
 from tacit.precision import full_precision, wide
 from tacit.pytrees import Tree, call_model, device_of, map_tensors, take_rows, tensors_of
 from tacit.sampling.batch import Batch
-from tacit.torch_internals import (
-    Graph,
-    Operators,
-    OtherOperators,
-    before_node,
-    gradients,
-    note_arrivals,
-    plain_program,
-    planned_backward,
-    uncompiled,
-)
+from tacit.torch_internals import Graph, plain_program, uncompiled
 
 Gradients = dict[str, RecordGradients]
 Form = Dense | Lookup | RecordGradients
@@ -114,7 +111,7 @@ class BookKeeping(_RecordEngine):
     """
 
     def __init__(self) -> None:
-        self._plans: WeakKeyDictionary[nn.Module, dict[_Key, dict[Hashable, Plan]]] = (
+        self._plans: WeakKeyDictionary[nn.Module, dict[_Key, dict[Hashable, GradientPlan]]] = (
             WeakKeyDictionary()
         )
         self._warned: set[str] = set()
@@ -133,14 +130,16 @@ class BookKeeping(_RecordEngine):
             for plan in plans.values()
         )
 
-    def single_plan(self, task: ClipTask, inputs: Tree, targets: Tree) -> Plan | None:
+    def single_plan(self, task: ClipTask, inputs: Tree, targets: Tree) -> GradientPlan | None:
         """The one plan of this batch shape, for a recorder; None if there is none, or several."""
         plans = list(self._known_plans(task, inputs, targets).values())
         if len(plans) != 1 or plans[0].dynamic or plans[0].alone:
             return None
         return plans[0]
 
-    def _known_plans(self, task: ClipTask, inputs: Tree, targets: Tree) -> dict[Hashable, Plan]:
+    def _known_plans(
+        self, task: ClipTask, inputs: Tree, targets: Tree
+    ) -> dict[Hashable, GradientPlan]:
         """The plans of this model, loss and batch shape, by the signature of their graphs."""
         of_model = self._plans.setdefault(task.model, {})
         return of_model.setdefault(plan_key(task, inputs, targets), {})
@@ -161,7 +160,7 @@ class BookKeeping(_RecordEngine):
                 except NotFinite:
                     start.restore()
                     return gradients_one_by_one(task, inputs, targets)
-                except OtherOperators:  # Python took another path in the backward pass
+                except ProgramChanged:  # Python took another path in the backward pass
                     pass
             start.restore()
         planned = planned_pass(task, inputs, targets, num_records(task, inputs))
@@ -171,7 +170,7 @@ class BookKeeping(_RecordEngine):
         if not plan.alone:
             try:
                 return record_gradients(plan, planned.graph, planned.losses, task)
-            except OtherOperators:
+            except ProgramChanged:
                 why = "Python code in the backward pass does something else each time it runs"
                 plan = known[plan.signature] = replace(plan, alone=why)
             except NotFinite:
@@ -268,7 +267,7 @@ def plan_key(task: ClipTask, inputs: Tree, targets: Tree) -> _Key:
 
 
 def record_gradients(
-    plan: Plan, graph: Graph, losses: Tensor, task: ClipTask
+    plan: GradientPlan, graph: Graph, losses: Tensor, task: ClipTask
 ) -> dict[str, RecordGradients]:
     """Each parameter's per-record gradients of the mean over a record's views."""
     total = losses.sum() if task.views == 1 else losses.sum() / task.views
@@ -283,7 +282,7 @@ def record_gradients(
     return found
 
 
-def _uses(plan: Plan, graph: Graph, total: Tensor) -> list[tuple[Site, list[Use]]]:
+def _uses(plan: GradientPlan, graph: Graph, total: Tensor) -> list[tuple[Site, list[Use]]]:
     """The frontier's sites, and their operands with cotangents."""
     nodes = plan.frontier
     places = [(node, out) for node in nodes for out in range(graph.num_outputs(node))]
@@ -291,7 +290,7 @@ def _uses(plan: Plan, graph: Graph, total: Tensor) -> list[tuple[Site, list[Use]
         return []
     edges = [graph.edge(*place) for place in places]
     ran: dict[int, Sequence[Tensor | None]] = {}
-    handles = [before_node(graph.nodes[node], partial(ran.__setitem__, node)) for node in nodes]
+    handles = [graph.nodes[node].register_prehook(partial(ran.__setitem__, node)) for node in nodes]
     try:
         found = gradients([total], edges, [torch.ones_like(total)])
     finally:

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from tacit.engines.gradients import added
+from tacit.engines.programs import gradients, saved
 from tacit.engines.rules import is_look_up
 from tacit.precision import wide
-from tacit.torch_internals import Graph, Node, gradients, saved, signed
+from tacit.torch_internals import Graph, Node, signed
 
 Move = Callable[[Tensor], Tensor]
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.checks.side_effects import allowed_writes, same_tensors
 from tacit.pytrees import Tree, device_of
+from tacit.torch_internals import TorchDispatchMode, version_of
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ class _Held:
         self.module, self.attributes = module, dict(vars(module))
         self.buffers = dict(module._buffers)
         self._before = {
-            name: (buffer, buffer._version, buffer.detach().clone())
+            name: (buffer, version_of(buffer), buffer.detach().clone())
             for name, buffer in self.buffers.items()
             if buffer is not None and not is_lazy(buffer)
         }
@@ -149,7 +149,7 @@ class _Held:
 
     @staticmethod
     def _is_written(buffer: Tensor, version: int, entries: Tensor) -> bool:
-        return buffer._version != version or not same_tensors(buffer, entries)
+        return version_of(buffer) != version or not same_tensors(buffer, entries)
 
     def attributes_changed(self) -> bool:
         now, before = vars(self.module), self.attributes

@@ -35,22 +35,12 @@ from tacit.checks.certificate import Certificate, Event
 from tacit.checks.side_effects import allow_writes, same_tensors
 from tacit.engines.chains import Moves, moves_to_parameter, parameters_below
 from tacit.engines.draws import State
+from tacit.engines.programs import Operators, gradients, watch_backward
 from tacit.engines.rules import rule_for
 from tacit.engines.shadow import Shadow
 from tacit.engines.shadow_labels import SEVERAL, Layout
 from tacit.pytrees import Tree, call_model, num_rows, take_rows, tensors_of
-from tacit.torch_internals import (
-    Graph,
-    Operators,
-    after_node,
-    before_node,
-    gradients,
-    is_python_node,
-    noted_backward,
-    outside_modes,
-    plain_program,
-    whole_memory,
-)
+from tacit.torch_internals import Graph, is_python_node, outside_modes, plain_program
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GradientPlan:
     """The frontier of one program at one batch shape; see `Certificate` for what it proves."""
 
     certificate: Certificate
@@ -110,7 +100,7 @@ class Plan:
 class Planned:
     """A plan, with the losses and the graph of the pass that it was made from."""
 
-    plan: Plan
+    plan: GradientPlan
     losses: Tensor
     graph: Graph
 
@@ -150,7 +140,8 @@ def make_plan(
     def left_behind(func: Any, tensor: Tensor) -> None:
         remembers.append(shadow.event(func))
         with outside_modes():
-            shadow.labels(whole_memory(tensor)).fill_(SEVERAL)
+            whole = tensor.detach().new_empty(0).set_(tensor.untyped_storage())
+            shadow.labels(whole).fill_(SEVERAL)
 
     labels: Tensor | None = None
     for tensor in tensors_of(private):
@@ -183,7 +174,7 @@ def make_plan(
     names = {id(p): name for name, p in parameters.items()}
     sites = _frontier(graph, found_back.layouts, names) if certificate.proves else ()
     alone = _why_alone(certificate, graph, sites)
-    plan = Plan(
+    plan = GradientPlan(
         certificate,
         (operators.signature, graph.signature()),
         sites,
@@ -226,7 +217,7 @@ def _backward(
 
     between: list[Event] = []  # what hooks of the user did to a record since the last node ran
 
-    def leave() -> None:
+    def leave(*_: Any) -> None:
         close()
         found.at = None
         between.clear()
@@ -265,15 +256,15 @@ def _backward(
             found.meets.append(blamed[0] if blamed else shadow.event(func))
 
     inner = [(i, node) for i, node in enumerate(graph.nodes) if graph.variable(i) is None]
-    handles = [before_node(node, note(i)) for i, node in inner]
-    handles += [after_node(node, leave) for _, node in inner]
+    handles = [node.register_prehook(note(i)) for i, node in inner]
+    handles += [node.register_hook(leave) for _, node in inner]
     leaves = [v for i in range(len(graph.nodes)) if (v := graph.variable(i)) is not None]
     ones = torch.ones_like(losses)
     shadow.mark(ones, own)
     shadow.phase = "backward"
     shadow.on_operator = operator
     try:
-        with shadow, plain_program(), noted_backward(operators) as python:
+        with shadow, plain_program(), watch_backward(operators) as python:
             gradients([losses], leaves, [ones])
         found.in_python = python.names
     finally:

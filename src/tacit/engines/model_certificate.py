@@ -39,21 +39,15 @@ from tacit.checks.side_effects import current_watch
 from tacit.engines.book_keeping import planned_pass, record_gradients, run_program
 from tacit.engines.clipping import ClipTask
 from tacit.engines.draws import State, SteadyDraws
-from tacit.engines.gradient_plan import Plan, Planned, make_plan
+from tacit.engines.gradient_plan import GradientPlan, Planned, make_plan
 from tacit.engines.gradients import RowScale
+from tacit.engines.programs import Operators, ProgramChanged, gradients
 from tacit.engines.rules import NotFinite
 from tacit.errors import MixesRecords, UnsupportedModule
 from tacit.precision import ieee_float32, no_autocast, wide
 from tacit.pytrees import Tree, device_of, map_tensors, num_rows, take_rows, tensors_of
 from tacit.sampling.batch import Batch
-from tacit.torch_internals import (
-    Operators,
-    OtherOperators,
-    gradients,
-    has_gradient_hooks,
-    plain_program,
-    swapped,
-)
+from tacit.torch_internals import has_gradient_hooks, plain_program, swapped
 
 _RECORDS = 8  # so that a model that mixes only larger batches is found at every piece size
 _MOST_IN_SETS = 16
@@ -163,7 +157,7 @@ class _Asked:
             self._require_unread(records)
         return plan.certificate.proves and not plan.alone
 
-    def require_exact(self, records: Records) -> Plan:
+    def require_exact(self, records: Records) -> GradientPlan:
         """A pass under shadow memory, in which records stay apart and gradients are autograd's."""
         self.state.restore_entries()
         planned = planned_pass(self.task, *records, num_rows(records[0]))
@@ -226,7 +220,7 @@ class _Asked:
         plan, losses, task = planned.plan, planned.losses, self.task
         try:
             found = record_gradients(plan, planned.graph, losses, task)
-        except (NotFinite, OtherOperators):  # which an engine runs record by record
+        except (NotFinite, ProgramChanged):  # which an engine runs record by record
             return
         tolerance = _tolerance(task, losses)
         for pick in torch.eye(plan.num_records, device=losses.device)[[0, -1]]:

@@ -30,13 +30,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.checks.model_table import table_of
 from tacit.engines.draws import State
 from tacit.engines.kernels import left_to_the_compiler
 from tacit.precision import float32_settings, full_precision, uses_tensor_float
-from tacit.torch_internals import compile_graph
+from tacit.torch_internals import TorchDispatchMode, compile_graph, copy_each
 
 Outputs = dict[str, Tensor]
 # How far a recording may be from the step that it was made from, as a share of the norm: by float32
@@ -230,7 +229,7 @@ class Recorder:
         self._pool = graph.pool()  # recordings take turns, so they may share their memory
 
         def replay(now: Sequence[Tensor]) -> Outputs:
-            torch._foreach_copy_(still, list(now))
+            copy_each(still, list(now))
             graph.replay()
             return outputs
 

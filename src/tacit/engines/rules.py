@@ -24,17 +24,10 @@ from torch import Tensor
 from tacit.engines.convolution_gradients import kernel_gradients
 from tacit.engines.gradients import RecordGradients, Stacked
 from tacit.engines.products import Dense, Lookup
+from tacit.engines.programs import run_node, saved
 from tacit.engines.shadow_labels import Layout
 from tacit.precision import wide
-from tacit.torch_internals import (
-    Node,
-    function_of,
-    has_saved,
-    is_python_node,
-    run_node,
-    saved,
-    signed,
-)
+from tacit.torch_internals import Node, function_of, has_saved, is_python_node, signed
 
 
 class NotFinite(ArithmeticError):

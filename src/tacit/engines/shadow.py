@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.checks.certificate import Event
 from tacit.engines import shadow_indexing  # noqa: F401  (registers rules)
@@ -56,6 +55,7 @@ from tacit.engines.shadow_rules import (
     flat,
     label_rule,
 )
+from tacit.torch_internals import TorchDispatchMode, memory_of, without_functions
 
 __all__ = ["Event", "Layout", "Shadow", "combine", "label_rule", "layout", "reduce_labels"]
 
@@ -123,7 +123,7 @@ class Shadow(TorchDispatchMode):
                     "pass labels= to say whose each row is"
                 )
             labels = torch.arange(1, self.num_records + 1)
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             labels = labels.detach().to(device=tensor.device, dtype=torch.int32)
             rows = labels.reshape(-1, *[1] * (tensor.dim() - 1))
             self._memory.mark(tensor, rows.expand(tensor.shape))
@@ -134,7 +134,7 @@ class Shadow(TorchDispatchMode):
         Ask again after another operator has run: it may have made new label memory. A tensor whose
         elements have no labels (a sparse or nested one, a wrapper of others) has one label.
         """
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             if has_elements(tensor):
                 return self._memory.open(tensor)
             label = SEVERAL if self.private(tensor) or not is_wrapper(tensor) else 0
@@ -142,13 +142,13 @@ class Shadow(TorchDispatchMode):
 
     def layout(self, tensor: Tensor) -> Layout:
         """How records lie in a tensor: `layout(shadow.labels(tensor), num_records)`, but faster."""
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             labels = self._memory.find(tensor) if has_elements(tensor) else self.labels(tensor)
             return Layout("public") if labels is None else layout(labels, self.num_records)
 
     def private(self, tensor: Tensor) -> bool:
         """Whether any element of a tensor belongs to a record, or cannot be seen."""
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             if is_wrapper(tensor):
                 inside = parts(tensor)
                 return inside is None or any(self.private(inner) for inner in inside)
@@ -180,12 +180,12 @@ class Shadow(TorchDispatchMode):
             # The program may catch the error, and go another way.
             self._note_error(operator_name(func), [*args, *kwargs.values()])
             raise
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             if getattr(func, "overloadpacket", None) is torch.ops.aten.arange:
-                self._counting[output.untyped_storage()._cdata] = output
+                self._counting[memory_of(output)] = output
             elif self._counting and getattr(getattr(func, "_schema", None), "is_mutable", False):
                 for tensor in Call(func, args, kwargs, output, self._memory.find).mutated:
-                    self._counting.pop(tensor.untyped_storage()._cdata, None)
+                    self._counting.pop(memory_of(tensor), None)
             if self.phase == "forward" and not self._whole:
                 self._sources.remember()
             try:
@@ -290,14 +290,14 @@ class Shadow(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotImplementedError("a decomposition that draws random numbers")
         if func._schema.is_mutable:
-            given = {tensor.untyped_storage()._cdata for tensor in self._whole[-1].reads()}
+            given = {memory_of(tensor) for tensor in self._whole[-1].reads()}
             written = Call(func, args, kwargs, None, self._memory.find).mutated
-            if any(tensor.untyped_storage()._cdata in given for tensor in written):
+            if any(memory_of(tensor) in given for tensor in written):
                 raise NotImplementedError("a decomposition that writes to an operand")
 
     def _in_order(self, index: Tensor) -> bool:
         """Whether an index is what `arange` made, so that it is the same in the next pass."""
-        return index.untyped_storage()._cdata in self._counting
+        return memory_of(index) in self._counting
 
     @staticmethod
     def _is_alias(call: Call, operands: list[Tensor]) -> bool:
@@ -306,8 +306,8 @@ class Shadow(TorchDispatchMode):
             return True
         if not call.func.is_view and call.name not in ALIASES:
             return False
-        sources = {tensor.untyped_storage()._cdata for tensor in operands}
-        return all(t is None or t.untyped_storage()._cdata in sources for t in call.outputs)
+        sources = {memory_of(tensor) for tensor in operands}
+        return all(t is None or memory_of(t) in sources for t in call.outputs)
 
     def _note_joined_elements(self, call: Call, source: Tensor) -> None:
         """A view with larger elements joins labels; note it where records meet in one element."""
@@ -351,7 +351,7 @@ class Shadow(TorchDispatchMode):
         self._events[kind][Event(name, self._sources.where(), self.phase)] = None
 
     def _note_error(self, name: str, operands: Any) -> None:
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             private = any(self.private(t) for t in flat(operands) if isinstance(t, Tensor))
             if private and not self._whole:
                 self._note_name("looks", f"the error of {name}")

@@ -26,7 +26,13 @@ from tacit import torch_internals
 from tacit.checks.certificate import Event
 from tacit.engines.shadow_labels import has_elements
 from tacit.engines.shadow_rules import names
-from tacit.torch_internals import call_back_inside, calls_back
+from tacit.torch_internals import (
+    call_back_inside,
+    calls_back,
+    newest_node_number,
+    number_of,
+    running_node,
+)
 
 __all__ = ["Event", "PythonWatch", "SourceLines", "operator_name"]
 
@@ -63,7 +69,7 @@ class SourceLines:
         """Note which line the newest backward node belongs to."""
         frame = _user_frame()
         if frame is not None:
-            number = torch.autograd._get_sequence_nr() - 1
+            number = newest_node_number()
             self._lines.setdefault(number, (frame.f_code.co_filename, frame.f_lineno))
 
     def where(self) -> str:
@@ -71,9 +77,9 @@ class SourceLines:
         frame = _user_frame(stop_at_backward=True)
         if frame is not None:
             return _format_line(frame.f_code.co_filename, frame.f_lineno)
-        node = torch._C._current_autograd_node()
-        if node is not None and node._sequence_nr() in self._lines:
-            return _format_line(*self._lines[node._sequence_nr()])
+        node = running_node()
+        if node is not None and number_of(node) in self._lines:
+            return _format_line(*self._lines[number_of(node)])
         frame = _user_frame()
         if frame is not None:
             return _format_line(frame.f_code.co_filename, frame.f_lineno)

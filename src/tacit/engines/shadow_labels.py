@@ -14,8 +14,7 @@ bytes, and labels are expanded tensors wherever they repeat: work on them is sma
 
 Storages are known by identity. A storage that died cannot be confused with a new one: `LabelMemory`
 holds a weak reference to each storage that it knows, and PyTorch does not reuse the handle of a
-storage while a weak reference to it exists. `StorageWeakRef` and the handle are the only ways that
-PyTorch offers to do this. Run on torch 2.13 on the CPU.
+storage while a weak reference to it exists.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tacit.checks.certificate import Event
+from tacit.torch_internals import is_traceable_wrapper_subclass, memory_of, weak_memory
 
 SEVERAL = -1
 _NONE = 1 << 30  # larger than any record: "no record here" while looking for the smallest label
@@ -214,9 +213,7 @@ class _Block:
 
     __slots__ = ("chunk", "labels", "marked", "origin", "storage")
 
-    def __init__(
-        self, storage: StorageWeakRef, chunk: int, labels: Tensor, origin: Event | None
-    ) -> None:
+    def __init__(self, storage: Any, chunk: int, labels: Tensor, origin: Event | None) -> None:
         self.storage = storage
         self.chunk = chunk
         self.labels = labels
@@ -323,7 +320,7 @@ class LabelMemory:
             with torch.inference_mode(False):
                 labels = torch.zeros(1, dtype=torch.int32, device=tensor.device)
             chunk = max(storage.nbytes(), tensor.itemsize)
-            block = _Block(StorageWeakRef(storage), chunk, labels, origin)
+            block = _Block(weak_memory(tensor), chunk, labels, origin)
             self._blocks[handle] = block
             if len(self._blocks) >= self._sweep_at:
                 self._sweep()
@@ -383,4 +380,4 @@ def parts(tensor: Tensor) -> list[Tensor] | None:
 def _handle(tensor: Tensor) -> int:
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise NotImplementedError(f"no label for each element of {tensor.layout} memory")
-    return tensor.untyped_storage()._cdata
+    return memory_of(tensor)

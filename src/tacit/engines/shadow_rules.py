@@ -16,7 +16,6 @@ In-place variants (`add_`) and `out=` variants share the rule of the functional 
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
@@ -27,6 +26,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from tacit.engines.shadow_labels import combine, public_labels, reduce_labels
+from tacit.torch_internals import decomposition_of
 
 Labels: TypeAlias = "Tensor | int | Sequence[Tensor | int | None]"
 Rule: TypeAlias = "Callable[[Call], Labels]"
@@ -197,11 +197,7 @@ def decomposition(func: Any) -> Callable[..., Any] | None:
     """
     if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
         return None
-    if func.namespace != "aten":
-        return getattr(func, "impl_aten", None) if func.namespace == "prims" else None
-    importlib.import_module("torch._refs")  # on first use, for it is slow; it fills the table
-    found = torch._decomp.decomposition_table.get(func)
-    return func.decompose if found is None and func._can_decompose() else found
+    return decomposition_of(func)
 
 
 def names(text: str) -> frozenset[str]:

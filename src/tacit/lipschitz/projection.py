@@ -22,6 +22,7 @@ from tacit.engines.recorder import capture
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.sets import SLACK, WeightSet
 from tacit.precision import ieee_float32
+from tacit.torch_internals import copy_each, version_of
 
 
 class Recorded:
@@ -141,7 +142,7 @@ class _Alike:
         self.norms_L.copy_(norms_L)
 
     def write(self, stack: Tensor) -> None:
-        torch._foreach_copy_(self.weights, list(stack.to(self.weights[0].dtype).unbind(0)))
+        copy_each(self.weights, list(stack.to(self.weights[0].dtype).unbind(0)))
 
 
 class _Cluster:
@@ -289,7 +290,7 @@ class _Keeper:
         self._versions = self._versions_now()
 
     def _versions_now(self) -> list[int]:
-        return [w._version for alike in self.groups for w in alike.weights]
+        return [version_of(w) for alike in self.groups for w in alike.weights]
 
     def _streams(self, device: torch.device) -> list[torch.cuda.Stream]:
         """One a cluster: their matrices are too small to fill a GPU, and do not wait for others."""

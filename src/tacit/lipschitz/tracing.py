@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 
 from tacit.errors import Refused
 from tacit.lipschitz.integrity import require_no_hidden_code
+from tacit.torch_internals import traced_assertion
 
 ADD = (operator.add, torch.add, "add")
 SUBTRACT = (operator.sub, torch.sub, "sub")
@@ -72,7 +73,7 @@ def drop_unread(graph: fx.Graph, also: Container[fx.Node] = ()) -> None:
 
 def _only_returns(node: fx.Node) -> bool:
     if node.op == "call_function":
-        known = node.target in (getattr, torch._assert)
+        known = node.target in (getattr, traced_assertion)
         return known or getattr(node.target, "__module__", "") == operator.add.__module__
     return node.op == "get_attr" or (
         node.op == "call_method" and node.target in ("size", "dim", "numel")

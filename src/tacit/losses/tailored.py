@@ -19,6 +19,7 @@ from tacit.losses.pre_activations import mean_squares
 from tacit.losses.record_loss import RecordLoss, Task, positive
 from tacit.losses.registry import register_loss
 from tacit.losses.regression import SumSquaredError
+from tacit.torch_internals import outside_transforms
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,6 @@ class TailoredLoss(RecordLoss):
         if device not in self._alphas:
             # Made inside vmap, grad or inference mode it would belong to them, and it must outlive
             # them. In float64, which as a single number leaves the outputs' type as it is.
-            with torch.inference_mode(False), torch._C._DisableFuncTorch():
+            with torch.inference_mode(False), outside_transforms():
                 self._alphas[device] = torch.tensor(self.alpha, dtype=torch.float64, device=device)
         return self._alphas[device]

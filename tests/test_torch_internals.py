@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from tacit.torch_internals import Graph, plain_program, saved
+from tacit.engines.programs import saved
+from tacit.torch_internals import Graph, plain_program
 
 
 def test_nodes_tell_their_names_shapes_and_saved_operands():
