@@ -1,45 +1,7 @@
-"""The answers of PyTorch's own modules.
+"""The answers of PyTorch's own modules, by exact type: a subclass may do something else.
 
-Modules of PyTorch that have no bound, why, and what to use instead.
-
-Dropout.
-
-Modules that only move a record's numbers about, as long as they stay within the record.
-
-Linear modules without negative weights: averages, copies, interpolation.
-
-For A ≥ 0 and any p > 0, ‖A‖₂² = λ_max(AᵀA) ≤ max_i (AᵀAp)_i/p_i  [Collatz 1942, Wielandt 1950]:
-with D = diag(p), D⁻¹AᵀAD has the same eigenvalues, and none is larger than the largest row sum.
-p = 1 gives at most Schur's row sums times column sums; p ← AᵀAp is power iteration, and this is the
-one side from which it bounds the norm *above*. AᵀAp is one forward and one backward pass of the
-module itself, whatever its padding, divisors and rounding of sizes.
-
-Windows of k numbers, a number in at most M of them: row sums 1 and column sums M/k, so at most
-√(M/k): 1/√k where they do not overlap, near 1 at stride 1. Copies (padding, nearest-neighbour
-upsampling): AᵀA counts the copies of each number, and the root of the largest count is exact.
-
-Padding with a constant.
-
-How often pooling windows overlap.
-
-Max pooling.
-
-y_w = max over window w, in each channel; a position is in at most M windows. In each window
-|max a − max b| ≤ max|a − b| ≤ ‖a − b‖, so Σ_w (y_w − y'_w)² ≤ M·‖x − x'‖²: the constant is √M, and
-1 where windows do not overlap. Reached: one number, the maximum of all M windows that it is in, is
-copied M times. Padding is with −∞ and never wins, unless a window holds nothing else: refused.
-
-Softmax and its logarithm, over one of a record's own axes.
-
-Functions of one number at a time.
-
-With |f(x)| ≤ offset + gain·|x|, |f(x)| ≤ ceiling and |f'(x)| ≤ slope, on n numbers of norm X:
-  output      ‖f(x)‖ ≤ min(offset·√n + gain·X, ceiling·√n)      (triangle inequality)
-  Lipschitz   the Jacobian is diagonal: slope
-
-A function that is not 0 at 0 turns a zero record into one of norm |f(0)|·√n, whatever X is.
-
-The answers of PyTorch's own modules, by exact type: a subclass may do something else.
+`KNOWN` maps a class to a function from a module to its answers. For the modules without a bound the
+function raises `Refused` with the reason in `REASONS` and what to use instead.
 """
 
 from __future__ import annotations
@@ -55,82 +17,67 @@ from torch import nn
 from tacit.errors import Refused
 from tacit.lipschitz.bounds import Bound, Bounded, Parameterless, own_axis
 
-_NORMALISES = (
-    "divides by a deviation that can be near 0, so it has no Lipschitz constant; use "
-    "tacit.lipschitz.LayerCentering, or train with PerSampleClip"
-)
-_BATCH = (
-    "normalises by the batch, so one record moves everyone's gradient; use "
-    "tacit.lipschitz.LayerCentering"
-)
-_JUMPS = "jumps, so it has no Lipschitz constant; use nn.Softshrink, nn.ReLU or MaxMin"
-_SLOPES = "has slopes of its own that nothing keeps bounded; use nn.LeakyReLU or MaxMin"
-_LINEAR = (
-    "has weights that nothing keeps bounded; use tacit.lipschitz.SpectralLinear (frozen too: give "
-    "it the norm of the weight as max_norm), or tacit.lipschitz_twin(model)"
-)
-_CONVOLUTION = (
-    "has weights that nothing keeps bounded; use a convolution of tacit.lipschitz, or "
-    "tacit.lipschitz_twin(model)"
-)
-_TRANSPOSED = (
-    "has weights that nothing keeps bounded, and no counterpart in tacit.lipschitz; use "
-    "nn.Upsample and a convolution, or train this model with PerSampleClip"
-)
-_TWO_INPUTS = (
-    "multiplies its inputs by each other, so it has no Lipschitz constant; train this model with "
-    "PerSampleClip"
-)
-_ROOT = (
-    "has no gradient at 0 (PyTorch gives NaN); use tacit.lipschitz.ScaledL2NormPool2d, which is "
-    "defined there"
-)
+
+def _family(*names: str) -> list[type[nn.Module]]:
+    """The classes of these names for one, two and three spatial axes."""
+    return [getattr(nn, f"{name}{dims}d") for name in names for dims in (1, 2, 3)]
+
+
 _ATTENTION = (
     "has no Lipschitz constant: products of activations grow with their squares; train this model "
     "with PerSampleClip"
 )
-_STATE = (
-    "multiplies its own outputs by weights that nothing keeps bounded; train this model with "
-    "PerSampleClip"
+_LINEAR = (
+    "has weights that nothing keeps bounded; use tacit.lipschitz.SpectralLinear (frozen too: give "
+    "it the norm of the weight as max_norm), or tacit.lipschitz_twin(model)"
 )
+_JUMPS = "jumps, so it has no Lipschitz constant; use nn.Softshrink, nn.ReLU or MaxMin"
 
 REASONS: dict[type[nn.Module], str] = {
     nn.Linear: _LINEAR,
-    nn.Bilinear: _TWO_INPUTS,
-    nn.Conv1d: _CONVOLUTION,
-    nn.Conv2d: _CONVOLUTION,
-    nn.Conv3d: _CONVOLUTION,
-    nn.ConvTranspose1d: _TRANSPOSED,
-    nn.ConvTranspose2d: _TRANSPOSED,
-    nn.ConvTranspose3d: _TRANSPOSED,
-    nn.LayerNorm: _NORMALISES,
-    nn.GroupNorm: _NORMALISES,
-    nn.RMSNorm: _NORMALISES,
-    nn.InstanceNorm1d: _NORMALISES,
-    nn.InstanceNorm2d: _NORMALISES,
-    nn.InstanceNorm3d: _NORMALISES,
-    nn.LocalResponseNorm: _NORMALISES,
-    nn.BatchNorm1d: _BATCH,
-    nn.BatchNorm2d: _BATCH,
-    nn.BatchNorm3d: _BATCH,
-    nn.SyncBatchNorm: _BATCH,
+    nn.Bilinear: "multiplies its inputs by each other, so it has no Lipschitz constant; train this "
+    "model with PerSampleClip",
+    **dict.fromkeys(
+        _family("Conv"),
+        "has weights that nothing keeps bounded; use a convolution of tacit.lipschitz, or "
+        "tacit.lipschitz_twin(model)",
+    ),
+    **dict.fromkeys(
+        _family("ConvTranspose"),
+        "has weights that nothing keeps bounded, and no counterpart in tacit.lipschitz; use "
+        "nn.Upsample and a convolution, or train this model with PerSampleClip",
+    ),
+    **dict.fromkeys(
+        [nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, *_family("InstanceNorm"), nn.LocalResponseNorm],
+        "divides by a deviation that can be near 0, so it has no Lipschitz constant; use "
+        "tacit.lipschitz.LayerCentering, or train with PerSampleClip",
+    ),
+    **dict.fromkeys(
+        [*_family("BatchNorm"), nn.SyncBatchNorm],
+        "normalises by the batch, so one record moves everyone's gradient; use "
+        "tacit.lipschitz.LayerCentering",
+    ),
     nn.Hardshrink: _JUMPS,
     nn.Threshold: _JUMPS,
-    nn.PReLU: _SLOPES,
+    nn.PReLU: "has slopes of its own that nothing keeps bounded; use nn.LeakyReLU or MaxMin",
     nn.RReLU: "draws its slopes anew for each number; use nn.LeakyReLU",
     nn.GLU: "multiplies one half of its input by the other; use MaxMin",
-    nn.LPPool1d: _ROOT,
-    nn.LPPool2d: _ROOT,
-    nn.LPPool3d: _ROOT,
+    **dict.fromkeys(
+        _family("LPPool"),
+        "has no gradient at 0 (PyTorch gives NaN); use tacit.lipschitz.ScaledL2NormPool2d, which "
+        "is defined there",
+    ),
     nn.AlphaDropout: "shifts what it drops; use nn.Dropout",
     nn.FeatureAlphaDropout: "shifts what it drops; use nn.Dropout",
     nn.MultiheadAttention: _ATTENTION,
     nn.Transformer: _ATTENTION,
     nn.TransformerEncoder: _ATTENTION,
     nn.TransformerEncoderLayer: _ATTENTION,
-    nn.RNN: _STATE,
-    nn.LSTM: _STATE,
-    nn.GRU: _STATE,
+    **dict.fromkeys(
+        [nn.RNN, nn.LSTM, nn.GRU],
+        "multiplies its own outputs by weights that nothing keeps bounded; train this model with "
+        "PerSampleClip",
+    ),
 }
 
 
@@ -138,80 +85,86 @@ def _refuse(module: nn.Module) -> NoReturn:
     raise Refused(f"{type(module).__name__} {REASONS[type(module)]}")
 
 
-REFUSED: dict[type[nn.Module], Callable[[nn.Module], NoReturn]] = dict.fromkeys(REASONS, _refuse)
+def _refuse_in_place() -> NoReturn:
+    raise Refused("writes into its input, which others may read; build it with inplace=False")
 
 
 class DropoutAnswers(Parameterless):
-    """Training: y = m·x/(1 − p) with a mask m of zeros and ones, drawn without looking at x.
+    """Training: y = m·x/(1 − p) with a mask m of zeros and ones, drawn independently of x.
 
-    For every mask, 1/(1 − p)-Lipschitz and 0 at 0; p = 1 leaves nothing. The others' masks have
-    the same distribution whether or not a record is there, so what holds for every mask holds for
-    the mixture (joint convexity). Evaluation: the identity.
+    For every mask, 1/(1 − p)-Lipschitz and 0 at 0; p = 1 leaves nothing. The masks of the other
+    records have the same distribution with or without a record, so what holds for every mask holds
+    for the mixture (joint convexity). Evaluation: the identity.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.share = float(module.p) if module.training else 0.0  # type: ignore[arg-type]
-        self.exact = self.share in (0.0, 1.0)
-        if getattr(module, "inplace", False) and 0 < self.share < 1:
-            raise Refused(
-                "writes into its input, which others may read; build it with inplace=False"
-            )
+        share = float(module.p) if module.training else 0.0  # type: ignore[arg-type]
+        self.constant = 0.0 if share == 1 else 1 / (1 - share)
+        self.exact = share in (0.0, 1.0)
+        if getattr(module, "inplace", False) and 0 < share < 1:
+            _refuse_in_place()
 
     def output_norm(self, x: Bound) -> float:
-        return 0.0 if self.share == 1 else self.lipschitz(x) * x.norm
+        return 0.0 if self.constant == 0 else self.constant * x.norm
 
     def lipschitz(self, x: Bound) -> float:
-        return 0.0 if self.share == 1 else 1 / (1 - self.share)
+        return self.constant
 
 
-class Moving(Parameterless):
-    """An isometry, and exact."""
+class Rearrangement(Parameterless):
+    """An exact isometry: it only moves a record's numbers about, if `check` accepts the record."""
 
     exact = True
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-
-class _WithAxis(Moving):
-    """One whose axis may turn out to be the batch's, once it is known how many there are."""
-
-    def __init__(self, module: nn.Module, axis: int) -> None:
-        super().__init__(module)
-        self.axis = axis
+    def __init__(self, module: nn.Module, check: Callable[[Bound], object] | None = None) -> None:
+        self.check = check
 
     def output_norm(self, x: Bound) -> float:
-        own_axis(self.axis, len(x.shape) + 1, type(self.module).__name__)
+        if self.check is not None:
+            self.check(x)
         return x.norm
 
 
-class _PixelShuffle(Moving):
-    """Takes channels to be the third axis from the end, which in a record of two is the batch."""
-
-    def output_norm(self, x: Bound) -> float:
-        if len(x.shape) < 3:
-            raise Refused(f"takes records of three axes (C, H, W); this one is {x.shape}")
-        return x.norm
+def _with_axis(module: nn.Module, axis: Any) -> Rearrangement:
+    """Its axis is the batch's for some numbers of axes."""
+    kind = type(module).__name__
+    return Rearrangement(module, lambda x: own_axis(axis, len(x.shape) + 1, kind))
 
 
-def flatten(module: nn.Flatten) -> Moving:
-    return _WithAxis(module, module.start_dim)
+def _flatten(module: nn.Flatten) -> Rearrangement:
+    return _with_axis(module, module.start_dim)
 
 
-def unflatten(module: nn.Unflatten) -> Moving:
+def _unflatten(module: nn.Unflatten) -> Rearrangement:
     if not isinstance(module.dim, int):
         raise Refused("names its axis; give it a number")
-    return _WithAxis(module, module.dim)
+    return _with_axis(module, module.dim)
 
 
-def pixel_shuffle(module: nn.Module) -> Moving:
-    return _PixelShuffle(module)
+def _pixel_shuffle(module: nn.Module) -> Rearrangement:
+    """Its channels are the third axis from the end, which in a record of two axes is the batch."""
 
+    def check(x: Bound) -> None:
+        if len(x.shape) < 3:
+            raise Refused(f"takes records of three axes (C, H, W); this one is {x.shape}")
 
-_ROUNDING = 2.0**-40
+    return Rearrangement(module, check)
 
 
 class NonNegativeLinear(Parameterless):
+    """Linear modules without negative weights: averages, copies, interpolation.
+
+    For A ≥ 0 and any p > 0, ‖A‖₂² = λ_max(AᵀA) ≤ max_i (AᵀAp)_i/p_i [Collatz 1942, Wielandt 1950]:
+    with D = diag(p), D⁻¹AᵀAD has the same eigenvalues, and none is larger than the largest row sum.
+    p = 1 gives at most Schur's row sums times column sums; p ← AᵀAp is power iteration, and this is
+    the one side from which it bounds the norm *above*. AᵀAp is one forward and one backward pass of
+    the module itself, whatever its padding, divisors and rounding of sizes.
+
+    Windows of k numbers, a number in at most M of them: row sums 1 and column sums M/k, so at most
+    √(M/k): 1/√k where they do not overlap, near 1 at stride 1. Copies (padding, nearest-neighbour
+    upsampling): AᵀA counts the copies of each number, and the root of the largest count is exact.
+    """
+
     def __init__(self, module: nn.Module, passes: int = 16) -> None:
         self.module, self.passes = module, passes
 
@@ -224,25 +177,24 @@ class NonNegativeLinear(Parameterless):
                 half_square = self.module.forward(p).square().sum() / 2
                 (image,) = torch.autograd.grad(half_square, p)
             least = min(least, float((image / p.detach()).max()))
-            # Any p above 0 will do, and a number that no window reads must not become 0.
+            # Any p above 0 is valid; an entry that no window reads must not become 0.
             p = (image / image.max()).clamp_min(1e-6)
-        return math.sqrt(least) * (1 + _ROUNDING)
+        return math.sqrt(least) * (1 + 2.0**-40)
 
 
-def average_pool(module: nn.Module) -> NonNegativeLinear:
+def _average_pool(module: nn.Module) -> NonNegativeLinear:
     divisor = getattr(module, "divisor_override", None)
     if divisor is not None and divisor <= 0:
         raise Refused(f"divides by {divisor}; give a divisor_override above 0, or none")
     return NonNegativeLinear(module)
 
 
-def circular_pad(module: nn.Module) -> NonNegativeLinear:
+def _circular_pad(module: Any) -> NonNegativeLinear:
     """Copies; with a negative amount, PyTorch may return memory that it never wrote."""
-    padding: Any = module.padding
-    if any(amount < 0 for amount in padding):
+    if any(amount < 0 for amount in module.padding):
         raise Refused(
-            f"pads by {tuple(padding)}, and PyTorch leaves memory unwritten where circular padding "
-            "is negative; give amounts from 0, and cut with nn.ConstantPad1d and its like"
+            f"pads by {tuple(module.padding)}, and PyTorch leaves memory unwritten where circular "
+            "padding is negative; give amounts from 0, and cut with nn.ConstantPad1d and its like"
         )
     return NonNegativeLinear(module)
 
@@ -251,7 +203,7 @@ def circular_pad(module: nn.Module) -> NonNegativeLinear:
 _AVERAGING = ("nearest", "nearest-exact", "linear", "bilinear", "trilinear", "area")
 
 
-def upsample(module: nn.Upsample) -> NonNegativeLinear:
+def _upsample(module: nn.Upsample) -> NonNegativeLinear:
     if module.mode not in _AVERAGING:
         raise Refused(f"mode {module.mode!r} overshoots; use one of {', '.join(_AVERAGING)}")
     return NonNegativeLinear(module)
@@ -260,7 +212,7 @@ def upsample(module: nn.Upsample) -> NonNegativeLinear:
 class ConstantPadAnswers(Parameterless):
     """x and m numbers of value v beside it: ‖y‖² ≤ ‖x‖² + m·v², Lipschitz 1.
 
-    m·v² is the squared norm of what becomes of a record of zeros. Negative padding only cuts. On a
+    m·v² is the squared norm of the output for a record of zeros. Negative padding only cuts. On a
     record of fewer axes than are padded, the first of them would be the batch's.
     """
 
@@ -302,84 +254,72 @@ def largest_adaptive_overlap(size: int, outputs: int) -> int:
     return int(change.cumsum(0).max())
 
 
-_DIMS: dict[type[nn.Module], int] = {
-    nn.MaxPool1d: 1,
-    nn.MaxPool2d: 2,
-    nn.MaxPool3d: 3,
-    nn.AdaptiveMaxPool1d: 1,
-    nn.AdaptiveMaxPool2d: 2,
-    nn.AdaptiveMaxPool3d: 3,
-}
+class MaxPoolAnswers(Parameterless):
+    """y_w = max over window w, in each channel; a position is in at most M windows.
 
+    In each window |max a − max b| ≤ max|a − b| ≤ ‖a − b‖, so Σ_w (y_w − y'_w)² ≤ M·‖x − x'‖²: the
+    constant is √M, and 1 where windows do not overlap. It is reached: one number, the maximum of
+    all M windows that it is in, is copied M times. Padding is with −∞ and never wins, unless a
+    window holds nothing else, which is refused.
+    """
 
-class MaxPool(Parameterless):
     exact = True
 
-    def __init__(self, module: nn.MaxPool1d | nn.MaxPool2d | nn.MaxPool3d) -> None:
-        self.module, self.dims = _checked(module)
+    def __init__(self, module: Any) -> None:
+        if module.return_indices:
+            raise Refused("returns indices too; build it without return_indices")
+        self.module, self.dims = module, int(type(module).__name__[-2])  # MaxPool2d: 2
+        if "Adaptive" in type(module).__name__:
+            return
         # PyTorch reads an empty stride, too, as the kernel size.
         stride = module.stride or module.kernel_size
         settings = (module.kernel_size, stride, module.padding, module.dilation)
-        self.axes = list(zip(*(_each(value, self.dims) for value in settings), strict=True))
+        each = ((s,) * self.dims if isinstance(s, int) else s for s in settings)
+        self.axes: list[Sequence[int]] = list(zip(*each, strict=True))
 
     def lipschitz(self, x: Bound) -> float:
-        sizes = zip(*_sizes(self.module, x, self.dims), strict=True)
-        each = zip(sizes, self.axes, strict=True)
-        return math.sqrt(math.prod(largest_overlap(*size, *axis) for size, axis in each))
-
-
-class AdaptiveMaxPool(Parameterless):
-    exact = True
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module, self.dims = _checked(module)
-
-    def lipschitz(self, x: Bound) -> float:
-        sizes = zip(*_sizes(self.module, x, self.dims), strict=True)
-        return math.sqrt(math.prod(largest_adaptive_overlap(*size) for size in sizes))
-
-
-def _checked(module: nn.Module) -> tuple[nn.Module, int]:
-    if module.return_indices:
-        raise Refused("returns indices too; build it without return_indices")
-    return module, _DIMS[type(module)]
-
-
-def _sizes(module: nn.Module, x: Bound, dims: int) -> tuple[Sequence[int], Sequence[int]]:
-    after = module.forward(torch.zeros(1, *x.shape))
-    if not after.isfinite().all():
-        raise Refused(
-            f"has a window without a pixel on a record of shape {x.shape}, whose maximum is −∞; "
-            "change its padding, dilation or kernel_size"
-        )
-    return x.shape[-dims:], after.shape[-dims:]
-
-
-def _each(value: int | Sequence[int], dims: int) -> Sequence[int]:
-    return (value,) * dims if isinstance(value, int) else value
+        after = self.module.forward(torch.zeros(1, *x.shape))
+        if not after.isfinite().all():
+            raise Refused(
+                f"has a window without a pixel on a record of shape {x.shape}, whose maximum is "
+                "−∞; change its padding, dilation or kernel_size"
+            )
+        sizes = list(zip(x.shape[-self.dims :], after.shape[-self.dims :], strict=True))
+        if not hasattr(self, "axes"):
+            return math.sqrt(math.prod(largest_adaptive_overlap(*size) for size in sizes))
+        pairs = zip(sizes, self.axes, strict=True)
+        return math.sqrt(math.prod(largest_overlap(*size, *axis) for size, axis in pairs))
 
 
 class SoftmaxAnswers(Parameterless):
-    """p = softmax(±x) over K numbers, m times side by side.
+    """p = softmax(±x) over K numbers of a record's own axis, m times side by side.
 
     Lipschitz   J = diag(p) − ppᵀ is symmetric; the absolute row sums are 2p_i(1 − p_i) ≤ ½, and
                 no eigenvalue is larger than the largest row sum
     output      ‖p‖ ≤ Σp_i = 1, so √m; and from the uniform p at 0, √(m/K) + X/2
     """
 
-    def __init__(self, module: nn.Softmax | nn.Softmin | nn.Softmax2d) -> None:
-        self.axis = _axis_of(module)
+    def __init__(self, module: nn.Module) -> None:
+        axis = -3 if isinstance(module, nn.Softmax2d) else module.dim
+        if not isinstance(axis, int):
+            raise Refused(
+                "chooses its axis by the number of axes, which can be the batch's; give it a dim"
+            )
+        self.axis = axis
 
     def output_norm(self, x: Bound) -> float:
-        length = _length(self.axis, x, "softmax")
+        length = self.length(x)
         groups = math.prod(x.shape) / length
         return min(math.sqrt(groups), math.sqrt(groups / length) + x.norm / 2)
 
     def lipschitz(self, x: Bound) -> float:
         return 0.5
 
+    def length(self, x: Bound) -> int:
+        return x.shape[own_axis(self.axis, len(x.shape) + 1, "softmax") - 1]
 
-class LogSoftmaxAnswers(Parameterless):
+
+class LogSoftmaxAnswers(SoftmaxAnswers):
     """x − log Σ eˣ over K numbers.
 
     Lipschitz   J = I − 1pᵀ is its own square, and I − P has the norm of P for any such P that is
@@ -387,31 +327,13 @@ class LogSoftmaxAnswers(Parameterless):
     output      at 0 every number is −log K: √n·log K + √K·X
     """
 
-    def __init__(self, module: nn.LogSoftmax) -> None:
-        self.axis = _axis_of(module)
-
     def output_norm(self, x: Bound) -> float:
-        length = _length(self.axis, x, "log-softmax")
+        length = self.length(x)
         at_zero = math.sqrt(math.prod(x.shape)) * math.log(length)
         return at_zero + math.sqrt(length) * x.norm
 
     def lipschitz(self, x: Bound) -> float:
-        return math.sqrt(_length(self.axis, x, "log-softmax"))
-
-
-def _axis_of(module: nn.Module) -> int:
-    if isinstance(module, nn.Softmax2d):
-        return -3
-    axis = getattr(module, "dim", None)
-    if not isinstance(axis, int):
-        raise Refused(
-            "chooses its axis by the number of axes, which can be the batch's; give it a dim"
-        )
-    return axis
-
-
-def _length(axis: int, x: Bound, what: str) -> int:
-    return x.shape[own_axis(axis, len(x.shape) + 1, what) - 1]
+        return math.sqrt(self.length(x))
 
 
 # The rounding of float32 next to 1: a jump below this is no more than a network rounds by.
@@ -420,17 +342,21 @@ NEGLIGIBLE = 2.0**-24
 
 @dataclass(frozen=True)
 class Pointwise:
+    """A function of one number: |f(x)| ≤ offset + gain·|x|, |f(x)| ≤ ceiling and |f'(x)| ≤ slope.
+
+    On n numbers of norm X:
+      output      ‖f(x)‖ ≤ min(offset·√n + gain·X, ceiling·√n)      (triangle inequality)
+      Lipschitz   the Jacobian is diagonal: slope
+    A function that is not 0 at 0 turns a zero record into one of norm |f(0)|·√n, whatever X is.
+    `jump` is the most that f changes by at one point, 0 where it is continuous.
+    """
+
     slope: float = 1.0
     gain: float = 1.0
     offset: float = 0.0
     ceiling: float = math.inf
     exact: bool = False
-    jump: float = 0.0  # the most that f changes by at one point; 0 where it is continuous
-
-    @property
-    def non_expansive(self) -> bool:
-        """‖f(x)‖ ≤ ‖x‖ and 1-Lipschitz."""
-        return self.slope <= 1 and self.gain <= 1 and self.offset == 0
+    jump: float = 0.0
 
     def output_norm(self, x: Bound) -> float:
         root = math.sqrt(math.prod(x.shape))
@@ -443,18 +369,7 @@ class Pointwise:
         return {}
 
 
-# Slopes that have no short form, rounded up in the seventh digit.
-# GELU = xΦ(x): f' = Φ + xφ, f'' = φ·(2 − x²), so the largest slope is Φ(√2) + √2·φ(√2) and the
-# smallest 1 minus that.
-GELU_SLOPE = 1.1289042
-# With tanh(√(2/π)(x + 0.044715x³)) in place of Φ's formula: f'' = 0 at x = 1.418504.
-GELU_TANH_SLOPE = 1.1289931
-# SiLU = xσ(x): f'' = 0 where t·tanh t = 1, t = x/2 = 1.199679, and there f' = (1 + t)/2.
-SILU_SLOPE = 1.0998394
-# Mish = x·tanh(log(1 + eˣ)): f'' = 0 at x = 1.490571.
-MISH_SLOPE = 1.0884982
-# SELU = λx above 0 and λα(eˣ − 1) below: λα, just below 0.
-SELU_SLOPE = 1.7580994
+# Slopes without a short form are rounded up in the seventh digit.
 
 
 def _leaky_relu(m: nn.LeakyReLU) -> Pointwise:
@@ -477,8 +392,12 @@ def _celu(m: nn.CELU) -> Pointwise:
 
 
 def _gelu(m: nn.GELU) -> Pointwise:
-    """x·Φ(x), so |f(x)| ≤ |x|: steeper than 1 and yet no longer than its input."""
-    return Pointwise(GELU_TANH_SLOPE if m.approximate == "tanh" else GELU_SLOPE)
+    """x·Φ(x), so |f(x)| ≤ |x|: steeper than 1 and yet no longer than its input.
+
+    f' = Φ + xφ and f'' = φ·(2 − x²), so the largest slope is Φ(√2) + √2·φ(√2) and the smallest 1
+    minus that. With tanh(√(2/π)(x + 0.044715x³)) for Φ, f'' = 0 at x = 1.418504.
+    """
+    return Pointwise(1.1289931 if m.approximate == "tanh" else 1.1289042)
 
 
 def _softplus(m: nn.Softplus) -> Pointwise:
@@ -504,90 +423,65 @@ def _hardtanh(m: nn.Hardtanh) -> Pointwise:
     return Pointwise(offset=at_zero, ceiling=max(abs(low), abs(high)), exact=at_zero == 0)
 
 
-ACTIVATIONS: dict[type[nn.Module], Callable[[Any], Pointwise]] = {
-    nn.ReLU: lambda m: Pointwise(exact=True),
-    nn.ReLU6: lambda m: Pointwise(ceiling=6.0, exact=True),
+ACTIVATIONS: dict[type[nn.Module], Pointwise | Callable[[Any], Pointwise]] = {
+    nn.ReLU: Pointwise(exact=True),
+    nn.ReLU6: Pointwise(ceiling=6.0, exact=True),
     nn.LeakyReLU: _leaky_relu,
     nn.ELU: _elu,
     nn.CELU: _celu,
-    nn.SELU: lambda m: Pointwise(SELU_SLOPE, SELU_SLOPE),
+    # λx above 0 and λα(eˣ − 1) below: λα, just below 0.
+    nn.SELU: Pointwise(1.7580994, 1.7580994),
     nn.GELU: _gelu,
-    # x·σ(x), x·tanh(…) and x·(0 to 1): no longer than x.
-    nn.SiLU: lambda m: Pointwise(SILU_SLOPE),
-    nn.Mish: lambda m: Pointwise(MISH_SLOPE),
+    # x·σ(x), no longer than x: f'' = 0 where t·tanh t = 1, t = x/2 = 1.199679; f' = (1 + t)/2.
+    nn.SiLU: Pointwise(1.0998394),
+    # x·tanh(log(1 + eˣ)), no longer than x: f'' = 0 at x = 1.490571.
+    nn.Mish: Pointwise(1.0884982),
     # x(x + 3)/6 between −3 and 3: slope (2x + 3)/6, up to 3/2 at 3.
-    nn.Hardswish: lambda m: Pointwise(slope=1.5),
+    nn.Hardswish: Pointwise(slope=1.5),
     nn.Softplus: _softplus,
     # −log(1 + e⁻ˣ): slope σ(−x), −log 2 at 0.
-    nn.LogSigmoid: lambda m: Pointwise(offset=math.log(2)),
+    nn.LogSigmoid: Pointwise(offset=math.log(2)),
     # σ' = σ(1 − σ) ≤ 1/4, and ½ at 0.
-    nn.Sigmoid: lambda m: Pointwise(0.25, 0.25, offset=0.5, ceiling=1.0),
+    nn.Sigmoid: Pointwise(0.25, 0.25, offset=0.5, ceiling=1.0),
     # PyTorch's sixth is one of single precision, above 1/6.
-    nn.Hardsigmoid: lambda m: Pointwise(0.1666667, 0.1666667, offset=0.5, ceiling=1.0),
-    nn.Tanh: lambda m: Pointwise(ceiling=1.0),
+    nn.Hardsigmoid: Pointwise(0.1666667, 0.1666667, offset=0.5, ceiling=1.0),
+    nn.Tanh: Pointwise(ceiling=1.0),
     nn.Hardtanh: _hardtanh,
     # x/(1 + |x|): slope 1/(1 + |x|)².
-    nn.Softsign: lambda m: Pointwise(ceiling=1.0),
+    nn.Softsign: Pointwise(ceiling=1.0),
     # x − tanh x: slope tanh² x.
-    nn.Tanhshrink: lambda m: Pointwise(),
+    nn.Tanhshrink: Pointwise(),
     # x moved towards 0 by λ, and 0 within it.
-    nn.Softshrink: lambda m: Pointwise(exact=True),
+    nn.Softshrink: Pointwise(exact=True),
 }
 
 
 def _activation(module: nn.Module) -> Bounded:
-    answers = ACTIVATIONS[type(module)](module)
-    # Whoever else reads the input then reads f(x): harmless only if f lengthens nothing.
-    if getattr(module, "inplace", False) and not answers.non_expansive:
-        raise Refused("writes into its input, which others may read; build it with inplace=False")
+    entry = ACTIVATIONS[type(module)]
+    answers = entry if isinstance(entry, Pointwise) else entry(module)
+    # Others that read the input then read f(x): harmless only if ‖f(x)‖ ≤ ‖x‖ and f is 1-Lipschitz.
+    harmless = answers.slope <= 1 and answers.gain <= 1 and answers.offset == 0
+    if getattr(module, "inplace", False) and not harmless:
+        _refuse_in_place()
     return answers
 
 
 KNOWN: dict[type[nn.Module], Callable[[Any], Bounded]] = {
-    nn.Identity: Moving,
-    nn.Flatten: flatten,
-    nn.Unflatten: unflatten,
-    nn.PixelShuffle: pixel_shuffle,
-    nn.PixelUnshuffle: pixel_shuffle,
-    nn.ChannelShuffle: Moving,
+    nn.Identity: Rearrangement,
+    nn.Flatten: _flatten,
+    nn.Unflatten: _unflatten,
+    nn.PixelShuffle: _pixel_shuffle,
+    nn.PixelUnshuffle: _pixel_shuffle,
+    nn.ChannelShuffle: Rearrangement,
     **dict.fromkeys(ACTIVATIONS, _activation),
-    nn.Softmax: SoftmaxAnswers,
-    nn.Softmin: SoftmaxAnswers,
-    nn.Softmax2d: SoftmaxAnswers,
+    **dict.fromkeys([nn.Softmax, nn.Softmin, nn.Softmax2d], SoftmaxAnswers),
     nn.LogSoftmax: LogSoftmaxAnswers,
-    nn.Dropout: DropoutAnswers,
-    nn.Dropout1d: DropoutAnswers,
-    nn.Dropout2d: DropoutAnswers,
-    nn.Dropout3d: DropoutAnswers,
-    nn.AvgPool1d: average_pool,
-    nn.AvgPool2d: average_pool,
-    nn.AvgPool3d: average_pool,
-    nn.AdaptiveAvgPool1d: average_pool,
-    nn.AdaptiveAvgPool2d: average_pool,
-    nn.AdaptiveAvgPool3d: average_pool,
-    nn.MaxPool1d: MaxPool,
-    nn.MaxPool2d: MaxPool,
-    nn.MaxPool3d: MaxPool,
-    nn.AdaptiveMaxPool1d: AdaptiveMaxPool,
-    nn.AdaptiveMaxPool2d: AdaptiveMaxPool,
-    nn.AdaptiveMaxPool3d: AdaptiveMaxPool,
-    nn.ZeroPad1d: ConstantPadAnswers,
-    nn.ZeroPad2d: ConstantPadAnswers,
-    nn.ZeroPad3d: ConstantPadAnswers,
-    nn.ConstantPad1d: ConstantPadAnswers,
-    nn.ConstantPad2d: ConstantPadAnswers,
-    nn.ConstantPad3d: ConstantPadAnswers,
-    nn.CircularPad1d: circular_pad,
-    nn.CircularPad2d: circular_pad,
-    nn.CircularPad3d: circular_pad,
-    nn.ReflectionPad1d: NonNegativeLinear,
-    nn.ReflectionPad2d: NonNegativeLinear,
-    nn.ReflectionPad3d: NonNegativeLinear,
-    nn.ReplicationPad1d: NonNegativeLinear,
-    nn.ReplicationPad2d: NonNegativeLinear,
-    nn.ReplicationPad3d: NonNegativeLinear,
-    nn.Upsample: upsample,
-    nn.UpsamplingNearest2d: upsample,
-    nn.UpsamplingBilinear2d: upsample,
-    **REFUSED,
+    **dict.fromkeys([nn.Dropout, *_family("Dropout")], DropoutAnswers),
+    **dict.fromkeys(_family("AvgPool", "AdaptiveAvgPool"), _average_pool),
+    **dict.fromkeys(_family("MaxPool", "AdaptiveMaxPool"), MaxPoolAnswers),
+    **dict.fromkeys(_family("ZeroPad", "ConstantPad"), ConstantPadAnswers),
+    **dict.fromkeys(_family("CircularPad"), _circular_pad),
+    **dict.fromkeys(_family("ReflectionPad", "ReplicationPad"), NonNegativeLinear),
+    **dict.fromkeys([nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d], _upsample),
+    **dict.fromkeys(REASONS, _refuse),
 }

@@ -274,7 +274,7 @@ def _widths(model: nn.Module) -> dict[int, tuple[int, int]]:
 
 def _brief(module: nn.Module) -> str:
     text = " ".join(str(module).split())
-    return text if len(text) <= 90 else f"{type(module).__name__}(…)"
+    return text if len(text) <= 120 else f"{type(module).__name__}(…)"
 
 
 def graph_module(

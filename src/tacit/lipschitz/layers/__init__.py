@@ -1,4 +1,4 @@
-"""Layers with a known constant."""
+"""Layers with a known constant: they answer the three questions of `tacit.lipschitz.Bounded`."""
 
 from tacit.lipschitz.layers.activations import Absolute, FullSort, GroupSort, Householder, MaxMin
 from tacit.lipschitz.layers.branches import (
@@ -28,32 +28,9 @@ from tacit.lipschitz.layers.rearranging import (
 )
 
 __all__ = [
-    "Absolute",
-    "AddBias",
-    "AverageResidual",
-    "BoundedInput",
-    "ClipGradient",
-    "Concatenate",
-    "ConvexResidual",
-    "FrobeniusLinear",
-    "FullSort",
-    "GroupSort",
-    "Householder",
-    "LayerCentering",
-    "MaxMin",
-    "OrthogonalConv1d",
-    "OrthogonalConv2d",
-    "Permute",
-    "Reshape",
-    "Residual",
-    "Scale",
-    "ScaledL2NormPool2d",
-    "Shift",
-    "SpaceToDepth",
-    "SpectralConv1d",
-    "SpectralConv2d",
-    "SpectralConv3d",
-    "SpectralLinear",
-    "Sum",
-    "Tokens",
-]
+    "Absolute", "AddBias", "AverageResidual", "BoundedInput", "ClipGradient", "Concatenate",
+    "ConvexResidual", "FrobeniusLinear", "FullSort", "GroupSort", "Householder", "LayerCentering",
+    "MaxMin", "OrthogonalConv1d", "OrthogonalConv2d", "Permute", "Reshape", "Residual", "Scale",
+    "ScaledL2NormPool2d", "Shift", "SpaceToDepth", "SpectralConv1d", "SpectralConv2d",
+    "SpectralConv3d", "SpectralLinear", "Sum", "Tokens",
+]  # fmt: skip

@@ -1,17 +1,10 @@
-"""Activations that keep norms.
+"""Activations that keep norms: the absolute value, sorting, and mirrors.
 
-The absolute value as an activation.
+Sorting is 1-Lipschitz. By the rearrangement inequality ⟨sort x, sort y⟩ ≥ ⟨x, y⟩, and
+‖sort x‖ = ‖x‖, so ‖sort x − sort y‖² = ‖x‖² + ‖y‖² − 2⟨sort x, sort y⟩ ≤ ‖x − y‖². The Jacobian is
+a permutation almost everywhere: gradients keep their norm  [Anil 2019].
 
-Activations that sort channels: they move numbers about and lose none.
-
-Rearrangement inequality: ⟨sort x, sort y⟩ ≥ ⟨x, y⟩, and ‖sort x‖ = ‖x‖, so
-‖sort x − sort y‖² = ‖x‖² + ‖y‖² − 2⟨sort x, sort y⟩ ≤ ‖x − y‖². Hence 1-Lipschitz, and the
-Jacobian is a permutation almost everywhere: gradients keep their norm  [Anil 2019].
-
-Channels are axis 1, where PyTorch has them: (B, C), (B, C, H, W). For tokens (B, T, C) say
-`axis=-1`.
-
-The Householder activation: MaxMin with a mirror of its own for each pair of channels.
+Channels are axis 1, as in PyTorch: (B, C), (B, C, H, W). For tokens (B, T, C) give `axis=-1`.
 """
 
 from __future__ import annotations
@@ -28,10 +21,10 @@ from tacit.lipschitz.bounds import Bound, Parameterless, own_axis
 
 
 class Absolute(nn.Module, Parameterless):
-    """|x|, number by number: 1-Lipschitz, and its Jacobian of ±1 keeps the norm of a gradient.
+    """|x|, entry by entry: 1-Lipschitz, and its Jacobian of ±1 keeps the norm of a gradient.
 
     max(a, b) = (a + b + |a − b|)/2 makes it MaxMin after a rotation. It needs no even number of
-    channels, and costs one pass over the numbers each way, as a ReLU does.
+    channels, and costs one pass over the entries each way, as a ReLU does.
     """
 
     exact = True
@@ -40,19 +33,57 @@ class Absolute(nn.Module, Parameterless):
         return x.abs()
 
 
-class GroupSort(nn.Module, Parameterless):
-    """Sorts each group of `group_size` neighbouring channels in ascending order."""
-
+class _Sort(nn.Module, Parameterless):
     exact = True
 
-    def __init__(self, group_size: int, axis: int = 1) -> None:
+    def __init__(self, axis: int = 1) -> None:
         super().__init__()
-        if group_size < 1:
-            raise ValueError(f"group_size is {group_size}; give at least 1")
-        self.group_size, self.axis = int(group_size), int(axis)
+        self.axis = int(axis)
+
+    def extra_repr(self) -> str:
+        return f"axis={self.axis}"
+
+    def _channels(self, x: Tensor, group: int) -> int:
+        kind = type(self).__name__
+        axis = own_axis(self.axis, x.dim(), kind)
+        if x.shape[axis] % group:
+            raise Refused(
+                f"{kind} in groups of {group} over {x.shape[axis]} channels (axis {axis}): the "
+                "group size must divide the channels; change one of them, or the axis"
+            )
+        return axis
+
+
+class MaxMin(_Sort):
+    """(a, b) ↦ (max(a, b), min(a, b)) for the two halves a, b of the channels.
+
+    It sorts pairs of a channel and the one half the width further on: two contiguous blocks
+    instead of the interleaved ones of `GroupSort(2)`.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        axis = _channels(x, self.axis, self.group_size, self)
+        axis = self._channels(x, 2)
+        return torch.cat(order(*x.chunk(2, dim=axis)), dim=axis)
+
+
+class FullSort(_Sort):
+    """Sorts all channels of a position in ascending order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sort(dim=self._channels(x, 1)).values
+
+
+class GroupSort(_Sort):
+    """Sorts each group of `group_size` neighbouring channels in ascending order."""
+
+    def __init__(self, group_size: int, axis: int = 1) -> None:
+        super().__init__(axis)
+        if group_size < 1:
+            raise ValueError(f"group_size is {group_size}; give at least 1")
+        self.group_size = int(group_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        axis = self._channels(x, self.group_size)
         groups = x.unflatten(axis, (-1, self.group_size))
         if self.group_size == 2:
             larger, smaller = order(*groups.unbind(axis + 1))
@@ -65,51 +96,14 @@ class GroupSort(nn.Module, Parameterless):
         return f"{self.group_size}, axis={self.axis}"
 
 
-class MaxMin(nn.Module, Parameterless):
-    """(a, b) ↦ (max(a, b), min(a, b)) for the two halves a, b of the channels.
-
-    GroupSort of pairs, each of a channel and the one half the width further on: two contiguous
-    blocks instead of interleaved ones.
-    """
-
-    exact = True
-
-    def __init__(self, axis: int = 1) -> None:
-        super().__init__()
-        self.axis = int(axis)
-
-    def forward(self, x: Tensor) -> Tensor:
-        axis = _channels(x, self.axis, 2, self)
-        return torch.cat(order(*x.chunk(2, dim=axis)), dim=axis)
-
-    def extra_repr(self) -> str:
-        return f"axis={self.axis}"
-
-
-class FullSort(nn.Module, Parameterless):
-    """Sorts all channels of a position in ascending order."""
-
-    exact = True
-
-    def __init__(self, axis: int = 1) -> None:
-        super().__init__()
-        self.axis = int(axis)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sort(dim=_channels(x, self.axis, 1, self)).values
-
-    def extra_repr(self) -> str:
-        return f"axis={self.axis}"
-
-
 def order(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(max(a, b), min(a, b)), number by number."""
+    """(max(a, b), min(a, b)), entry by entry."""
     larger, smaller, _ = _Order.apply(a, b)
     return larger, smaller
 
 
 class _Order(torch.autograd.Function):
-    """Backwards one mask serves both. PyTorch's own halves gradients at ties, at twice the time."""
+    """One mask serves both gradients. PyTorch's own halves them at ties and takes twice as long."""
 
     generate_vmap_rule = True
 
@@ -129,23 +123,13 @@ class _Order(torch.autograd.Function):
         return torch.where(first, of_larger, of_smaller), torch.where(first, of_smaller, of_larger)
 
 
-def _channels(x: Tensor, axis: int, group: int, layer: nn.Module) -> int:
-    kind = type(layer).__name__
-    front = own_axis(axis, x.dim(), kind)
-    if x.shape[front] % group:
-        raise Refused(
-            f"{kind} in groups of {group} over {x.shape[front]} channels (axis {front}): the "
-            "group size must divide the channels; change one of them, or the axis"
-        )
-    return front
-
-
 class Householder(nn.Module):
-    """σ(z) = z where vᵀz > 0, its mirror image (I − 2vvᵀ)z elsewhere  [Singla 2021, §5].
+    """MaxMin with a learnt mirror for each pair of channels  [Singla 2021, §5].
 
-    z = (z₁, z₂) is a channel of the first half and its partner in the second; v = (sin θ/2,
-    −cos θ/2), one angle θ a pair, so that the mirror image is Rz with
-    R = [[cos θ, sin θ], [sin θ, −cos θ]]. θ = π/2, the start, is MaxMin.
+    σ(z) = z where vᵀz > 0, and its mirror image (I − 2vvᵀ)z elsewhere. z = (z₁, z₂) is a channel of
+    the first half and its partner in the second; v = (sin θ/2, −cos θ/2) with one angle θ per pair,
+    so the mirror image is Rz with R = [[cos θ, sin θ], [sin θ, −cos θ]]. θ = π/2, the initial
+    value, is MaxMin.
 
       output      ‖σ(z)‖ = ‖z‖: both branches are orthogonal
       Lipschitz   1: both branches are, and on the mirror vᵀz = 0 they agree
@@ -153,7 +137,7 @@ class Householder(nn.Module):
                   values z_cp and cotangents g_cp at positions p, has |Σ_p ⟨g_cp, ∂σ⟩| ≤ G_c·X_c;
                   all pairs (Σ_c G_c²X_c²)^(1/2) ≤ G·X, reached when one pair has everything
 
-    Any angle will do, so nothing is projected. Channels are axis 1; for tokens say `axis=-1`.
+    Every angle is allowed, so nothing is projected. For tokens give `axis=-1`.
     """
 
     def __init__(self, channels: int, axis: int = 1) -> None:

@@ -1,15 +1,13 @@
 """Skip connections, and modules side by side on one input.
 
-Modules side by side on one input.
-
-Skip connections around a module f of the same input and output shape.
+F and B(G) stand for the norm of a branch's output and of the cotangent that it sends back for G.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +18,21 @@ from tacit.lipschitz.projection import Constraint
 from tacit.lipschitz.sets import SLACK, FrobeniusBall
 
 
-class Sum(nn.Module):
-    """y = Σ_b f_b(x): ‖y‖ ≤ Σ_b F_b; each branch gets the cotangent G; the input Σ_b B_b(G)."""
-
+class _Branches(nn.Module):
     def __init__(self, branches: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.branches = _some(branches, self)
+        self.branches = nn.ModuleList(branches)
+        if not len(self.branches):
+            kind = type(self).__name__
+            raise ValueError(f"{kind} of no branches; give it at least one module")
+
+    def _walk_branches(self, x: Bound, walk: Walk) -> tuple[list[Bound], list[Pullback]]:
+        walked = [walk(f"branches.{i}", x) for i in range(len(self.branches))]
+        return [y for y, _ in walked], [back for _, back in walked]
+
+
+class Sum(_Branches):
+    """y = Σ_b f_b(x): ‖y‖ ≤ Σ_b F_b; each branch gets the cotangent G; the input Σ_b B_b(G)."""
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = [branch(x) for branch in self.branches]
@@ -33,7 +40,7 @@ class Sum(nn.Module):
         return functools.reduce(torch.add, outputs)
 
     def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]:
-        outputs, backs = _through(len(self.branches), x, walk)
+        outputs, backs = self._walk_branches(x, walk)
         _require_one_shape([y.shape for y in outputs])
         norm = math.fsum(y.norm for y in outputs)
 
@@ -43,11 +50,11 @@ class Sum(nn.Module):
         return Bound(norm, outputs[0].shape), pull
 
 
-class Concatenate(nn.Module):
-    """y = (f_1(x), f_2(x), …) along one axis, the channels' by default.
+class Concatenate(_Branches):
+    """y = (f_1(x), f_2(x), …) along one axis, by default that of the channels.
 
       output   ‖y‖² = Σ_b ‖f_b(x)‖² ≤ Σ_b F_b²
-      branch   the cotangent splits as it is laid out, Σ_b ‖g_b‖² ≤ G², so each gets at most G
+      branch   the cotangent splits in the same way, Σ_b ‖g_b‖² ≤ G², so each gets at most G
       input    Σ_b B_b(‖g_b‖) = Σ_b L_b‖g_b‖ ≤ (Σ_b L_b²)^(1/2)·G = (Σ_b B_b(G)²)^(1/2)
 
     The last line takes B_b to be linear. A branch that clips cotangents at C ≪ G can send back
@@ -55,9 +62,8 @@ class Concatenate(nn.Module):
     """
 
     def __init__(self, branches: Iterable[nn.Module], axis: int = 1) -> None:
-        super().__init__()
+        super().__init__(branches)
         self.axis = int(axis)
-        self.branches = _some(branches, self)
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = [branch(x) for branch in self.branches]
@@ -67,37 +73,25 @@ class Concatenate(nn.Module):
         return f"axis={self.axis}"
 
     def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]:
-        outputs, backs = _through(len(self.branches), x, walk)
+        outputs, backs = self._walk_branches(x, walk)
         shape = concatenated([y.shape for y in outputs], self.axis)
-        shared_out = clips_cotangents(self.branches)
+        clips = clips_cotangents(self.branches)
 
         def pull(cotangent: float) -> float:
             parts = [back(cotangent) for back in backs]
-            return math.fsum(parts) if shared_out else math.hypot(*parts)
+            return math.fsum(parts) if clips else math.hypot(*parts)
 
         return Bound(math.hypot(*(y.norm for y in outputs)), shape), pull
 
 
-def concatenated(shapes: list[tuple[int, ...]], axis: int) -> tuple[int, ...]:
-    """The shape of one record's tensors laid end to end along `axis`, the batch being axis 0."""
+def concatenated(shapes: Sequence[tuple[int, ...]], axis: int) -> tuple[int, ...]:
+    """The shape of one record's tensors concatenated along `axis`, the batch being axis 0."""
     own = own_axis(axis, len(shapes[0]) + 1, "concatenation") - 1
     around = {(*shape[:own], *shape[own + 1 :]) for shape in shapes}
     if len(around) != 1 or len({len(shape) for shape in shapes}) != 1:
-        raise Refused(f"shapes {shapes} cannot be laid end to end along axis {own + 1}")
+        raise Refused(f"shapes {shapes} cannot be concatenated along axis {own + 1}")
     total = sum(shape[own] for shape in shapes)
     return (*shapes[0][:own], total, *shapes[0][own + 1 :])
-
-
-def _some(branches: Iterable[nn.Module], layer: nn.Module) -> nn.ModuleList:
-    found = nn.ModuleList(branches)
-    if not len(found):
-        raise ValueError(f"{type(layer).__name__} of no branches; give it at least one module")
-    return found
-
-
-def _through(count: int, x: Bound, walk: Walk) -> tuple[list[Bound], list[Pullback]]:
-    walked = [walk(f"branches.{i}", x) for i in range(count)]
-    return [y for y, _ in walked], [back for _, back in walked]
 
 
 def _require_one_shape(shapes: list[tuple[int, ...]]) -> None:
@@ -105,86 +99,93 @@ def _require_one_shape(shapes: list[tuple[int, ...]]) -> None:
         raise Refused(f"Sum of branches of shapes {shapes}; they must agree")
 
 
-class Residual(nn.Module):
-    """y = x + f(x). F and B are what f makes of the norm X and of the cotangent G.
-
-    ‖y‖ ≤ X + F;  ‖(I + J_f)ᵀg‖ ≤ G + B;  f gets the cotangent G. For an L-Lipschitz f that is a
-    Lipschitz constant of 1 + L, which doubles with each block: see `AverageResidual`.
-    """
-
+class _Skip(nn.Module):
     def __init__(self, f: nn.Module) -> None:
         super().__init__()
         self.f = f
 
+    def _branch(self, x: Tensor) -> Tensor:
+        y: Tensor = self.f(x)
+        self._require_same(x.shape, y.shape)
+        return y
+
+    def _walk_branch(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]:
+        y, back = walk("f", x)
+        self._require_same(x.shape, y.shape)
+        return y, back
+
+    def _require_same(self, before: tuple[int, ...], after: tuple[int, ...]) -> None:
+        # Broadcasting would copy numbers, and the norms would be others.
+        if tuple(before) != tuple(after):
+            raise Refused(
+                f"{type(self).__name__} adds its input of shape {tuple(before)} to f's output of "
+                f"shape {tuple(after)}; give f the same shape on both sides"
+            )
+
+
+class Residual(_Skip):
+    """y = x + f(x): ‖y‖ ≤ X + F, f gets the cotangent G, and ‖(I + J_f)ᵀg‖ ≤ G + B(G).
+
+    For an L-Lipschitz f that is a Lipschitz constant of 1 + L, which doubles with each block: see
+    `AverageResidual`.
+    """
+
     def forward(self, x: Tensor) -> Tensor:
-        y = self.f(x)
-        _require_same(x.shape, y.shape, self)
-        return x + y
+        return x + self._branch(x)
 
     def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]:
-        y, back = walk("f", x)
-        _require_same(x.shape, y.shape, self)
+        y, back = self._walk_branch(x, walk)
         return Bound(x.norm + y.norm, x.shape), lambda cotangent: cotangent + back(cotangent)
 
 
-class AverageResidual(nn.Module):
+class AverageResidual(_Skip):
     """y = ½(x + f(x)): ‖y‖ ≤ ½(X + F), and f gets the cotangent ½G.
 
     ½‖(I + J_f)ᵀg‖ ≤ ½G + B(½G): 1-Lipschitz where f is, at any depth.
     """
 
-    def __init__(self, f: nn.Module) -> None:
-        super().__init__()
-        self.f = f
-
     def forward(self, x: Tensor) -> Tensor:
-        y = self.f(x)
-        _require_same(x.shape, y.shape, self)
-        return 0.5 * (x + y)
+        return 0.5 * (x + self._branch(x))
 
     def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]:
-        y, back = walk("f", x)
-        _require_same(x.shape, y.shape, self)
+        y, back = self._walk_branch(x, walk)
         norm = 0.5 * (x.norm + y.norm)
         return Bound(norm, x.shape), lambda cotangent: 0.5 * cotangent + back(0.5 * cotangent)
 
 
-class ConvexResidual(nn.Module):
-    """y = a·x + (1 − a)·f(x) with a learnt share a between 0 and 1, at first ½.
+class ConvexResidual(_Skip):
+    """y = a·x + (1 − a)·f(x) with a learnt share a between 0 and 1, initially ½.
 
-    Trained is the lean b = a − ½, |b| ≤ ½, a ball around 0 like every other set:
+    The parameter is b = a − ½, |b| ≤ ½, a ball around 0 like every other set:
     y = ½(x + f(x)) + b·(x − f(x)).
 
       output   a·X + (1 − a)·F ≤ max(X, F)
       input    a·G + B((1 − a)·G) ≤ max(G, B(G)), B being linear; if f clips cotangents it is only
                increasing, and G + B(G) is all that holds
-      lean     |⟨g, x − f(x)⟩| ≤ (X + F)·G
+      b        |⟨g, x − f(x)⟩| ≤ (X + F)·G
 
     |b| may pass ½ by the slack of a projection, and a + |1 − a| then 1 by as much.
     """
 
     def __init__(self, f: nn.Module) -> None:
-        super().__init__()
-        self.f = f
+        super().__init__(f)
         self.mixture = _Lean()
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.f(x)
-        _require_same(x.shape, y.shape, self)
+        y = self._branch(x)
         mixed: Tensor = 0.5 * (x + y) + self.mixture(x - y)
         return mixed
 
     def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]:
-        y, back = walk("f", x)
-        _require_same(x.shape, y.shape, self)
-        _, note_lean = walk("mixture", Bound(x.norm + y.norm, x.shape))
-        shared_out = clips_cotangents(self.f)
+        y, back = self._walk_branch(x, walk)
+        _, back_to_lean = walk("mixture", Bound(x.norm + y.norm, x.shape))
+        clips = clips_cotangents(self.f)
 
         def pull(cotangent: float) -> float:
-            note_lean(cotangent)
+            back_to_lean(cotangent)
             most = cotangent * (1 + SLACK)
             through = back(most)
-            return most + through if shared_out else (1 + SLACK) * max(cotangent, through)
+            return most + through if clips else (1 + SLACK) * max(cotangent, through)
 
         return Bound(max(x.norm, y.norm) * (1 + SLACK), x.shape), pull
 
@@ -210,12 +211,3 @@ class _Lean(nn.Module):
 
     def gradient_norms(self, x: Bound, cotangent: float) -> Mapping[str, float]:
         return {"lean": x.norm * cotangent}
-
-
-def _require_same(before: tuple[int, ...], after: tuple[int, ...], layer: nn.Module) -> None:
-    # Broadcasting would copy numbers, and no norm would be what it seems.
-    if tuple(before) != tuple(after):
-        raise Refused(
-            f"{type(layer).__name__} adds its input of shape {tuple(before)} to f's output of "
-            f"shape {tuple(after)}; give f the same shape on both sides"
-        )

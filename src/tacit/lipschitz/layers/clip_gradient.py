@@ -1,4 +1,4 @@
-"""Identity forwards, per-record norm clipping backwards."""
+"""A layer that is the identity forwards and clips each record's cotangent backwards."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.lipschitz.bounds import Bound, Parameterless
+from tacit.lipschitz.bounds import Parameterless
 
 
 class ClipGradient(nn.Module, Parameterless):
-    """f(x) = x, with each record's cotangent g replaced by g·min(1, C/‖g‖) on its way back.
+    """f(x) = x forwards; backwards each record's cotangent g becomes g·min(1, C/‖g‖).
 
-    Below it no cotangent is longer than C, whatever the layers and the loss above, so it makes
-    their Lipschitz constants irrelevant for the layers before it  [clipless paper, §3.3]. It
-    clips records apart only if the loss is summed over records, as `Clipless` does.
+    The layers before it get cotangents of norm at most C, whatever the layers after it and the
+    loss are  [clipless paper, §3.3]. It clips records apart only if the loss is summed over
+    records, as `Clipless` does.
     """
 
     exact = True
@@ -35,9 +35,6 @@ class ClipGradient(nn.Module, Parameterless):
 
     def extra_repr(self) -> str:
         return f"{self.max_norm}"
-
-    def lipschitz(self, x: Bound) -> float:
-        return 1.0
 
 
 def clip_cotangent(x: Tensor, max_norm: float | Tensor) -> Tensor:
@@ -67,8 +64,7 @@ def limit_rows(rows: Tensor, max_norm: float | Tensor) -> tuple[Tensor, Tensor, 
     """Each row scaled to norm at most C: g·min(1, C/‖g‖); the norms before, and which are finite.
 
     A row that is not finite becomes zero. C is first lowered by a few roundings, so that the
-    bound holds for the numbers that go on; half precision is scaled in single, and rounded once
-    more at the end.
+    computed row keeps to the bound. Half precision is scaled in float32 and rounded at the end.
     """
     flat = rows.flatten(1)
     finite = flat.isfinite().all(dim=1)

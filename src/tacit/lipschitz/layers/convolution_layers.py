@@ -1,14 +1,9 @@
-"""Convolutions whose operator norm is bounded.
-
-Convolutions whose operator norm is bounded.
-
-Convolutions that keep the norm of their input, made of factors that can be projected.
-"""
+"""Convolutions whose operator norm is bounded, and some that keep the norm of their input."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,21 +13,14 @@ from torch.nn.modules.conv import _ConvNd
 from tacit.errors import Refused
 from tacit.lipschitz.bounds import Bound, Pullback, Walk, require_limits
 from tacit.lipschitz.convolution_norm import Axis
+from tacit.lipschitz.layers.linear import ConstrainedWeight
 from tacit.lipschitz.layers.rearranging import Shift, SpaceToDepth
-from tacit.lipschitz.projection import Constraint
-from tacit.lipschitz.sets import (
-    SLACK,
-    FrobeniusBall,
-    ReshapedKernel,
-    TrueConvolution,
-    WeightSet,
-    shrunk,
-)
+from tacit.lipschitz.sets import ReshapedKernel, TrueConvolution, WeightSet, shrunk
 
 KernelSet = Callable[[float, tuple[Axis, ...], int], WeightSet]
 
 
-class _SpectralConv(_ConvNd):
+class _SpectralConv(ConstrainedWeight, _ConvNd):
     """y = K * x + c with ‖K * ·‖ ≤ max_norm as an operator and ‖c‖ ≤ max_bias.
 
     P output positions, X the norm of the whole image, `reads` how often its most-read pixel is
@@ -55,10 +43,7 @@ class _SpectralConv(_ConvNd):
     more often than on large ones; others are refused. With it, for that size alone, and a few
     percent larger on small images. Zero and circular padding are the tight ones: reflecting and
     replicating cost a factor of 1.5 to 2.5.
-    A bias costs noise on P positions' worth of sensitivity, so there is none unless asked for.
     """
-
-    objects = ("within",)
 
     def __init__(
         self,
@@ -80,121 +65,95 @@ class _SpectralConv(_ConvNd):
         dtype: Any = None,
     ) -> None:
         require_limits(self, max_norm, max_bias)
-        super().__init__(  # type: ignore[call-arg]
-            in_channels,
-            out_channels,
-            kernel_size,  # type: ignore[arg-type]
-            stride,  # type: ignore[arg-type]
-            padding,  # type: ignore[arg-type]
-            dilation,  # type: ignore[arg-type]
-            groups,  # type: ignore[arg-type]
-            bias,  # type: ignore[arg-type]
-            padding_mode,  # type: ignore[arg-type]
-            device=device,
-            dtype=dtype,
-        )
+        sizes: Any = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups)
+        super().__init__(*sizes, bias, padding_mode, device=device, dtype=dtype)  # type: ignore[misc, call-arg]
         self.max_norm, self.max_bias = float(max_norm), float(max_bias)
         self.axes, self.groups_of_axes = axes_of(self, input_size), groups
         self.within = within(self.max_norm, self.axes, groups)
         if self.weight.is_meta:
-            return  # whoever gives it memory gives it weights
+            return  # `torch.nn.utils.skip_init` fills the weights later
         with torch.no_grad():
-            _orthogonal_rows(self.weight, groups)
+            # Orthonormal rows of each group's flattened kernel, or columns if there are fewer.
+            for rows in self.weight.chunk(groups):
+                rows.copy_(nn.init.orthogonal_(torch.empty_like(rows)))
             stack = self.within.project(self.weight[None])
             self.weight.copy_(shrunk(stack, self.within.norm_upper(stack), self.max_norm)[0])
             if self.bias is not None:
                 self.bias.zero_()
 
-    def constraints(self) -> list[Constraint]:
-        found = [Constraint(self.weight, self.within)]
-        if self.bias is not None:
-            found.append(Constraint(self.bias, FrobeniusBall(self.max_bias)))
-        return found
-
-    def output_norm(self, x: Bound) -> float:
-        bias = 0.0 if self.bias is None else self.max_bias * (1 + SLACK)
-        return self.lipschitz(x) * x.norm + math.sqrt(self._positions(x)) * bias
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {type(self.within).__name__}({self.max_norm:g})"
 
     def lipschitz(self, x: Bound) -> float:
         self._require_covered(x)
-        return self.within.max_norm * (1 + SLACK)
+        return super().lipschitz(x)
 
-    def gradient_norms(self, x: Bound, cotangent: float) -> Mapping[str, float]:
+    def reads(self, x: Bound) -> float:
         self._require_covered(x)
-        sizes = x.shape[1:]
-        reads = math.prod(axis.reads(n) for axis, n in zip(self.axes, sizes, strict=True))
-        found = {"weight": math.sqrt(reads) * x.norm * cotangent}
-        if self.bias is not None:
-            found["bias"] = math.sqrt(self._positions(x)) * cotangent
-        return found
+        return math.prod(a.reads(n) for a, n in zip(self.axes, x.shape[1:], strict=True))
 
-    def _positions(self, x: Bound) -> int:
+    def positions(self, x: Bound) -> int:
         return math.prod(a.outputs(n) for a, n in zip(self.axes, x.shape[1:], strict=True))
 
-    def _require_as_built(self, declared: tuple[int | None, ...]) -> None:
-        """The set is that of the axes the layer was built with."""
-        now = (axes_of(self, declared), self.groups)
-        if now != (self.axes, self.groups_of_axes):
-            raise Refused(
-                f"the stride, padding, padding_mode, dilation, kernel or groups of this "
-                f"{type(self).__name__} changed after it was built, and its bounds are those of "
-                "before; build a new one"
-            )
-
     def _require_covered(self, x: Bound) -> None:
-        sizes = x.shape[1:]
+        kind, sizes = type(self).__name__, x.shape[1:]
         declared = tuple(axis.size for axis in self.axes)
-        self._require_as_built(declared)
+        # The set is that of the axes the layer was built with.
+        if (axes_of(self, declared), self.groups) != (self.axes, self.groups_of_axes):
+            raise Refused(
+                f"the stride, padding, padding_mode, dilation, kernel or groups of this {kind} "
+                "changed after it was built, and its bounds are those of before; build a new one"
+            )
         if len(sizes) != len(self.axes):
             raise Refused(
-                f"{type(self).__name__} is given one record of shape {x.shape}; it needs channels "
-                f"and {len(self.axes)} spatial axes"
+                f"{kind} is given one record of shape {x.shape}; it needs channels and "
+                f"{len(self.axes)} spatial axes"
             )
         if all(axis.covers(n) for axis, n in zip(self.axes, sizes, strict=True)):
             return
         if declared[0] is not None:
             raise Refused(
-                f"{type(self).__name__} is bounded for input_size={declared} and given {sizes}; "
-                "declare the size that it is used with"
+                f"{kind} is bounded for input_size={declared} and given {sizes}; declare the size "
+                "that it is used with"
             )
         raise Refused(
-            f"{type(self).__name__} with {self.padding_mode} padding, stride {self.stride} and "
-            f"images of {sizes} uses a pixel more often than on large images that the stride "
-            f"divides; declare input_size={sizes}"
+            f"{kind} with {self.padding_mode} padding, stride {self.stride} and images of {sizes} "
+            "uses a pixel more often than on large images that the stride divides; declare "
+            f"input_size={sizes}"
         )
 
 
 class SpectralConv1d(_SpectralConv, nn.Conv1d):
-    """`nn.Conv1d` with the bounds of `_SpectralConv`."""
+    """`nn.Conv1d` whose operator norm is at most `max_norm`; bounds: `_SpectralConv`."""
 
 
 class SpectralConv2d(_SpectralConv, nn.Conv2d):
-    """`nn.Conv2d` with the bounds of `_SpectralConv`."""
+    """`nn.Conv2d` whose operator norm is at most `max_norm`; bounds: `_SpectralConv`."""
 
 
 class SpectralConv3d(_SpectralConv, nn.Conv3d):
-    """`nn.Conv3d` with the bounds of `_SpectralConv`."""
+    """`nn.Conv3d` whose operator norm is at most `max_norm`; bounds: `_SpectralConv`."""
 
 
 def axes_of(
     layer: _ConvNd, input_size: int | Sequence[int | None] | None = None
 ) -> tuple[Axis, ...]:
-    """The axes of a convolution of PyTorch's as it computes now, of declared size or of any."""
+    """The axes of a PyTorch convolution with its present settings, of declared size or of any."""
     kernel = layer.weight.shape[2:]
     dims = len(kernel)
     sizes = [input_size] * dims if isinstance(input_size, int | None) else list(input_size)
     if len(sizes) != dims:
         raise ValueError(f"input_size is {input_size}; give {dims} numbers, channels left out")
     strides, dilations = _each(layer.stride, dims), _each(layer.dilation, dims)
-    found = []
+    axes = []
     for i, (size, (before, after)) in enumerate(zip(sizes, _pads(layer, dims), strict=True)):
         if before < 0 or after < 0:
             raise Refused(f"padding is {before} and {after}; give numbers from 0")
         axis = Axis(kernel[i], strides[i], dilations[i], before, after, layer.padding_mode, size)
         if size is not None and axis.outputs(size) < 1:
             raise ValueError(f"input_size is {input_size}; no window of {axis.kernel} fits")
-        found.append(axis)
-    return tuple(found)
+        axes.append(axis)
+    return tuple(axes)
 
 
 def _pads(layer: _ConvNd, dims: int) -> list[tuple[int, int]]:
@@ -213,12 +172,6 @@ def _pads(layer: _ConvNd, dims: int) -> list[tuple[int, int]]:
 
 def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
     return (value,) * dims if isinstance(value, int) else tuple(value)
-
-
-def _orthogonal_rows(weight: Tensor, groups: int) -> None:
-    """Fill each group's flattened kernel with orthonormal rows, or columns if there are fewer."""
-    for rows in weight.chunk(groups):
-        rows.copy_(nn.init.orthogonal_(torch.empty_like(rows)))
 
 
 class _OrthogonalConv(nn.Module):
@@ -253,7 +206,7 @@ class _OrthogonalConv(nn.Module):
     ) -> None:
         super().__init__()
         dims = 1 if issubclass(self.conv, nn.Conv1d) else 2
-        kernel, steps = _each_axis(kernel_size, dims), _each_axis(stride, dims)
+        kernel, steps = _each(kernel_size, dims), _each(stride, dims)
         folded = in_channels * math.prod(steps)
         middle = max(folded, out_channels)
         how: dict[str, Any] = {"within": ReshapedKernel, "device": device, "dtype": dtype}
@@ -284,7 +237,3 @@ class OrthogonalConv2d(_OrthogonalConv):
     """`_OrthogonalConv` on images (B, C, H, W)."""
 
     conv = SpectralConv2d
-
-
-def _each_axis(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    return (value,) * dims if isinstance(value, int) else tuple(value)

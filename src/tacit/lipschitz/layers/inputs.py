@@ -1,11 +1,4 @@
-"""The first layers: a bound on the input that is enforced, centring and scaling.
-
-The first layer: it makes the bound on the input true instead of assuming it.
-
-Centring over a record's own numbers.
-
-Multiplication by a number that is fixed.
-"""
+"""The first layers of a network: an enforced bound on the input, centring and scaling."""
 
 from __future__ import annotations
 
@@ -21,10 +14,11 @@ from tacit.lipschitz.bounds import Bound, Parameterless, own_axes
 class BoundedInput(nn.Module):
     """Scales each record to norm at most X: x·min(1, X/‖x‖), or onto the sphere: X·x/‖x‖.
 
-    On the sphere all records have norm X, which wastes none of the noise that X costs. A record
-    that is not finite becomes 0, and 0 stays 0. Clipping is a projection on a convex set, so it
-    is 1-Lipschitz; x/‖x‖ has no Lipschitz constant near 0, which training does not need (there is
-    no parameter before it) and certificates account for (see `tacit.certificates`).
+    It enforces the bound on the input that the layers after it rely on. On the sphere all records
+    have norm X, which wastes none of the noise that X costs. A record that is not finite becomes 0,
+    and 0 stays 0. Clipping is a projection on a convex set, so it is 1-Lipschitz; x/‖x‖ has no
+    Lipschitz constant near 0, which training does not need (no parameter comes before it) and
+    certificates account for (see `tacit.certificates`).
     """
 
     exact = True
@@ -39,7 +33,7 @@ class BoundedInput(nn.Module):
         flat = x.flatten(1)
         seen = flat.detach()
         # Squares of large numbers overflow: divide by the largest entry first. It is NaN or ∞ where
-        # any entry is, so that one pass finds both.
+        # any entry is, so one pass finds both.
         largest = seen.abs().amax(dim=1, keepdim=True) if flat.shape[1] else seen.sum(1, True)
         finite = largest.isfinite()
         flat = torch.where(finite, flat, 0.0)
@@ -48,7 +42,7 @@ class BoundedInput(nn.Module):
         norms = torch.linalg.vector_norm(unit, dim=1, keepdim=True, dtype=torch.float64) * safe
         # 0 stays 0, and has a gradient of 0: 0 · ∞ is NaN, in the backward pass too.
         norms = torch.where(norms > 0, norms, 1.0)
-        # A few roundings lower, so that the norm of what comes out keeps to the bound.
+        # A few roundings lower, so that the norm of the output keeps to the bound.
         reach = self.max_norm * (1 - 4 * torch.finfo(flat.dtype).eps)
         scale = reach / norms
         if not self.sphere:
@@ -72,8 +66,8 @@ class LayerCentering(nn.Module, Parameterless):
     """x − mean(x) over some of a record's own axes, all of them by default.
 
     I − 11ᵀ/n is symmetric and its own square: an orthogonal projection, of norm 1  [clipless
-    paper, Prop. 4]. Over the batch axis it would be no layer of one record at all, and one record
-    would move everyone's gradient; that is refused.
+    paper, Prop. 4]. Centring over the batch axis is refused: one record would move the gradients of
+    all others.
     """
 
     def __init__(self, axes: int | Sequence[int] | None = None) -> None:

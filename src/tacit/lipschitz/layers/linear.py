@@ -1,16 +1,10 @@
-"""Linear layers with a bounded weight, and biases.
-
-Linear layers with a bounded weight.
-
-A linear layer whose weight is bounded in the Frobenius norm.
-
-A bias on its own.
-"""
+"""Linear layers with a bounded weight, and biases."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +15,54 @@ from tacit.lipschitz.projection import Constraint
 from tacit.lipschitz.sets import SLACK, FrobeniusBall, Orthogonal, WeightSet
 
 
-class SpectralLinear(nn.Linear):
+class ConstrainedWeight:
+    """The answers of y = Wx + c with ‖W‖ ≤ max_norm as an operator and ‖c‖ ≤ max_bias.
+
+    P positions share the bias, X is the norm of the whole record, and √reads is how much longer
+    than the record all windows that the weight is applied to can be together:
+      output      max_norm·X + √P·‖c‖
+      Lipschitz   max_norm
+      weight      √reads·X·G
+      bias        ‖Σ_p g_p‖ ≤ Σ_p ‖g_p‖ ≤ √P·G           (the same bias P times; Cauchy–Schwarz)
+    A bias costs noise on P positions' worth of sensitivity, so layers have none by default.
+    """
+
+    objects = ("within",)
+    weight: Any
+    bias: Any
+    within: Any
+    max_bias: float
+
+    def reads(self, x: Bound) -> float:
+        """How often the most-read number of the record is read."""
+        raise NotImplementedError
+
+    def positions(self, x: Bound) -> int:
+        """How many positions share the bias."""
+        raise NotImplementedError
+
+    def constraints(self) -> list[Constraint]:
+        constraints = [Constraint(self.weight, self.within)]
+        if self.bias is not None:
+            constraints.append(Constraint(self.bias, FrobeniusBall(self.max_bias)))
+        return constraints
+
+    def output_norm(self, x: Bound) -> float:
+        bias = 0.0 if self.bias is None else self.max_bias * (1 + SLACK)
+        return self.lipschitz(x) * x.norm + math.sqrt(self.positions(x)) * bias
+
+    def lipschitz(self, x: Bound) -> float:
+        limit: float = self.within.max_norm
+        return limit * (1 + SLACK)
+
+    def gradient_norms(self, x: Bound, cotangent: float) -> Mapping[str, float]:
+        norms = {"weight": math.sqrt(self.reads(x)) * x.norm * cotangent}
+        if self.bias is not None:
+            norms["bias"] = math.sqrt(self.positions(x)) * cotangent
+        return norms
+
+
+class SpectralLinear(ConstrainedWeight, nn.Linear):
     """y = Wx + c on the last axis, with ‖W‖₂ ≤ max_norm and ‖c‖ ≤ max_bias.
 
     T rows (tokens, patches) x_t of one record, X the norm of all of them together:
@@ -29,11 +70,10 @@ class SpectralLinear(nn.Linear):
       Lipschitz   ‖W‖
       weight      ‖Σ_t g_t x_tᵀ‖_F ≤ Σ_t ‖g_t‖‖x_t‖ ≤ G·X          (Cauchy–Schwarz)
       bias        ‖Σ_t g_t‖ ≤ √T·G                                 (the same bias T times)
-    A bias costs noise on T positions' worth of sensitivity, so there is none unless asked for.
     `within` chooses another set than orthogonal matrices, such as `SpectralBall`.
-    """
 
-    objects = ("within",)
+        nn.Sequential(BoundedInput(1.0), SpectralLinear(64, 32), MaxMin(), SpectralLinear(32, 10))
+    """
 
     def __init__(
         self,
@@ -52,29 +92,19 @@ class SpectralLinear(nn.Linear):
         self.max_norm, self.max_bias = float(max_norm), float(max_bias)
         self.within = within(self.max_norm)  # type: ignore[call-arg]
         if self.weight.is_meta:
-            return  # whoever gives it memory gives it weights
+            return  # `torch.nn.utils.skip_init` fills the weights later
         nn.init.orthogonal_(self.weight, gain=self.max_norm)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def constraints(self) -> list[Constraint]:
-        found = [Constraint(self.weight, self.within)]
-        if self.bias is not None:
-            found.append(Constraint(self.bias, FrobeniusBall(self.max_bias)))
-        return found
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {type(self.within).__name__}({self.max_norm:g})"
 
-    def output_norm(self, x: Bound) -> float:
-        bias = 0.0 if self.bias is None else self.max_bias * (1 + SLACK)
-        return self.lipschitz(x) * x.norm + math.sqrt(x.tokens) * bias
+    def reads(self, x: Bound) -> float:
+        return 1.0
 
-    def lipschitz(self, x: Bound) -> float:
-        return self.within.max_norm * (1 + SLACK)
-
-    def gradient_norms(self, x: Bound, cotangent: float) -> Mapping[str, float]:
-        found = {"weight": x.norm * cotangent}
-        if self.bias is not None:
-            found["bias"] = math.sqrt(x.tokens) * cotangent
-        return found
+    def positions(self, x: Bound) -> int:
+        return x.tokens
 
 
 class FrobeniusLinear(SpectralLinear):
@@ -96,16 +126,9 @@ class FrobeniusLinear(SpectralLinear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            in_features,
-            out_features,
-            bias,
-            max_norm=max_norm,
-            max_bias=max_bias,
-            within=FrobeniusBall,
-            device=device,
-            dtype=dtype,
-        )
+        limits: dict[str, Any] = {"max_norm": max_norm, "max_bias": max_bias}
+        how: dict[str, Any] = {"within": FrobeniusBall, "device": device, "dtype": dtype}
+        super().__init__(in_features, out_features, bias, **limits, **how)
         with torch.no_grad():
             # Orthogonal so far: min(m, n) singular values of max_norm.
             self.weight /= math.sqrt(min(in_features, out_features))
@@ -119,7 +142,7 @@ class AddBias(nn.Module):
       bias        ‖Σ_p g_p‖ ≤ Σ_p ‖g_p‖ ≤ √P·G: the same bias P times  (Cauchy–Schwarz)
 
     √P, not 1: on 28×28 positions the gradient is up to 28 times the cotangent. Features are axis
-    1; for tokens (B, T, C) say `axis=-1`.
+    1; for tokens (B, T, C) give `axis=-1`.
     """
 
     def __init__(self, features: int, max_bias: float = 1.0, axis: int = 1) -> None:

@@ -1,13 +1,4 @@
-"""Each record's numbers in another order, and pooling.
-
-Each record's numbers in another order: isometries, and exact.
-
-Channels moved against each other.
-
-Downsampling that loses nothing.
-
-Pooling by the L2 norm of each window.
-"""
+"""Layers that only rearrange each record's numbers, which is exact, and L2-norm pooling."""
 
 from __future__ import annotations
 
@@ -24,13 +15,21 @@ from tacit.lipschitz.bounds import Bound, Parameterless
 from tacit.lipschitz.torch_modules import largest_overlap
 
 
-class Permute(nn.Module, Parameterless):
+class _Rearrangement(nn.Module, Parameterless):
+    exact = True
+    repr_of = ""
+
+    def extra_repr(self) -> str:
+        return ", ".join(str(getattr(self, name)) for name in self.repr_of.split())
+
+
+class Permute(_Rearrangement):
     """A record's axes in another order, numbered from 1: the batch stays where it is.
 
     `Permute(2, 1)` turns tokens (B, T, C) into (B, C, T), so that a linear layer mixes tokens.
     """
 
-    exact = True
+    repr_of = "order"
 
     def __init__(self, *order: int) -> None:
         super().__init__()
@@ -45,19 +44,16 @@ class Permute(nn.Module, Parameterless):
             raise Refused(f"Permute{self.order} of a record that has {x.dim() - 1} axes")
         return x.permute(0, *self.order)
 
-    def extra_repr(self) -> str:
-        return ", ".join(map(str, self.order))
 
+class Reshape(_Rearrangement):
+    """Each record in a shape of as many numbers. Unlike `view`, it cannot reach across records."""
 
-class Reshape(nn.Module, Parameterless):
-    """Each record in the given shape, of as many numbers. Unlike `view`, it cannot reach across."""
-
-    exact = True
+    repr_of = "shape"
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
         if any(size < 1 for size in shape):
-            raise ValueError(f"Reshape{shape}: say each size of one record; nothing is inferred")
+            raise ValueError(f"Reshape{shape}: give each size of one record; nothing is inferred")
         self.shape = tuple(shape)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,14 +61,9 @@ class Reshape(nn.Module, Parameterless):
             raise Refused(f"Reshape{self.shape} of a record of shape {tuple(x.shape[1:])}")
         return x.reshape(x.shape[0], *self.shape)
 
-    def extra_repr(self) -> str:
-        return ", ".join(map(str, self.shape))
 
-
-class Tokens(nn.Module, Parameterless):
-    """Images (B, C, H, W) as tokens (B, H·W, C), one a position: what mixers work on."""
-
-    exact = True
+class Tokens(_Rearrangement):
+    """Images (B, C, H, W) as tokens (B, H·W, C), one per position: the input of mixers."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() < 3:
@@ -80,14 +71,14 @@ class Tokens(nn.Module, Parameterless):
         return x.flatten(2).transpose(1, 2)
 
 
-class Shift(nn.Module, Parameterless):
-    """Each channel moves by its own offset of a k₁ × … × k_r window: a convolution of norm 1.
+class Shift(_Rearrangement):
+    """Moves each channel by its own offset of a k₁ × … × k_r window: a convolution of norm 1.
 
-    The offsets are dealt to runs of channels, evenly. Round a torus (`circular`) it is a
-    permutation; with zeros what moves over the border is lost, and nothing grows  [Wu 2018].
+    Runs of channels share an offset, evenly. On a torus (`circular`) it is a permutation; with
+    zeros, what moves over the border is lost, and nothing grows  [Wu 2018].
     """
 
-    exact = True
+    repr_of = "window padding_mode"
 
     def __init__(self, window: Sequence[int], padding_mode: str = "circular") -> None:
         super().__init__()
@@ -114,18 +105,15 @@ class Shift(nn.Module, Parameterless):
         steps = [max(-n, min(step, n)) for step, n in zip(by, run.shape[2:], strict=True)]
         return F.pad(run, [amount for step in reversed(steps) for amount in (step, -step)])
 
-    def extra_repr(self) -> str:
-        return f"{self.window}, {self.padding_mode}"
 
-
-class SpaceToDepth(nn.Module, Parameterless):
+class SpaceToDepth(_Rearrangement):
     """Blocks of s₁ × … × s_r pixels become channels: a permutation, so every norm is kept.
 
     (B, C, n₁, …) to (B, C·s₁⋯s_r, n₁/s₁, …), in the order of `torch.nn.PixelUnshuffle`
-    [Jacobsen 2018]. Downsamples without losing anything, where pooling and strides do.
+    [Jacobsen 2018]. Unlike pooling and strides, it downsamples without losing anything.
     """
 
-    exact = True
+    repr_of = "block"
 
     def __init__(self, block: int | Sequence[int], dims: int = 2) -> None:
         super().__init__()
@@ -144,9 +132,6 @@ class SpaceToDepth(nn.Module, Parameterless):
         parts = x.reshape(*x.shape[:2], *split).permute(order)
         return parts.flatten(1, 1 + len(sizes))
 
-    def extra_repr(self) -> str:
-        return f"{self.block}"
-
 
 class ScaledL2NormPool2d(nn.Module, Parameterless):
     """y_w = ‖x restricted to window w‖/√M, in each channel, M = ⌈k_h/s_h⌉·⌈k_w/s_w⌉.
@@ -154,10 +139,10 @@ class ScaledL2NormPool2d(nn.Module, Parameterless):
     |‖a‖ − ‖b‖| ≤ ‖a − b‖ in each window, and a pixel is in at most M windows, so
     Σ_w (y_w − y'_w)² ≤ Σ_w ‖x_w − x'_w‖²/M ≤ ‖x − x'‖²: 1-Lipschitz. Windows that do not overlap
     (M = 1, the default) and that cover the image keep the norm: ‖y‖ = ‖x‖. The output at 0 is 0,
-    with no epsilon inside the root. What windows there are may overlap less than M.
+    with no epsilon inside the root. The windows of a small image may overlap less than M.
 
-    The norm has no derivative at 0, and near it squares underflow, x/‖x‖ computed in floating
-    point then having any norm up to √(k_h·k_w). There the gradient is 0.
+    The norm has no derivative at 0. Near 0 squares underflow, and x/‖x‖ computed in floating point
+    can have any norm up to √(k_h·k_w). There the gradient is 0.
     """
 
     def __init__(
