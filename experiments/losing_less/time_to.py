@@ -2,14 +2,14 @@
 
 60, 65 and 70 per cent on CIFAR-10, 97 and 98 on MNIST. Each plan is made before the run, with noise
 for all its steps at ε = 3 (δ = 1e-5); the clock runs from the release of the centre, if any, to the
-first of twenty looks at the test records that finds the target reached, and `whole` is the time of
+first of twenty evaluations on the test records that reaches the target, and `whole` is the time of
 the whole plan. To end a run there would not lower its ε. Every run calibrates its noise on the
 clock: what the accountant keeps is thrown away before each seed (`calibration` is its share).
 Features are of each record alone and are timed apart; `with features` adds them. A rehearsal of
 three steps warms kernels up beforehand. Loading the data and the rehearsal are left out.
 
-    python experiments/losing_less/time_to.py --seeds 0 1 2 3 4 --out time_to.json
-    python experiments/losing_less/time_to.py --device cpu --only "mnist 97" --out cpu.json
+    python -m experiments.losing_less time_to --seeds 0 1 2 3 4 --out time_to.json
+    python -m experiments.losing_less time_to --device cpu --only "mnist 97" --out cpu.json
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import runs
 import torch
-from beyond import BOTH_IMAGES, LINEAR, METHODS, best_of, lines_of
-from runs import Setting, run
 
 import tacit
+from experiments.losing_less import recipes
+from experiments.losing_less.beyond import BOTH_IMAGES, LINEAR, METHODS, best_of
+from experiments.losing_less.training import PAPER, Setting, parts, run, small
+from experiments.runner import read_lines
 from tacit.data.scattering import Scattering
 from tacit.report.run_folder import environment, to_json
 
@@ -75,7 +76,7 @@ def _wait(device: str) -> None:
 def forget_accounting() -> None:
     """Empty every cache of the accountant and of the recipes, as in a process that begins."""
     for name, module in list(sys.modules.items()):
-        if name == "recipes" or name.startswith("tacit.accounting"):
+        if name == recipes.__name__ or name.startswith("tacit.accounting"):
             for value in list(vars(module).values()):
                 if hasattr(value, "cache_clear"):
                     value.cache_clear()
@@ -85,7 +86,7 @@ def timed(
     target: float, setting: Setting, seeds: Sequence[int], device: str, limit: int | None
 ) -> dict:
     if limit is not None:
-        setting = replace(setting, batch_size=16, steps=3)
+        setting = small(setting)
     features, of_cpu = feature_seconds(setting, device, limit)
     run(replace(setting, steps=3, noise_multiplier=10.0), 0, device, 1, limit)
     rows = []
@@ -123,7 +124,8 @@ def timed(
 
 
 def main(arguments: Sequence[str] | None = None) -> dict:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Seconds until a private run at ε = 3 reaches a target accuracy."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--only", nargs="+", choices=list(TARGETS), default=list(TARGETS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--chosen", type=Path, help="a search by beyond.py: its best are run")
@@ -135,21 +137,16 @@ def main(arguments: Sequence[str] | None = None) -> dict:
     if asked.device == "cpu":
         torch.set_num_threads(asked.threads)
     report: dict = {"environment": environment(), "device": asked.device, "targets": {}}
-    best = best_of(lines_of(asked.chosen)) if asked.chosen else {}
+    best = best_of(read_lines(asked.chosen)) if asked.chosen else {}
     for name in asked.only:
         target, setting = TARGETS[name]
         if METHOD_OF.get(name) in best:
             setting = best[METHOD_OF[name]][1]
-        limit = 96 if asked.small else None
+        limit = PAPER.small_records if asked.small else None
         found = timed(target, setting, asked.seeds, asked.device, limit)
         report["targets"][name] = found
         print(name, found["reached"], found["median seconds"], found["with features"], flush=True)
         if asked.out is not None:
             asked.out.write_text(to_json(report) + "\n", encoding="utf-8")
-        runs.data.cache_clear()
-        runs.parts.cache_clear()
+        parts.cache_clear()
     return report
-
-
-if __name__ == "__main__":
-    main()

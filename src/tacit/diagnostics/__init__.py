@@ -3,15 +3,28 @@
 Except what is made of released weights (`weight_norms`) or of held-out records alone.
 """
 
-from tacit.diagnostics.accuracy_curve import AccuracyCurve, accuracy_curve
-from tacit.diagnostics.alignment import ClippingAlignment, clipping_alignment
-from tacit.diagnostics.confusion import ConfusionHistory, confusion_matrix
-from tacit.diagnostics.curvature import Curvature, Spectrum, hessian_spectrum, lanczos
-from tacit.diagnostics.diagnostic import Diagnostic, Point
+from tacit.diagnostics.accuracy_curve import (
+    AccuracyCurve,
+    accuracy_curve,
+    plot_ablation,
+    plot_accuracy_against_epsilon,
+)
+from tacit.diagnostics.alignment import ClippingAlignment, clipping_alignment, plot_alignment
+from tacit.diagnostics.confusion import ConfusionHistory, confusion_matrix, plot_confusion
+from tacit.diagnostics.curvature import (
+    Curvature,
+    Spectrum,
+    hessian_spectrum,
+    lanczos,
+    plot_curvature,
+)
+from tacit.diagnostics.diagnostic import Diagnostic, Point, first_of
 from tacit.diagnostics.gradient_norms import (
     GradientNormHistory,
     GradientNorms,
     gradient_histogram,
+    plot_gradient_norm_histograms,
+    plot_gradient_norms,
     whole_norms,
 )
 from tacit.diagnostics.layer_norms import (
@@ -20,6 +33,8 @@ from tacit.diagnostics.layer_norms import (
     WeightNorms,
     activation_norms,
     input_norms,
+    plot_input_norms,
+    plot_norms,
     weight_norms,
 )
 
@@ -40,10 +55,20 @@ __all__ = [
     "activation_norms",
     "clipping_alignment",
     "confusion_matrix",
+    "first_of",
     "gradient_histogram",
     "hessian_spectrum",
     "input_norms",
     "lanczos",
+    "plot_ablation",
+    "plot_accuracy_against_epsilon",
+    "plot_alignment",
+    "plot_confusion",
+    "plot_curvature",
+    "plot_gradient_norm_histograms",
+    "plot_gradient_norms",
+    "plot_input_norms",
+    "plot_norms",
     "weight_norms",
     "whole_norms",
 ]

@@ -1,0 +1,467 @@
+"""The runner of all experiments: jobs in parallel, results on disk, tables and pictures.
+
+A `Paper` is its figures as data and one function that does one run. With `--out DIR` every run
+becomes a line of DIR/runs.jsonl as soon as it is done, so a job that is killed keeps its results
+and a second call runs only what is missing. DIR/figure_N.json then holds all runs of a figure with
+their summary, and DIR/figure_N.png its picture, which `--plot-only DIR` draws again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tacit.accounting.accountant import NO_PRIVACY, no_privacy
+from tacit.report.run_folder import environment, source, to_json
+
+DELTA = 1e-5
+Draw = Callable[[Mapping, Path], None]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure or table: its runs by name.
+
+    Args:
+        note: what the paper reports, and what differs here.
+        draw: draws the collected results; without one, the paper's usual picture is drawn.
+        measures: names of what a run measures besides accuracy.
+        held_out: accuracy is on held-out training records instead of the test records.
+        conclude: facts to add to the collected results.
+    """
+
+    title: str
+    settings: Mapping[str, Any]
+    note: str = ""
+    draw: Draw | None = None
+    measures: tuple[str, ...] = ()
+    held_out: bool = False
+    conclude: Callable[[dict], dict] | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: everything that a worker process needs to know."""
+
+    figure: str
+    name: str
+    setting: Any
+    seed: int
+    held_out: bool = False
+    measures: tuple[str, ...] = ()
+    device: str = "cpu"
+    evaluations: int = 1
+    limit: int | None = None
+
+    def facts(self) -> dict[str, Any]:
+        names = ("figure", "name", "seed", "held_out")
+        return {n: getattr(self, n) for n in names} | {"setting": asdict(self.setting)}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Runs of one figure: the settings whose names contain one of `only`, with `changes`."""
+
+    figure: str
+    seeds: Sequence[int] = (0,)
+    only: Sequence[str] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's figures, and how one run of them is done.
+
+    Args:
+        work: does one job; returns its results, with `accuracy` and `epsilon`.
+        small: turns a setting into one that runs in seconds.
+        draw: the usual picture of a figure.
+        everything: what `all` runs, the most important first.
+        commands: experiments that have options of their own, by name.
+        small_records: how many records `--small` loads.
+        group: jobs of one group share their records; a worker stays with a group while it can.
+    """
+
+    title: str
+    figures: Mapping[str, Figure]
+    work: Callable[[Job], dict]
+    small: Callable[[Any], Any]
+    draw: Draw
+    everything: Sequence[Selection] = ()
+    commands: Mapping[str, Callable[[Sequence[str]], Any]] = field(default_factory=dict)
+    small_records: int = 96
+    evaluations: int = 20
+    group: Callable[[Job], str] | None = None
+
+
+def main(paper: Paper, arguments: Sequence[str] | None = None) -> Any:
+    """The command line of one paper; returns the collected results by figure."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments and arguments[0] in paper.commands:
+        return paper.commands[arguments[0]](arguments[1:])
+    parser = options(paper.title)
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="3, table_6, ... or all")
+    parser.add_argument("--list", action="store_true", help="list figures and their settings")
+    parser.add_argument("--only", nargs="+", default=[], help="settings whose names contain this")
+    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="change runs")
+    parser.add_argument("--plot-only", type=Path, metavar="DIR", help="draw saved results again")
+    asked = parser.parse_args(arguments)
+    unknown = set(asked.figures) - {*paper.figures, "all"}
+    if unknown:
+        known = ", ".join([*paper.figures, "all", *paper.commands])
+        parser.error(f"there is no figure {', '.join(sorted(unknown))}; there are {known}")
+    if asked.plot_only is not None:
+        return plot_again(paper, asked.figures or list(paper.figures), asked.plot_only, asked.out)
+    if asked.list or not asked.figures:
+        print(listing(paper, asked.figures))
+        return {}
+    try:
+        changes = dict(_assignment(text) for text in asked.set)
+        jobs = [
+            job
+            for selection in _selections(paper, asked, changes)
+            for job in jobs_of(paper, selection, asked)
+        ]
+    except (ValueError, TypeError) as error:
+        parser.error(str(error))
+    return run_all(paper, paper.figures, jobs, asked)
+
+
+def options(title: str) -> argparse.ArgumentParser:
+    """The options that all experiments share."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--small", action="store_true", help="few records and steps: a rehearsal")
+    parser.add_argument("--seeds", type=int, nargs="+", default=None)
+    parser.add_argument("--out", type=Path, default=None, metavar="DIR", help="folder of results")
+    parser.add_argument("--workers", type=int, default=1, help="processes; few share a GPU well")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no run after this")
+    parser.add_argument("--evaluations", type=int, default=None, help="points along each curve")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser
+
+
+def listing(paper: Paper, wanted: Sequence[str] = ()) -> str:
+    """The paper's figures; with names, also their notes and settings."""
+    lines = [paper.title]
+    for key, figure in paper.figures.items():
+        if wanted and key not in wanted:
+            continue
+        lines.append(f"  {key:10} {figure.title} ({len(figure.settings)} settings)")
+        if wanted:
+            lines += [f"             {figure.note}"] if figure.note else []
+            lines += [f"             - {name}" for name in figure.settings]
+    if not wanted:
+        for name, command in paper.commands.items():
+            module = sys.modules[command.__module__]
+            lines.append(f"  {name:10} {(command.__doc__ or module.__doc__ or '').splitlines()[0]}")
+    return "\n".join(lines)
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _selections(
+    paper: Paper, asked: argparse.Namespace, changes: Mapping[str, Any]
+) -> Iterator[Selection]:
+    if "all" not in asked.figures:
+        for key in asked.figures:
+            yield Selection(key, asked.seeds or [0], asked.only, changes)
+        return
+    for selection in paper.everything:
+        yield replace(selection, seeds=asked.seeds or selection.seeds)
+
+
+def jobs_of(
+    paper: Paper,
+    selection: Selection,
+    asked: argparse.Namespace,
+    figure: Figure | None = None,
+) -> list[Job]:
+    """Jobs seed by seed; `figure` replaces the paper's own of that name."""
+    figure = figure or paper.figures[selection.figure]
+    wanted = matching(figure.settings, selection.only)
+    if selection.changes:
+        said = ", ".join(f"{field} = {value}" for field, value in selection.changes.items())
+        wanted = {f"{n}, {said}": replace(s, **selection.changes) for n, s in wanted.items()}
+    if asked.small:
+        wanted = {name: paper.small(setting) for name, setting in wanted.items()}
+    common = {
+        "held_out": figure.held_out,
+        "measures": figure.measures,
+        "device": asked.device,
+        "evaluations": asked.evaluations or paper.evaluations,
+        "limit": paper.small_records if asked.small else None,
+    }
+    return [
+        Job(selection.figure, name, setting, seed, **common)
+        for seed in selection.seeds
+        for name, setting in wanted.items()
+    ]
+
+
+def matching(settings: Mapping[str, Any], only: Sequence[str]) -> dict[str, Any]:
+    """Settings that are named exactly so, or else whose names contain one of the words."""
+    wanted: set[str] = set()
+    for word in only:
+        found = [word] if word in settings else [name for name in settings if word in name]
+        if not found:
+            raise ValueError(f"there is no setting {word!r}; there are {list(settings)}")
+        wanted |= set(found)
+    return {name: s for name, s in settings.items() if not only or name in wanted}
+
+
+# --- running ------------------------------------------------------------------------------------
+
+
+def run_all(
+    paper: Paper, figures: Mapping[str, Figure], jobs: Iterable[Job], asked: argparse.Namespace
+) -> dict[str, dict]:
+    """Run the jobs whose results are not in the folder yet, then collect all that are there."""
+    prefix = "small_" if asked.small else ""
+    file = None
+    lines: list[dict] = []
+    if asked.out is not None:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        file = asked.out / f"{prefix}runs.jsonl"
+        lines = read_lines(file) if file.exists() else []
+    done = {_identity(line) for line in lines if "error" not in line}
+    todo: dict[tuple, Job] = {}
+    for job in jobs:
+        identity = _identity(plain(job.facts()))
+        if identity not in done:
+            todo.setdefault(identity, job)
+    lines += run_jobs(paper.work, in_groups(list(todo.values()), paper.group), asked, file)
+    reports = {}
+    for key in dict.fromkeys(line["figure"] for line in lines if line["figure"] in figures):
+        figure = figures[key]
+        report = collected(figure.title, [line for line in lines if line["figure"] == key])
+        if not report["settings"]:
+            continue
+        print(table(report))
+        if figure.conclude is not None:
+            concluded = figure.conclude(report)
+            print(json.dumps(concluded, indent=2, ensure_ascii=False))
+            report |= concluded
+        reports[key] = report
+        if asked.out is not None:
+            stem = prefix + file_stem(key)
+            (asked.out / f"{stem}.json").write_text(to_json(report) + "\n", encoding="utf-8")
+            (figure.draw or paper.draw)(report, asked.out / f"{stem}.png")
+    return reports
+
+
+def run_jobs(
+    work: Callable[[Job], dict],
+    next_job: Callable[[int], Job | None],
+    asked: argparse.Namespace,
+    file: Path | None,
+    note: Callable[[dict], None] | None = None,
+) -> list[dict]:
+    """Every job's line, appended to the file as soon as it is done; `note` is told of each."""
+    lines = []
+    ends = time.perf_counter() + asked.seconds
+    for job, found in each_result(work, next_job, asked.workers, ends):
+        line = plain({**job.facts(), **found, "source": source()})
+        lines.append(line)
+        if file is not None:
+            _append(file, json.dumps(line, ensure_ascii=False))
+        if note is not None:
+            note(line)
+        said = line.get("score", line.get("accuracy", line.get("error")))
+        print(f"{job.figure}: {job.name}, seed {job.seed}: {said}", flush=True)
+    return lines
+
+
+def in_groups(
+    jobs: list[Job], group: Callable[[Job], str] | None = None
+) -> Callable[[int], Job | None]:
+    """Hands out jobs in order; each worker first those of the group that it is in."""
+    current: dict[int, str] = {}
+    groups = list(dict.fromkeys(map(group, jobs))) if group else []
+
+    def next_job(worker: int) -> Job | None:
+        if not jobs:
+            return None
+        if group is None:
+            return jobs.pop(0)
+        home = current.setdefault(worker, groups[worker % len(groups)])
+        at = next((i for i, job in enumerate(jobs) if group(job) == home), 0)
+        current[worker] = group(jobs[at])
+        return jobs.pop(at)
+
+    return next_job
+
+
+def each_result(
+    work: Callable[[Job], dict],
+    next_job: Callable[[int], Job | None],
+    workers: int,
+    ends: float,
+) -> Iterator[tuple[Job, dict]]:
+    """(job, its results) as each is done; no job begins after `ends`.
+
+    `next_job(i)` is the next job of process i, asked for when that process is free, so jobs may
+    depend on results so far. An error is a result; a process that dies is replaced. One worker is
+    this process.
+    """
+    if workers == 1:
+        while time.perf_counter() < ends and (job := next_job(0)) is not None:
+            yield job, guarded(work, job)
+        return
+    processes = [_process() for _ in range(workers)]
+    running: dict[Future, tuple[int, Job]] = {}
+    free = set(range(workers))
+    try:
+        while True:
+            for i in sorted(free):
+                if time.perf_counter() < ends and (job := next_job(i)) is not None:
+                    running[processes[i].submit(guarded, work, job)] = (i, job)
+                    free.remove(i)
+            if not running:
+                return
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                i, job = running.pop(done)
+                free.add(i)
+                died = done.exception()
+                if isinstance(died, BrokenProcessPool):
+                    processes[i] = _process()
+                yield job, done.result() if died is None else {"error": repr(died)[:500]}
+    finally:
+        for process in processes:
+            process.shutdown(wait=False, cancel_futures=True)
+
+
+def _process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def guarded(work: Callable[[Job], dict], job: Job) -> dict:
+    """The job's results, or its error in words; memory of recorded steps is given back."""
+    if job.device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        return work(job)
+    except Exception as error:
+        return {"error": repr(error)[:500]}
+    finally:
+        gc.collect()  # a scheduler and its optimizer refer to each other, and hold recorded graphs
+        if job.device != "cpu":
+            torch.cuda.empty_cache()
+
+
+# --- results ------------------------------------------------------------------------------------
+
+
+def plain(value: Mapping) -> dict:
+    """The value as JSON gives it back."""
+    return json.loads(to_json(value))
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a+b") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - 1))
+        cut_short = size and file.read(1) != b"\n"
+        file.write((b"\n" if cut_short else b"") + text.encode() + b"\n")
+
+
+def read_lines(path: Path) -> list[dict]:
+    """The lines of a results file; a line that a kill has cut short is left out."""
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            print(f"{path}: line {number} is cut short and left out")
+    return lines
+
+
+def _identity(line: Mapping) -> tuple:
+    return line["figure"], line["name"], line["seed"], json.dumps(line["setting"], sort_keys=True)
+
+
+def file_stem(key: str) -> str:
+    return f"figure_{key}" if key[0].isdigit() else key
+
+
+def collected(title: str, lines: Sequence[Mapping]) -> dict:
+    """All runs by setting, with a summary of each."""
+    rows: dict[str, dict] = {}
+    for line in lines:
+        if "error" not in line:
+            row = rows.setdefault(line["name"], {"setting": line["setting"], "runs": []})
+            row["runs"].append({k: v for k, v in line.items() if k not in _NOT_OF_A_RUN})
+    for row in rows.values():
+        row["runs"].sort(key=lambda run: run["seed"])
+        row |= summary(row["runs"])
+    return plain({"title": title, "settings": rows, "environment": environment()})
+
+
+_NOT_OF_A_RUN = ("figure", "name", "setting", "source")
+
+
+def summary(runs: Sequence[Mapping]) -> dict:
+    """Accuracy over seeds: least, median, largest, mean and standard deviation; and ε."""
+    accuracies = [run["accuracy"] for run in runs]
+    return {
+        "min": min(accuracies),
+        "median": statistics.median(accuracies),
+        "max": max(accuracies),
+        "mean": statistics.mean(accuracies),
+        "spread": statistics.stdev(accuracies) if len(runs) > 1 else 0.0,
+        "epsilon": runs[0]["epsilon"],
+    }
+
+
+def table(report: Mapping) -> str:
+    """Accuracy in percent over seeds, with the ε that each setting really has."""
+    heads = f"{'setting':48} {'min':>6} {'median':>6} {'max':>6} {'mean ± spread':>15} epsilon"
+    lines = [report["title"], heads]
+    for name, row in report["settings"].items():
+        shares = " ".join(f"{100 * row[key]:6.2f}" for key in ("min", "median", "max"))
+        mean = f"{100 * row['mean']:.2f} ± {100 * row['spread']:.2f}"
+        lines.append(f"{name:48} {shares} {mean:>15} {_epsilon(float(row['epsilon']))}")
+    return "\n".join(lines)
+
+
+def _epsilon(value: float) -> str:
+    if value == math.inf:
+        return "not private"
+    return f"{value:.3g}" + (f" ({NO_PRIVACY})" if no_privacy(value, DELTA) else "")
+
+
+def plot_again(
+    paper: Paper, keys: Sequence[str], folder: Path, out: Path | None = None
+) -> dict[str, dict]:
+    """Draw the pictures of figures whose results are in the folder."""
+    reports = {}
+    for key in keys:
+        for stem in (file_stem(key), f"small_{file_stem(key)}"):
+            file = folder / f"{stem}.json"
+            if key not in paper.figures or not file.exists():
+                continue
+            report = json.loads(file.read_text(encoding="utf-8"))
+            target = (out or folder) / f"{stem}.png"
+            (paper.figures[key].draw or paper.draw)(report, target)
+            reports[key] = report
+            print(target)
+    return reports
