@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import tacit
 from tacit.certificates import certified_accuracy
 from tacit.cli import app
-from tacit.cli.certify import held_out
+from tacit.cli.model_commands import held_out_records
 from tacit.cli.saved_run import read_run
 
 FAST = ["--steps", "8", "--noise-multiplier", "5", "--quiet", "--json", "--seed", "0"]
@@ -68,7 +68,7 @@ def test_it_is_what_python_says(linear: Path) -> None:
 
 def test_unit_norm_is_certified_through_the_sphere(tmp_path: Path) -> None:
     folder = train(tmp_path / "x", "--model", "linear", "--unit-norm")
-    test, before, _ = held_out(read_run(folder))
+    test, before, _ = held_out_records(read_run(folder))
     assert [type(scaler).__name__ for scaler in before] == ["UnitNorm"]
     assert test.inputs.max() == 1
     code, text, error = command("certify", str(folder), "--json")
@@ -121,10 +121,10 @@ def test_folders_that_are_no_run_are_named(tmp_path: Path, linear: Path) -> None
     assert "not made by tacit train" in says(tmp_path)
     shutil.copy(linear / "preprocessing.safetensors", tmp_path)
     facts = json.loads((linear / "run.json").read_text())
-    facts["config"]["options"]["model"] = "mlp"
+    facts["config"]["settings"]["model"]["model"] = "mlp"
     (tmp_path / "run.json").write_text(json.dumps(facts))
     assert "do not fit the network" in says(tmp_path)
-    facts["config"]["options"] |= {"model": "linear"}
+    facts["config"]["settings"]["model"]["model"] = "linear"
     (tmp_path / "run.json").write_text(json.dumps(facts))
     (tmp_path / "preprocessing.safetensors").unlink()
     assert "has no preprocessing.safetensors" in says(tmp_path)

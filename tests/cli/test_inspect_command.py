@@ -52,4 +52,4 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         "train", "--query", "clipless", "--gradient-clip", "0", "--adaptive-quantile", "0.5",
         "--out", str(tmp_path),
     )  # fmt: skip
-    assert "first value" in str(result.exception)
+    assert "sets no limit to start from" in str(result.exception)

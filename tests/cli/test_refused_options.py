@@ -10,8 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 from tacit.cli import app
-from tacit.cli.devices import device_from
-from tacit.cli.train_data import class_names
+from tacit.cli.build_model import device_for
+from tacit.cli.settings import parse_classes
 
 CLIPLESS = ["--query", "clipless"]
 
@@ -27,11 +27,11 @@ IGNORED = [
     (["--steps", "5", "--epochs", "2"], "--epochs is 2"),
     (["--public-size", "9"], "--public-size is 9"),
     (["--data", "x.csv", "--target", "y", "--dataset", "mnist"], "--dataset is mnist"),
-    ([*CLIPLESS, "--max-norm", "1"], "--max-norm is 1.0"),
+    ([*CLIPLESS, "--max-norm", "1"], "--max-norm is 1"),
     ([*CLIPLESS, "--blocks", "layer"], "--blocks is layer"),
     ([*CLIPLESS, "--rule", "clip"], "--rule is clip"),
-    (["--gradient-clip", "1"], "--gradient-clip is 1.0"),
-    (["--query", "batch-clip", "--gradient-clip", "1"], "--gradient-clip is 1.0"),
+    (["--gradient-clip", "1"], "--gradient-clip is 1"),
+    (["--query", "batch-clip", "--gradient-clip", "1"], "--gradient-clip is 1"),
     (["--optimizer", "adam", "--momentum", "0.9"], "--momentum is 0.9"),
 ]
 OUT_OF_RANGE = [
@@ -81,8 +81,8 @@ def test_the_defaults_are_refused_by_nothing_and_are_written_down(tmp_path: Path
         told = ["--query", query, "--steps", "1", "--noise-multiplier", "9", "--quiet", "--json"]
         result = CliRunner().invoke(app, ["train", *told, "--out", str(tmp_path / query)])
         assert result.exit_code == 0, result.exception
-        options = json.loads(result.stdout)["config"]["options"]
-        assert (options["dataset"], options["rule"], options["blocks"]) == (
+        used = json.loads(result.stdout)["config"]["used"]
+        assert (used["dataset"], used["rule"], used["blocks_by"]) == (
             "digits",
             "clip",
             "flat",
@@ -91,7 +91,7 @@ def test_the_defaults_are_refused_by_nothing_and_are_written_down(tmp_path: Path
 
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_from("auto") == device_from("cpu") == torch.device("cpu")
+    assert device_for("auto") == device_for("cpu") == torch.device("cpu")
     for told in (["certify", str(tmp_path)], ["train", "--out", str(tmp_path / "x")]):
         assert "finds no CUDA GPU" in refusal(*told, "--device", "cuda")
         assert "is no device" in refusal(*told, "--device", "gpu")
@@ -126,8 +126,7 @@ def test_a_picture_is_a_file(tmp_path: Path) -> None:
 
 
 def test_blanks_around_classes_are_not_part_of_them() -> None:
-    assert class_names("a, b ,c") == ("a", "b", "c")
-    assert class_names(None) == ()
+    assert parse_classes("a, b ,c") == ("a", "b", "c")
     for text in ("", "a,,b", "a, "):
         with pytest.raises(ValueError, match="--classes is"):
-            class_names(text)
+            parse_classes(text)

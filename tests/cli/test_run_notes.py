@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from tacit.cli import app
-from tacit.cli.run_notes import delta_note
+from tacit.cli.run_directory import delta_note
 
 FAST = ["--quiet", "--json", "--seed", "0"]
 

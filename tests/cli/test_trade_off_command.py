@@ -91,7 +91,7 @@ def saved(folder: Path, plan: Plan, **changes: object) -> Path:
     folder.mkdir()
     taken = plan.steps or 0
     facts = {
-        "plan": plan.to_json(),
+        "plan": json.loads(plan.to_json()),
         "stopped": "plan complete",
         "steps": taken,
         "delta": 1e-5,
@@ -114,7 +114,7 @@ def test_a_saved_run(tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.mkdir()
     facts = json.loads((folder / "run.json").read_text())
-    facts["config"] = {"used": {"plan": facts.pop("plan")}}
+    facts["config"] = {"used": {"plan": json.dumps(facts.pop("plan"))}}
     (old / "run.json").write_text(json.dumps(facts))
     assert answer(str(old))["curves"][0]["errors"] == told["curves"][0]["errors"]
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 import tacit
 from tacit.cli import app
-from tacit.cli.layerwise_options import BlocksName, LayerwiseOptions
-from tacit.cli.mini_set_options import MiniSetDraw, MiniSetOptions
+from tacit.cli.build_query import MiniSetDraw, blocks_for, check_batch_norm, mini_sets_for
+from tacit.cli.recipes import Recipe
 from tacit.cli.saved_run import read_run
-from tacit.cli.statistics_options import require_rows_enough
+from tacit.cli.settings import BatchClippingSettings, ClippingSettings
 
 FAST = ["--query", "batch-clip", "--steps", "2", "--noise-multiplier", "2", "--epsilon", "50"]
 FAST += ["--delta", "1e-4", "--quiet", "--json", "--seed", "0"]
@@ -79,7 +79,7 @@ def test_batch_norm_stays_and_the_run_is_read_back(tmp_path: Path) -> None:
     assert first[0] == last[0] == 0  # one estimate an epoch, and two steps are less than one
     assert len(first[1]) == 9
     notes = " ".join(facts["notes"])
-    for words in ("given up as public", "estimated on the public", "BatchNorm's statistics are"):
+    for words in ("given up as public", "estimated on public", "BatchNorm's statistics are"):
         assert words in notes
     _, test = tacit.load("digits")
     network = read_run(tmp_path).network()
@@ -105,11 +105,11 @@ def test_a_lipschitz_network_by_batch_clipping_is_certified(tmp_path: Path) -> N
 def test_statistics_released_are_in_the_plan_and_charged(tmp_path: Path) -> None:
     model = [*SETS, "--model", "convnet"]
     facts = facts_of(tmp_path / "a", *model, "--statistics", "released", "--statistics-noise", "30")
-    assert json.loads(facts["plan"])["prelude"] == [30.0]
+    assert facts["plan"]["prelude"] == [30.0]
     assert facts["config"]["used"]["public_records"] == 0
     assert any("released with Gaussian noise of multiplier 30" in note for note in facts["notes"])
     public = facts_of(tmp_path / "b", *model, "--statistics", "public")
-    assert json.loads(public["plan"])["prelude"] == []
+    assert public["plan"]["prelude"] == []
     assert facts["epsilon"] > public["epsilon"]
 
 
@@ -173,9 +173,9 @@ def test_the_engine_that_is_asked_for_is_used(tmp_path: Path, monkeypatch, engin
         made.append(options["engine"])
         return tacit.BatchClip(*arguments, **options)
 
-    monkeypatch.setattr("tacit.cli.queries.BatchClip", watched)
+    monkeypatch.setattr("tacit.cli.build_query.BatchClip", watched)
     facts = facts_of(tmp_path, *SETS, "--engine", engine)
-    assert facts["config"]["options"]["engine"] == engine
+    assert facts["config"]["settings"]["query"]["engine"] == engine
     assert [type(given) for given in made] == [type(None) if used is None else used]
 
 
@@ -200,8 +200,8 @@ WRONG = [
     (["--query", "clip", "--mini-set-size", "4"], "goes with --query batch-clip"),
     (["--query", "clipless", "--layerwise", "enhanced"], "goes with --query clip or"),
     (["--sampling", "poisson"], "leave --sampling out"),
-    (["--mini-sets", "3", "--mini-set-rate", "0.1"], "give one of them"),
-    (["--batch-size", "48", "--mini-set-rate", "0.1"], "give one of them"),
+    (["--mini-sets", "3", "--mini-set-rate", "0.1"], "leave one of them out"),
+    (["--batch-size", "48", "--mini-set-rate", "0.1"], "leave one of them out"),
     (["--batch-size", "100", "--mini-set-size", "7"], "give two of the three"),
     (["--batch-size", "100", "--mini-set-size", "7", "--mini-sets", "3"], "give two of the three"),
     (["--mini-set-size", "0"], "--mini-set-size is 0"),
@@ -210,8 +210,8 @@ WRONG = [
     (["--layerwise", "enhanced"], "--blocks layer"),
     (["--groups", "2"], "--blocks layer"),
     ([*BLOCKS, "--groups", "9"], "give 1 up to 2"),
-    ([*BLOCKS, "--layerwise", "original", "--max-norm", "1"], "leave --max-norm out"),
-    ([*BLOCKS, "--layerwise", "enhanced", "--adaptive-quantile", "0.5"], "give one of them"),
+    ([*BLOCKS, "--layerwise", "original", "--max-norm", "1"], "leave one of them out"),
+    ([*BLOCKS, "--layerwise", "enhanced", "--adaptive-quantile", "0.5"], "leave one of them out"),
     ([*BLOCKS, "--layerwise", "original", "--master-decay", "0.9"], "no master constant"),
     ([*BLOCKS, "--layerwise", "enhanced", "--master-decay", "3"], "at most 1"),
     (["--public-share", "0.2"], "nothing in this run uses public records"),
@@ -219,14 +219,14 @@ WRONG = [
     (["--model", "convnet"], "--statistics public"),
     (["--statistics", "public"], "no BatchNorm"),
     (["--model", "convnet", "--statistics", "released"], "needs --statistics-noise"),
-    (["--model", "convnet", "--statistics-noise", "3"], "no statistics are released"),
+    (["--model", "convnet", "--statistics-noise", "3"], "goes with --statistics released"),
     (["--model", "convnet", "--statistics", "public", "--mini-set-size", "200"], "do not fill"),
-    (["--local", "sgd"], "--local-lr is None"),
-    (["--local-batch", "3"], "no local run"),
+    (["--local", "sgd"], "needs --local-lr"),
+    (["--local-batch", "3"], "goes with --local"),
     (["--engine", "per-record"], "give --engine automatic or book-keeping or set-by-set"),
     (["--query", "clip", "--engine", "set-by-set"], "automatic or book-keeping or per-record"),
-    (["--engine", "book-keeping", "--local", "sgd", "--local-lr", "1"], "leave --local out"),
-    (["--sparsify", "0"], "window is 0"),
+    (["--engine", "book-keeping", "--local", "sgd", "--local-lr", "1"], "leave one of them out"),
+    (["--sparsify", "0"], "--sparsify is 0"),
 ]
 
 
@@ -248,30 +248,34 @@ def test_a_wrong_argument_does_not_cost_the_run_that_is_there(tmp_path: Path) ->
 def test_batch_norm_of_one_value_a_channel_is_refused() -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3))
     with pytest.raises(ValueError, match=r"--mini-set-size 1 .* give at least 2"):
-        require_rows_enough(flat, (4,), 1, "--mini-set-size")
-    require_rows_enough(flat, (4,), 2, "--mini-set-size")
+        check_batch_norm(flat, (4,), BatchClippingSettings(), 1)
+    with pytest.raises(ValueError, match="--local-batch 1"):
+        check_batch_norm(flat, (4,), BatchClippingSettings(local="sgd"), 9)
+    check_batch_norm(flat, (4,), BatchClippingSettings(), 2)
     assert flat[2].num_batches_tracked == 0  # the pass of zeros left nothing behind
     image = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
-    require_rows_enough(image, (1, 5, 5), 1, "--mini-set-size")
+    check_batch_norm(image, (1, 5, 5), BatchClippingSettings(), 1)
 
 
 @pytest.mark.parametrize(
-    ("asked", "drawn"),
+    ("given", "drawn"),
     [
-        (MiniSetOptions(), MiniSetDraw(8, 20, None)),
-        (MiniSetOptions(size=100), MiniSetDraw(100, 5, None)),  # at most half of the ten sets
-        (MiniSetOptions(chosen=9), MiniSetDraw(8, 9, None)),
-        (MiniSetOptions(batch_size=40), MiniSetDraw(8, 5, None)),
-        (MiniSetOptions(batch_size=5), MiniSetDraw(5, 1, None)),
-        (MiniSetOptions(batch_size=40, chosen=2), MiniSetDraw(20, 2, None)),
-        (MiniSetOptions(batch_size=40, size=10), MiniSetDraw(10, 4, None)),
-        (MiniSetOptions(batch_size=40, size=10, chosen=4), MiniSetDraw(10, 4, None)),
-        (MiniSetOptions(rate=0.5), MiniSetDraw(8, None, 0.5)),
+        ({}, MiniSetDraw(8, 20)),
+        ({"mini_set_size": 100}, MiniSetDraw(100, 5)),  # at most half of the ten sets
+        ({"mini_sets": 9}, MiniSetDraw(8, 9)),
+        ({"batch_size": 40}, MiniSetDraw(8, 5)),
+        ({"batch_size": 5}, MiniSetDraw(5, 1)),
+        ({"batch_size": 40, "mini_sets": 2}, MiniSetDraw(20, 2)),
+        ({"batch_size": 40, "mini_set_size": 10}, MiniSetDraw(10, 4)),
+        ({"batch_size": 40, "mini_set_size": 10, "mini_sets": 4}, MiniSetDraw(10, 4)),
+        ({"mini_set_rate": 0.5}, MiniSetDraw(8, rate=0.5)),
     ],
     ids=str,
 )
-def test_what_is_missing_follows_from_the_rest(asked: MiniSetOptions, drawn: MiniSetDraw) -> None:
-    assert asked.resolve(1000, usual_size=8, usual_chosen=20) == drawn
+def test_what_is_missing_follows_from_the_rest(given: dict, drawn: MiniSetDraw) -> None:
+    recipe = Recipe(160, 1, 1.0, mini_set_size=8, mini_sets=20)
+    batch_size = given.pop("batch_size", None)
+    assert mini_sets_for(BatchClippingSettings(**given), batch_size, 1000, recipe) == drawn
 
 
 def test_groups_go_by_the_norms_of_what_is_clipped() -> None:
@@ -280,8 +284,7 @@ def test_groups_go_by_the_norms_of_what_is_clipped() -> None:
     train, _ = tacit.load("digits")
     public, _ = tacit.split_public(train, 0.3)
     model, loss = tacit.models.mlp(train.shape, 10, hidden=(8, 8)), tacit.losses.CrossEntropy()
-    asked = LayerwiseOptions(BlocksName.LAYER, groups=2)
-    found = asked.blocks_for(model, loss, public, 16, None)
+    found = blocks_for(ClippingSettings(blocks="layer", groups=2), model, loss, public, 16, None)
     probe = tacit.BatchClip(1.0, 16, blocks=tacit.by_layer)
     norms = probe.expected_norms(model, loss, public)
     assert found == tacit.queries.group_by_norm(tacit.by_layer(model), norms, 2)

@@ -35,7 +35,7 @@ def test_all_together_and_the_thresholds_are_reported(tmp_path, blocks):
     ("arguments", "says"),
     [
         (["--adaptive-quantile", "2"], "quantile"),
-        (["--augment", "0"], "views"),
+        (["--augment", "0"], "--augment is 0"),
         (["--augment", "2", "--data", "own.csv", "--target", "y"], "images"),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_run_folder_says_everything(tmp_path: Path) -> None:
     assert written["steps"] == 6
     assert written["seeded"] is True
     assert any("not private against" in note for note in written["notes"])
-    assert written["config"]["options"]["seed"] == 0
+    assert written["config"]["settings"]["training"]["seed"] == 0
     assert (tmp_path / "x" / "progress.png").read_bytes().startswith(b"\x89PNG")
     weights = load_weights(tmp_path / "x" / "weights.safetensors")
     model = tacit.models.default_model((1, 8, 8), 10)
@@ -118,7 +118,7 @@ def test_own_csv(tmp_path: Path) -> None:
     notes = " ".join(facts["notes"])
     assert "treated as public" in notes
     assert "is charged" in notes
-    plan = json.loads(facts["config"]["used"]["plan"])
+    plan = facts["plan"]
     assert plan["prelude"] == [20.0]
 
 

@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 
 import tacit
 from tacit.cli import app
-from tacit.cli.feature_options import FeaturesName
-from tacit.cli.loss_options import LossOptions
-from tacit.cli.networks import QueryName
+from tacit.cli.build_model import loss_for, loss_numbers
 from tacit.cli.recipes import recipe_for, tailored_for
+from tacit.cli.settings import ModelSettings
 
 FAST = ["--steps", "3", "--epsilon", "3", "--delta", "1e-4", "--quiet", "--json", "--seed", "0"]
 
@@ -80,15 +79,17 @@ def test_what_does_not_go_together_is_named(tmp_path: Path, arguments, words) ->
 
 
 def test_recipes_are_the_tables_rows() -> None:
-    pixels, scattering = FeaturesName.AS_THEY_ARE, FeaturesName.SCATTERING
-    row = recipe_for("cifar10", QueryName.CLIP, scattering)
+    row = recipe_for("cifar10", "clip", "scattering")
     assert (row.batch_size, row.epochs, row.learning_rate, row.max_norm) == (8192, 60, 4.0, 0.1)
-    assert recipe_for("cifar10", QueryName.CLIP, FeaturesName.MIRRORED) == row
-    assert recipe_for("cifar10", QueryName.CLIP).batch_size == 1024
-    found = LossOptions("tailored").build(1.0, tailored_for("cifar10", pixels), QueryName.CLIP)
-    assert repr(found) == "TailoredLoss(7, beta=11, gamma=5)"
-    found = LossOptions("tailored").build(1.0, tailored_for("mnist", scattering), QueryName.CLIP)
-    assert repr(found) == "TailoredLoss(2, beta=11, gamma=10)"
+    assert recipe_for("cifar10", "clip", "mirrored-scattering") == row
+    assert recipe_for("cifar10", "clip").batch_size == 1024
+    for dataset, features, loss in (
+        ("cifar10", "as-they-are", "TailoredLoss(7, beta=11, gamma=5)"),
+        ("mnist", "scattering", "TailoredLoss(2, beta=11, gamma=10)"),
+    ):
+        tailored = tailored_for(dataset, features)
+        numbers = loss_numbers(ModelSettings(loss="tailored"), row, tailored)
+        assert repr(loss_for("tailored", numbers, "clip")) == loss
 
 
 def test_scattering_features_are_made_once_and_trained_on(tmp_path: Path) -> None:

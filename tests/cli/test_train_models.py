@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import tacit
 from tacit.cli import app
-from tacit.cli.networks import ModelName, QueryName, network_for
+from tacit.cli.build_model import NETWORKS, network_for
 
 FAST = ["--noise-multiplier", "5", "--delta", "1e-4", "--quiet", "--json", "--seed", "0"]
 
@@ -46,35 +46,34 @@ def test_every_engine_takes_the_same_steps(tmp_path: Path) -> None:
         result = run(folder, "--steps", "2", "--batch-size", "50", "--engine", engine)
         assert result.exit_code == 0, result.exception
         facts = json.loads(result.stdout)
-        assert facts["config"]["options"]["engine"] == engine
+        assert facts["config"]["settings"]["query"]["engine"] == engine
         assert facts["config"]["used"]["model_changes"] == []
         losses.append(facts["loss"])
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
 
 
 FITTING = {
-    (1, 28, 28): set(ModelName) - {ModelName.CIFAR_CNN},
-    (3, 32, 32): set(ModelName) - {ModelName.MNIST_CNN},
-    (1, 8, 8): set(ModelName)
-    - {ModelName.MNIST_CNN, ModelName.CIFAR_CNN, ModelName.LENET5, ModelName.VGG},
+    (1, 28, 28): set(NETWORKS) - {"cifar-cnn"},
+    (3, 32, 32): set(NETWORKS) - {"mnist-cnn"},
+    (1, 8, 8): set(NETWORKS) - {"mnist-cnn", "cifar-cnn", "lenet5", "vgg"},
     (9,): {
-        ModelName.DEFAULT,
-        ModelName.LINEAR,
-        ModelName.MLP,
-        ModelName.LIPSCHITZ_LINEAR,
-        ModelName.LIPSCHITZ_MLP,
+        "default",
+        "linear",
+        "mlp",
+        "lipschitz-linear",
+        "lipschitz-mlp",
     },
 }
 
 
 @pytest.mark.parametrize("shape", FITTING, ids=str)
 def test_every_name_fits_or_says_why_not(shape: tuple[int, ...]) -> None:
-    for name in ModelName:
+    for name in NETWORKS:
         if name not in FITTING[shape]:
             with pytest.raises(ValueError, match=r"takes (images|3 channels)"):
-                network_for(name, records(*shape), QueryName.CLIP)
+                network_for(name, records(*shape), "clip")
             continue
-        model, changes = network_for(name, records(*shape), QueryName.CLIP)
+        model, changes = network_for(name, records(*shape), "clip")
         assert model(torch.zeros(2, *shape)).shape == (2, 7)
         assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
         has_norm = name in {"convnet", "lenet5", "resnet8", "resnet18"}
@@ -86,7 +85,7 @@ CLIPLESS = ["default", "linear", "mnist-cnn", "lenet5", "vgg", "lipschitz-vgg", 
 
 @pytest.mark.parametrize("name", CLIPLESS)
 def test_clipless_takes_a_network_by_its_twin(name: str) -> None:
-    model, changes = network_for(ModelName(name), records(1, 28, 28), QueryName.CLIPLESS)
+    model, changes = network_for(name, records(1, 28, 28), "clipless")
     found = tacit.lipschitz.propagate(model, 1.0, (1, 28, 28))
     assert set(found.by_parameter) == {n for n, _ in model.named_parameters()}
     assert bool(changes) == (name in ("mnist-cnn", "lenet5", "vgg"))

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tacit.cli import app
-from tacit.cli.run_place import fresh_folder, make_room, require_room
+from tacit.cli.run_directory import check_folder, clear_folder, new_folder
 from tacit.errors import BudgetExceeded
 from tacit.ledger.statement import read_statement
 
@@ -43,18 +43,18 @@ def test_the_shared_ledger_outlives_the_run(tmp_path: Path, name: str, by: str) 
 
 def test_a_shared_ledger_alone_is_no_run(tmp_path: Path) -> None:
     create(tmp_path / "ledger.sqlite")
-    require_room(tmp_path, False, tmp_path / "ledger.sqlite")
+    check_folder(tmp_path, False, tmp_path / "ledger.sqlite")
     with pytest.raises(ValueError, match="holds a run already"):
-        require_room(tmp_path, False)
+        check_folder(tmp_path, False)
     with pytest.raises(ValueError, match=r"--ledger is .*run\.json; give another file"):
-        require_room(tmp_path, True, tmp_path / "run.json")
+        check_folder(tmp_path, True, tmp_path / "run.json")
 
 
 def test_what_spoke_of_the_old_run_goes_with_it(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
     for name in STALE:
         (tmp_path / name).touch()
-    assert not make_room(tmp_path)
+    assert not clear_folder(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -120,7 +120,7 @@ def test_a_run_without_a_folder_takes_a_new_one(
     (folder,) = tmp_path.glob("runs/digits-*")
     assert len(read_statement(folder / "ledger.sqlite").runs) == 1
     for _ in range(20):
-        folder = fresh_folder("digits")
+        folder = new_folder("digits")
         folder.mkdir(parents=True)  # raises if it is there
     assert len(list(tmp_path.glob("runs/digits-*"))) == 21
 

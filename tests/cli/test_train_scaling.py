@@ -1,4 +1,4 @@
-"""`tacit train --scale-noise`: one charge is one release, also when a run is gone on with."""
+"""`tacit train --scale-noise`: one charge is one release, also when a run is resumed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tacit.cli import app, scaling
+from tacit.cli import app, build_data
 from tacit.errors import BudgetExceeded
 from tacit.ledger import Ledger
 
@@ -34,17 +34,17 @@ def train(folder: Path, name: str, *more: str):
 def releases(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Each call that reads the records for their mean and std."""
     calls: list[int] = []
-    real = scaling.standardise
+    real = build_data.release_statistics
 
     def watched(*args, **kwargs):
         calls.append(1)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(scaling, "standardise", watched)
+    monkeypatch.setattr(build_data, "release_statistics", watched)
     return calls
 
 
-def test_a_run_that_is_gone_on_with_does_not_release_again(table: Path, releases) -> None:
+def test_a_resumed_run_does_not_release_again(table: Path, releases) -> None:
     first = train(table, "a")
     assert first.exit_code == 0, first.exception
     again = train(table, "b")

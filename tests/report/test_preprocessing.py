@@ -34,19 +34,15 @@ FAST = ["--steps", "2", "--noise-multiplier", "4", "--epsilon", "60", "--delta",
 @pytest.fixture
 def right_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict:
     """The test outputs at the moment when training ends, before anything is saved."""
-    import sys
-
-    module = sys.modules["tacit.cli.train"]
     monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
     seen: dict = {}
-    save = module.save_run
 
     def watched(run, folder, test, **more):
         with torch.no_grad():
             seen["outputs"] = run.model.eval()(test.inputs)
-        return save(run, folder, test, **more)
+        return save_run(run, folder, test, **more)
 
-    monkeypatch.setattr(module, "save_run", watched)
+    monkeypatch.setattr("tacit.report.run_folder.save_run", watched)
     return seen
 
 

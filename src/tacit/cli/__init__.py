@@ -1,4 +1,10 @@
-"""The command line: one file a command."""
+"""The command line: `tacit train` and the commands around it.
+
+`settings` declares the options of `tacit train` once, and `schema` makes the command line, files of
+settings and checks from them. The `build_*` modules turn settings into objects, `train_command`
+runs them, and the other `*_commands` print what the library computes. Modules that are imported
+here import torch, SciPy and matplotlib inside their functions, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +14,14 @@ import sys
 import typer
 
 import tacit
-from tacit.cli.certify import certify
-from tacit.cli.data import data
-from tacit.cli.epsilon import epsilon
-from tacit.cli.inspect import inspect
-from tacit.cli.ledger import ledger
-from tacit.cli.noise import noise
+from tacit.cli.accounting_commands import epsilon, noise, trade_off
+from tacit.cli.ledger_commands import ledger_app
+from tacit.cli.model_commands import certify, data, inspect
 from tacit.cli.plugins import PLUGIN, import_plugin
-from tacit.cli.trade_off import trade_off
-from tacit.cli.train import train
+from tacit.cli.train_command import train_command
 from tacit.errors import TacitError
+
+__all__ = ["app", "main"]
 
 app = typer.Typer(
     name="tacit",
@@ -27,18 +31,18 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(train)
+app.command(name="train")(train_command)
 app.command()(epsilon)
 app.command()(noise)
 app.command(name="trade-off")(trade_off)
-app.add_typer(ledger, name="ledger")
+app.add_typer(ledger_app, name="ledger")
 app.command()(data)
 app.command()(certify)
 app.command()(inspect)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"tacit {tacit.__version__}")
         raise typer.Exit
 

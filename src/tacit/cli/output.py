@@ -1,19 +1,27 @@
-"""Facts as a table for people, or as one JSON object for machines."""
+"""What a command prints: one JSON object for machines, or a table for people."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from tacit.report.run_folder import to_json
+JSON = typer.Option(False, "--json", help="Print one JSON object and nothing else.")
 
 
-def show(facts: dict[str, Any], as_json: bool, title: str) -> None:
+def print_json(facts: dict[str, Any]) -> None:
+    from tacit.report.run_folder import to_json
+
+    typer.echo(to_json(facts))
+
+
+def print_facts(facts: dict[str, Any], as_json: bool, title: str) -> None:
+    """Facts as JSON, or as a table of two columns."""
+    from rich.console import Console
+    from rich.table import Table
+
     if as_json:
-        typer.echo(to_json(facts))
+        print_json(facts)
         return
     table = Table(show_header=False, title=title, title_justify="left")
     table.add_column(style="bold", no_wrap=True)

@@ -1,8 +1,9 @@
 """`tacit --plugin`: a user's own module, imported so that what it registers is known.
 
-Losses (`@tacit.register_loss`), gradient rules (`@tacit.register_gradient_rule`) and sampling
-schemes are registered when the module that defines them is imported. Importing runs the module's
-code, so a plugin is only ever named by the user on the command line, never by a saved file.
+Losses (`@tacit.register_loss`), gradient rules (`@tacit.gradient_rule`) and sampling schemes
+(`@tacit.register_scheme`) are registered when the module that defines them is imported. Importing
+runs the module's code, so a plugin is only ever named by the user on the command line, never by a
+saved file.
 """
 
 from __future__ import annotations

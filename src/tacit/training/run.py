@@ -10,6 +10,7 @@ What a run did, what it cost, and how to say so.
 from __future__ import annotations
 
 import io
+import json
 import resource
 import sys
 import weakref
@@ -191,7 +192,7 @@ class Run:
             "peak_memory_bytes": self.peak_memory_bytes,
             "seeded": self.seeded,
             "notes": [*filter(None, warnings), *self.notes],
-            "plan": self.plan.to_json(),
+            "plan": json.loads(self.plan.to_json()),
             "history": [evaluation.facts() for evaluation in self.history],
             "config": self.config,
         }

@@ -3,50 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from tacit.budget import Budget, Relation
-from tacit.cli import accounting_options as options
-from tacit.cli.accounting_options import RelationName
-from tacit.ledger import Ledger
-from tacit.ledger.statement import Statement, read_statement, verify_file
-from tacit.report.run_folder import to_json
+from tacit.cli.accounting_commands import DELTA
+from tacit.cli.output import JSON, print_json
 
-ledger = typer.Typer(
+if TYPE_CHECKING:
+    from tacit.ledger import Statement
+
+ledger_app = typer.Typer(
     help="Show, check or make a ledger. Example: tacit ledger show runs/x/ledger.sqlite",
     no_args_is_help=True,
 )
+FILE = typer.Argument(..., help="File of the ledger.")
 
 
-@ledger.command()
-def show(
-    file: Path = typer.Argument(..., help="The ledger's file."), as_json: bool = options.JSON
-) -> None:
-    """Every run that the ledger holds, and their total. The file is only read.
+@ledger_app.command()
+def show(file: Path = FILE, as_json: bool = JSON) -> None:
+    """Show every run that the ledger holds, and their total. The file is only read.
 
     The head that is printed last changes with each charge. Keep it elsewhere: `tacit ledger verify`
-    then finds a ledger that was rewritten, or replaced by an older copy.
+    then detects a ledger that was rewritten, or replaced by an older copy.
 
     Example: tacit ledger show runs/x/ledger.sqlite --json
     """
+    from tacit.ledger.statement import read_statement
+
     _require_file(file)
-    statement = read_statement(file)
-    if as_json:
-        typer.echo(to_json(facts_of(statement)))
-    else:
-        _print(statement)
+    _print(read_statement(file), as_json)
 
 
-@ledger.command()
+@ledger_app.command()
 def verify(
-    file: Path = typer.Argument(..., help="The ledger's file."),
+    file: Path = FILE,
     head: str | None = typer.Option(None, help="A head that the ledger had, as show prints it."),
     anchor: Path | None = typer.Option(None, help="The file that follows the ledger's head."),
-    as_json: bool = options.JSON,
+    as_json: bool = JSON,
 ) -> None:
     """Check that no row of the ledger was changed, and that it continues a head it once had.
 
@@ -54,25 +49,30 @@ def verify(
 
     Example: tacit ledger verify runs/x/ledger.sqlite --head 6b1f…
     """
+    from tacit.ledger.statement import verify_file
+
     _require_file(file)
     statement = verify_file(file, head, anchor)
     if as_json:
-        typer.echo(to_json({"verified": True, **facts_of(statement)}))
+        print_json({"verified": True, **statement_facts(statement)})
         return
     against = [name for name, given in (("head", head), ("anchor", anchor)) if given is not None]
     told = f", and it continues the {' and the '.join(against)}" if against else ""
     typer.echo(f"every row is as it was written{told}\nhead {statement.head}")
 
 
-@ledger.command()
+@ledger_app.command()
 def anchor(
-    file: Path = typer.Argument(..., help="The ledger's file."),
-    target: Path = typer.Argument(..., help="The file to write; best on another disk or machine."),
+    file: Path = FILE,
+    target: Path = typer.Argument(..., help="File to write; best on another disk or machine."),
 ) -> None:
     """Write the ledger's head to a file, for `verify --anchor` and tacit.Ledger(anchor=...).
 
     Example: tacit ledger anchor data.sqlite /backup/data.anchor.json
     """
+    from tacit.ledger import Ledger
+    from tacit.ledger.statement import verify_file
+
     _require_file(file)
     if target.exists():
         verify_file(file, anchor=target)
@@ -81,34 +81,32 @@ def anchor(
         typer.echo(f"head {book.head} written to {target}")
 
 
-def _require_file(file: Path) -> None:
-    if not file.exists():
-        raise ValueError(f"there is no ledger at {file}; make one with: tacit ledger create {file}")
-
-
-@ledger.command()
+@ledger_app.command()
 def create(
-    file: Path = typer.Argument(..., help="The ledger's file."),
+    file: Path = FILE,
     epsilon: float = typer.Option(..., help="ε that all runs together may spend."),
-    delta: float = options.DELTA,
-    relation: RelationName = typer.Option(RelationName.ADD_OR_REMOVE_ONE, help="Neighbours."),
-    as_json: bool = options.JSON,
+    delta: float = DELTA,
+    relation: Relation = typer.Option(Relation.ADD_OR_REMOVE_ONE, help="Neighbouring relation."),
+    as_json: bool = JSON,
 ) -> None:
     """Make a ledger for several runs over the same data.
 
     Example: tacit ledger create mnist.sqlite --epsilon 8 --delta 1e-5
     """
+    from tacit.ledger import Ledger
+
     if file.exists():
-        raise ValueError(f"{file} is there already; a ledger's budget is fixed when it is made")
-    with Ledger(file, Budget(epsilon, delta, Relation(relation.value))) as book:
-        statement = book.statement()
-    if as_json:
-        typer.echo(to_json(facts_of(statement)))
-    else:
-        _print(statement)
+        raise ValueError(f"{file} exists already; a ledger's budget is fixed when it is made")
+    with Ledger(file, Budget(epsilon, delta, relation)) as book:
+        _print(book.statement(), as_json)
 
 
-def facts_of(statement: Statement) -> dict[str, Any]:
+def _require_file(file: Path) -> None:
+    if not file.exists():
+        raise ValueError(f"there is no ledger at {file}; make one with: tacit ledger create {file}")
+
+
+def statement_facts(statement: Statement) -> dict[str, Any]:
     return {
         "epsilon": statement.epsilon,
         "epsilon_charged": statement.epsilon_charged,
@@ -134,7 +132,13 @@ def facts_of(statement: Statement) -> dict[str, Any]:
     }
 
 
-def _print(statement: Statement) -> None:
+def _print(statement: Statement, as_json: bool) -> None:
+    if as_json:
+        print_json(statement_facts(statement))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("run", "started", "steps", "ε charged", "ε planned", "noise", "sampling")
     for run in statement.runs:
         table.add_row(
@@ -156,4 +160,4 @@ def _print(statement: Statement) -> None:
     )
     console.print(f"head {statement.head}", highlight=False, soft_wrap=True)
     if any(run.exclusive for run in statement.runs):
-        console.print("a run took the whole budget: no other run can be let in", highlight=False)
+        console.print("one run took the whole budget: no other can be admitted", highlight=False)

@@ -1,0 +1,320 @@
+"""`tacit epsilon`, `tacit noise` and `tacit trade-off`: what a run costs, before or after it."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tacit.budget import Budget, Relation
+from tacit.cli.output import JSON, print_facts, print_json
+from tacit.cli.schema import NOISE
+from tacit.errors import UnsupportedEvent
+
+if TYPE_CHECKING:
+    from tacit.accounting import GaussianDpEstimate, Plan, TradeOff
+    from tacit.sampling import Scheme
+
+TYPE_ONE_ERRORS = (0.001, 0.01, 0.05, 0.1, 0.5)
+
+
+class AccountedSampling(enum.StrEnum):
+    """The samplings that the command line can account for; not all can be trained with."""
+
+    POISSON = "poisson"
+    FIXED_SIZE = "fixed-size"
+    SHUFFLE = "shuffle"
+    MINI_SETS = "mini-sets"
+
+
+SAMPLING = typer.Option(
+    AccountedSampling.POISSON,
+    help="How batches are drawn; fixed-size and shuffle need replace-one. mini-sets is batch "
+    "clipping: each step takes one of ⌈records ÷ batch⌉ fixed sets, clipped as one.",
+)
+RATE = typer.Option(None, help="Poisson: probability that a record takes part in a step.")
+POPULATION = typer.Option(
+    None, "--population", "--records", help="Number of records, if there is no rate."
+)
+BATCH = typer.Option(None, help="Number of records in a batch (Poisson: expected).")
+STEPS = typer.Option(..., help="Number of steps.")
+DELTA = typer.Option(..., help="δ, well below one over the number of records.")
+RELATION = typer.Option(
+    None,
+    help="Which datasets are neighbours. Default: add-or-remove-one for Poisson, else replace-one. "
+    "The noise multiplier is the noise over the sensitivity under this relation.",
+)
+
+
+def epsilon(
+    noise_multiplier: float = typer.Option(..., help="Noise's standard deviation ÷ sensitivity."),
+    sampling_rate: float | None = RATE,
+    steps: int = STEPS,
+    delta: float = DELTA,
+    sampling: AccountedSampling = SAMPLING,
+    population: int | None = POPULATION,
+    batch_size: int | None = BATCH,
+    relation: Relation | None = RELATION,
+    as_json: bool = JSON,
+) -> None:
+    """Show the ε of a run: by PLD (the guarantee), RDP (a cross-check), CLT (approximate).
+
+    Example: tacit epsilon --noise-multiplier 1.54 --sampling-rate 0.02048 --steps 1465 --delta 1e-5
+    """
+    from tacit.accounting.accountant import epsilon_rdp
+
+    plan = _plan(noise_multiplier, sampling, sampling_rate, population, batch_size, relation, steps)
+    how: dict[str, Any] = {"relation": plan.relation, "unit": plan.unit}
+    spent = plan.epsilon(steps, delta)
+    facts = {
+        "epsilon": spent,
+        "epsilon_rdp": epsilon_rdp(noise_multiplier, plan.scheme, steps, delta=delta, **how),
+        **_plan_facts(plan, steps, delta),
+    }
+    if (estimate := _limit(plan, steps)) is not None:
+        facts["gaussian_dp_mu_approximate"] = estimate.mu
+    print_facts({**facts, **_note(spent, delta)}, as_json, "privacy of a run")
+
+
+def noise(
+    epsilon: float = typer.Option(..., help="ε to stay within."),
+    delta: float = DELTA,
+    sampling_rate: float | None = RATE,
+    steps: int = STEPS,
+    sampling: AccountedSampling = SAMPLING,
+    population: int | None = POPULATION,
+    batch_size: int | None = BATCH,
+    relation: Relation | None = RELATION,
+    as_json: bool = JSON,
+) -> None:
+    """Show the least noise multiplier whose ε, by PLD, is within the budget.
+
+    Example: tacit noise --epsilon 3 --delta 1e-5 --sampling-rate 0.02048 --steps 1465
+    """
+    from dataclasses import replace
+
+    from tacit.accounting.accountant import calibrate
+
+    if steps < 1:
+        raise ValueError(f"--steps is {steps}, which asks for no noise; give at least 1")
+    plan = _plan(1.0, sampling, sampling_rate, population, batch_size, relation, steps)
+    budget = Budget(epsilon, delta, plan.relation)
+    multiplier = calibrate(budget, plan.scheme, steps, unit=plan.unit)
+    plan = replace(plan, noise_multiplier=multiplier)
+    reached = plan.epsilon(steps, delta)
+    facts = {"epsilon": reached, **_plan_facts(plan, steps, delta), **_note(reached, delta)}
+    print_facts(facts, as_json, "noise for a budget")
+
+
+def trade_off(
+    runs: list[Path] | None = typer.Argument(
+        None, metavar="RUN", help="Folders of saved runs, instead of the options below."
+    ),
+    noise_multiplier: float | None = typer.Option(
+        None, help="Noise's standard deviation ÷ sensitivity, of each block if --layers is given."
+    ),
+    layers: int = typer.Option(1, help="Blocks with noise of their own: L of them make σ/√L."),
+    sampling_rate: float | None = RATE,
+    steps: int | None = typer.Option(None, help="Number of steps."),
+    delta: float | None = typer.Option(None, help="δ at which to give ε."),
+    sampling: AccountedSampling = SAMPLING,
+    population: int | None = POPULATION,
+    batch_size: int | None = BATCH,
+    relation: Relation | None = RELATION,
+    out: Path | None = typer.Option(
+        None, help="Picture to write. Default for a saved run: trade_off.png in its folder."
+    ),
+    as_json: bool = JSON,
+) -> None:
+    """Show the least type II error of any test for one record, at each type I error: exact, by PLD.
+
+    Beside it stand ε at δ, the advantage of the best test, and the CLT's μ, which is no guarantee.
+
+    Example: tacit trade-off --noise-multiplier 2.5 --layers 8 --sampling mini-sets --records 54000
+    --batch-size 64 --steps 42200 --delta 1e-5 --out curve.png
+    """
+    from tacit.accounting.f_dp import plot_trade_offs
+    from tacit.accounting.gaussian_dp import layerwise_multiplier
+
+    if out is not None and out.is_dir():
+        raise ValueError(f"--out is {out}, which is a folder; give a file such as {out}/curve.png")
+    if runs:
+        given = (noise_multiplier, sampling_rate, steps, delta, population, batch_size, relation)
+        if any(value is not None for value in given) or layers != 1:
+            raise ValueError(
+                "a saved run has its own noise, sampling, steps and delta; "
+                "give the folders of runs, or the options, not both"
+            )
+        if len(runs) > 1 and out is None:
+            raise ValueError(f"{len(runs)} runs in one picture; say where it goes with --out")
+        curves = [_saved_curve(folder) for folder in runs]
+        out = out or runs[0] / "trade_off.png"
+    else:
+        if noise_multiplier is None or steps is None or delta is None:
+            raise ValueError(
+                "give the folder of a saved run, or --noise-multiplier, --steps and --delta"
+            )
+        _check_noise(noise_multiplier)
+        joint = layerwise_multiplier(noise_multiplier, layers)
+        plan = _plan(joint, sampling, sampling_rate, population, batch_size, relation, steps)
+        curves = [_curve(f"noise multiplier {joint:.4g}, {steps} steps", plan, steps, delta)]
+    if out is not None:
+        names = [facts["run"] for _, _, facts in curves]
+        # Two runs may be in folders of one name.
+        names = [f"{n} ({i})" if names.count(n) > 1 else n for i, n in enumerate(names, 1)]
+        plot_trade_offs(
+            {name: curve for name, (curve, _, _) in zip(names, curves, strict=True)},
+            out,
+            {name: limit for name, (_, limit, _) in zip(names, curves, strict=True) if limit},
+        )
+    if as_json:
+        written = None if out is None else str(out)
+        print_json({"curves": [facts for _, _, facts in curves], "picture": written})
+        return
+    for _, _, facts in curves:
+        errors = {
+            f"type II error at type I {row['type_one']:g}": row["type_two"]
+            for row in facts.pop("errors")
+        }
+        print_facts({**facts, **errors}, False, "trade-off of a run")
+    if out is not None:
+        typer.echo(f"written to {out}")
+
+
+if TYPE_CHECKING:
+    Curve = tuple[TradeOff, GaussianDpEstimate | None, dict[str, Any]]
+
+
+def _saved_curve(folder: Path) -> Curve:
+    from tacit.cli.saved_run import read_plan
+
+    saved = read_plan(folder)
+    curve = _curve(folder.name, saved.plan, saved.steps, saved.delta)
+    spent = curve[2]["epsilon"]
+    # Rounding differs by far less; resumed runs answer for steps that run.json does not count.
+    if abs(spent - saved.epsilon) > 0.01 * saved.epsilon:
+        raise ValueError(
+            f"{folder}/run.json reports epsilon {saved.epsilon:.4g}, but {saved.steps} steps of "
+            f"its plan have {spent:.4g}: the run was continued from another, and its ledger "
+            "holds what it answers for; see tacit ledger show"
+        )
+    return curve
+
+
+def _curve(name: str, plan: Plan, steps: int, delta: float) -> Curve:
+    from tacit.accounting.f_dp import trade_off
+
+    curve = trade_off(
+        plan.noise_multiplier,
+        plan.scheme,
+        steps,
+        relation=plan.relation,
+        unit=plan.unit,
+        prelude=plan.prelude,
+    )
+    spent = plan.epsilon(steps, delta)
+    facts = {
+        "run": name,
+        "epsilon": spent,
+        **_plan_facts(plan, steps, delta),
+        "advantage_of_the_best_test": curve.advantage,
+        "gaussian_mu_of_the_curve": curve.gaussian_mu(),
+    }
+    limit = None if plan.prelude else _limit(plan, steps)
+    if limit is not None and limit.approximate:
+        facts["clt_mu_not_a_guarantee"] = limit.mu
+        facts["clt_epsilon_not_a_guarantee"] = limit.epsilon(delta)
+    facts |= _note(spent, delta)
+    facts["errors"] = [{"type_one": a, "type_two": float(curve(a)[0])} for a in TYPE_ONE_ERRORS]
+    return curve, limit, facts
+
+
+def _plan(
+    noise_multiplier: float,
+    sampling: AccountedSampling,
+    rate: float | None,
+    population: int | None,
+    batch: int | None,
+    relation: Relation | None,
+    steps: int,
+) -> Plan:
+    """The plan that the options describe, under the sampling's usual relation if none is given."""
+    from tacit.accounting import Plan
+    from tacit.sampling import Unit
+
+    _check_noise(noise_multiplier)
+    poisson = sampling is AccountedSampling.POISSON
+    usual = Relation.ADD_OR_REMOVE_ONE if poisson else Relation.REPLACE_ONE
+    unit = Unit.MINI_SET if sampling is AccountedSampling.MINI_SETS else Unit.RECORD
+    scheme = _scheme(sampling, rate, population, batch)
+    return Plan(scheme, noise_multiplier, relation or usual, steps, unit)
+
+
+def _scheme(
+    sampling: AccountedSampling, rate: float | None, population: int | None, batch: int | None
+) -> Scheme:
+    """The scheme that the options describe, or an error that names the missing one."""
+    from tacit.sampling import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement
+
+    poisson = sampling is AccountedSampling.POISSON
+    if rate is not None:
+        if not poisson:
+            raise ValueError(f"--sampling-rate is for Poisson sampling, not {sampling}")
+        if population is not None or batch is not None:
+            raise ValueError("give --sampling-rate, or --population and --batch-size, not both")
+        return Poisson(rate)
+    if population is None or batch is None:
+        needed = "--population and --batch-size"
+        raise ValueError(
+            f"Poisson sampling needs --sampling-rate, or {needed}"
+            if poisson
+            else f"{sampling} sampling needs {needed}"
+        )
+    if not 1 <= batch <= population:
+        raise ValueError(
+            f"--batch-size is {batch} of {population} records; give at least 1 and at most all"
+        )
+    num_batches = -(-population // batch)
+    if poisson:
+        return Poisson(batch / population)
+    if sampling is AccountedSampling.FIXED_SIZE:
+        return WithoutReplacement(population, batch)
+    if sampling is AccountedSampling.MINI_SETS:
+        return MiniSets(num_batches, batch, chosen=1)
+    return ShuffledEpochs(num_batches)
+
+
+def _limit(plan: Plan, steps: int) -> GaussianDpEstimate | None:
+    """The central limit theorem's estimate, where there is one."""
+    from tacit.accounting import gaussian_dp_mu
+
+    z = plan.noise_multiplier
+    if z > 0:
+        with contextlib.suppress(UnsupportedEvent):
+            return gaussian_dp_mu(z, plan.scheme, steps, relation=plan.relation, unit=plan.unit)
+    return None
+
+
+def _plan_facts(plan: Plan, steps: int, delta: float) -> dict[str, Any]:
+    return {
+        "delta": delta,
+        "relation": plan.relation.value,
+        "sampling": plan.scheme.describe(),
+        "noise_multiplier": plan.noise_multiplier,
+        "steps": steps,
+    }
+
+
+def _note(spent: float, delta: float) -> dict[str, str]:
+    from tacit.accounting.accountant import no_privacy_note
+
+    note = no_privacy_note(spent, delta)
+    return {} if note is None else {"note": note}
+
+
+def _check_noise(value: float) -> None:
+    if not NOISE.contains(value):
+        raise ValueError(f"--noise-multiplier is {value:g}; give {NOISE.words}")

@@ -1,0 +1,369 @@
+"""From settings to the sampler, the gradient query, the noise over blocks and the statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from tacit.budget import Budget, Relation
+from tacit.cli.build_data import RunData
+from tacit.cli.recipes import Recipe
+from tacit.cli.settings import BatchClippingSettings, ClippingSettings, TrainSettings
+from tacit.data.augmentation import Augmentation, RandomCropFlip
+from tacit.engines.automatic import Automatic
+from tacit.engines.book_keeping import BookKeeping, PerRecord
+from tacit.engines.clipping import Clip, Normalise
+from tacit.engines.recorder import Recorder
+from tacit.noise import Allocation, GlobalNoise, OptimisedNoise, PerLayerNoise
+from tacit.queries.batch_clip import BatchClip
+from tacit.queries.bounded_gradient import Blocks, GradientQuery, Loss, by_layer, by_parameter
+from tacit.queries.clipless import Clipless
+from tacit.queries.clipped_query import ClippedQuery, Frozen
+from tacit.queries.per_sample_clip import PerSampleClip
+from tacit.queries.set_gradients import (
+    LocalRun,
+    MeanGradient,
+    SetBySet,
+    SetGradient,
+    SetsAsRecords,
+    too_small_is_nothing,
+)
+from tacit.queries.thresholds import (
+    AdaptiveNorm,
+    Decaying,
+    LayerFactors,
+    LayerwiseNorms,
+    group_by_norm,
+)
+from tacit.records import Records
+from tacit.sampling.fixed_size import FixedSizeSampler
+from tacit.sampling.mini_sets import MiniSetSampler
+from tacit.sampling.poisson import PoissonSampler
+from tacit.sampling.sampler import Sampler
+from tacit.sampling.shuffle import ShuffleSampler
+from tacit.statistics.public_statistics import PublicStatistics
+from tacit.statistics.released_statistics import ReleasedStatistics
+from tacit.statistics.tracking import unfrozen_norms, without_running_statistics
+from tacit.training.callbacks import Sparsification
+from tacit.training.trainer import Trainer
+
+
+def budget_for(s: TrainSettings) -> Budget:
+    """The budget, under the usual relation of the sampling if none is given."""
+    poisson = s.query.query != "batch-clip" and s.privacy.sampling in (None, "poisson")
+    usual = Relation.ADD_OR_REMOVE_ONE if poisson else Relation.REPLACE_ONE
+    relation = Relation(s.privacy.relation) if s.privacy.relation else usual
+    return Budget(s.privacy.epsilon, s.privacy.delta, relation)
+
+
+class MiniSetDraw(NamedTuple):
+    """Sets of `size` records: `chosen` of them a step, or each with probability `rate`."""
+
+    size: int
+    chosen: int | None = None
+    rate: float | None = None
+
+    def expected_records(self, population: int) -> float:
+        """Expected records in a step: s·k, or rate·N."""
+        return self.size * self.chosen if self.chosen else (self.rate or 0.0) * population
+
+
+def mini_sets_for(
+    b: BatchClippingSettings, batch_size: int | None, population: int, recipe: Recipe
+) -> MiniSetDraw:
+    """S and K of a batch of m = S·K records: those given, else what follows, else the recipe's.
+
+    If nothing is said about K, at most half of the sets are drawn.
+    """
+    m, chosen = batch_size, b.mini_sets
+    if b.mini_set_size is not None:
+        size = b.mini_set_size
+    elif m is not None:
+        size = max(1, m // chosen) if chosen else min(recipe.mini_set_size, m)
+    else:
+        size = min(recipe.mini_set_size, population)
+    if size > population:
+        raise ValueError(
+            f"--mini-set-size is {size}, and there are {population} private records; give smaller "
+            "sets"
+        )
+    if b.mini_set_rate is not None:
+        return MiniSetDraw(size, rate=b.mini_set_rate)
+    if m is None:
+        half = max(1, math.ceil(population / size) // 2)
+        return MiniSetDraw(size, chosen or min(recipe.mini_sets, half))
+    if size * (chosen or max(1, m // size)) != m:
+        sets = f"{chosen} mini-sets of" if chosen else "mini-sets of"
+        raise ValueError(
+            f"--batch-size is {m}, which is not made of {sets} {size} records; it is "
+            "--mini-set-size times --mini-sets: give two of the three"
+        )
+    return MiniSetDraw(size, m // size)
+
+
+class SamplingPlan(NamedTuple):
+    """How batches are drawn: the expected batch size, the number of steps, and mini-sets if any."""
+
+    batch_size: float
+    steps: int
+    steps_per_epoch: int
+    draw: MiniSetDraw | None
+
+
+def sampling_plan(s: TrainSettings, recipe: Recipe, size: int) -> SamplingPlan:
+    """The numbers of a sampler over `size` records."""
+    t, draw = s.training, None
+    if s.query.query == "batch-clip":
+        draw = mini_sets_for(s.batch_clipping, t.batch_size, size, recipe)
+        expected = draw.expected_records(size)
+    else:
+        expected = t.batch_size or max(1, min(recipe.batch_size, size // 2))
+    steps = t.steps
+    if steps is None:
+        steps = max(1, round((t.epochs or recipe.epochs) * size / expected))
+    return SamplingPlan(expected, steps, max(1, round(size / expected)), draw)
+
+
+def sampler_for(
+    s: TrainSettings, plan: SamplingPlan, records: Records, device: torch.device
+) -> Sampler:
+    t, draw = s.training, plan.draw
+    shared: dict[str, Any] = {"max_physical_batch": t.max_physical_batch, "seed": t.seed}
+    if draw is not None:
+        sets: dict[str, Any] = {"chosen": draw.chosen, "rate": draw.rate}
+        return MiniSetSampler(records, draw.size, plan.steps, **sets, **shared)
+    batch = int(plan.batch_size)
+    if s.privacy.sampling == "fixed-size":
+        return FixedSizeSampler(records, batch, plan.steps, **shared)
+    if s.privacy.sampling == "shuffle":
+        return ShuffleSampler(records, batch, plan.steps, **shared)
+    if device.type == "cuda":
+        shared["pad_to"] = 32  # few shapes: a new one makes the GPU choose its kernels anew
+    return PoissonSampler(records, steps=plan.steps, expected_batch_size=batch, **shared)
+
+
+class Clips(NamedTuple):
+    """What is clipped to: the norm or master constant; clipless's limit on the loss gradient."""
+
+    max_norm: float | None
+    gradient_clip: float | None
+
+
+def clips_for(s: TrainSettings, recipe: Recipe) -> Clips:
+    """The clips that are given, else the recipe's; None for no limit, or for the blocks' norms."""
+    master = None if s.clipping.layerwise == "original" else s.clipping.max_norm or recipe.max_norm
+    limit = s.clipless.gradient_clip
+    return Clips(master, (recipe.gradient_clip if limit is None else limit) or None)
+
+
+def query_for(
+    s: TrainSettings,
+    recipe: Recipe,
+    model: nn.Module,
+    loss: Loss,
+    data: RunData,
+    plan: SamplingPlan,
+    frozen: Frozen | None,
+) -> GradientQuery:
+    """The gradient query of the route that is asked for."""
+    clips = clips_for(s, recipe)
+    engine, augmentation = _engine(s), _augmentation(s.query.augment, data.private.shape)
+    quantile = s.query.adaptive_quantile
+
+    def threshold(first: float | None) -> float | AdaptiveNorm | None:
+        return first if quantile is None or first is None else AdaptiveNorm(first, quantile)
+
+    if s.query.query == "clipless":
+        return Clipless(
+            gradient_clip=threshold(clips.gradient_clip),
+            augmentation=augmentation,
+            recorder=engine,
+        )
+    c, set_size = s.clipping, plan.draw.size if plan.draw else 1
+    gradient = _set_gradient(s.batch_clipping)
+    constants = layerwise_constants(c, data.public, clips.max_norm, plan.steps_per_epoch)
+    shared: dict[str, Any] = {
+        "max_norm": constants or threshold(clips.max_norm),
+        "blocks": blocks_for(c, model, loss, data.public, set_size, gradient),
+        "rule": Normalise() if c.rule == "normalise" else Clip(),
+        "augmentation": augmentation,
+        "frozen": frozen,
+    }
+    if s.query.query == "clip":
+        return PerSampleClip(engine=engine, **shared)
+    return BatchClip(mini_set_size=set_size, gradient=gradient, engine=engine, **shared)
+
+
+def layerwise_constants(
+    c: ClippingSettings, public: Records | None, master: float | None, per_epoch: int
+) -> LayerwiseNorms | LayerFactors | None:
+    """Constants of the blocks, estimated anew in each epoch; None for one norm C."""
+    if c.layerwise == "none":
+        return None
+    assert public is not None
+    if master is None:
+        return LayerwiseNorms(public, every=per_epoch)
+    decay = c.master_decay
+    schedule = master if decay is None else Decaying(master, decay, per_epoch)
+    kind = LayerFactors if c.layerwise == "factors" else LayerwiseNorms
+    return kind(public, schedule, every=per_epoch)
+
+
+def blocks_for(
+    c: ClippingSettings,
+    model: nn.Module,
+    loss: Loss,
+    public: Records | None,
+    set_size: int,
+    gradient: SetGradient | None,
+) -> Blocks | Callable[[nn.Module], Blocks] | None:
+    """Blocks by name, or groups of them that are fixed here, at the initial weights.
+
+    Groups go by the norms, on public records, of what is clipped: of mini-sets of `set_size`.
+    """
+    if c.blocks in (None, "flat"):
+        return None
+    make = by_layer if c.blocks == "layer" else by_parameter
+    if c.groups is None:
+        return make
+    assert public is not None
+    some = public.take(slice(max(512, 8 * set_size)))
+    probe = BatchClip(1.0, set_size, blocks=make, gradient=gradient)
+    return group_by_norm(make(model), probe.expected_norms(model, loss, some), c.groups)
+
+
+def allocation_for(s: TrainSettings) -> tuple[str, Allocation]:
+    """How noise is shared over blocks, by name. Layer factors make one block of all layers."""
+    c = s.clipping
+    several = c.blocks not in (None, "flat") and c.layerwise != "factors"
+    by_block = several and (s.query.query == "batch-clip" or c.layerwise != "none")
+    name = s.privacy.noise or ("per-layer" if by_block else "global")
+    kinds: dict[str, Callable[[], Allocation]] = {
+        "global": GlobalNoise,
+        "per-layer": PerLayerNoise,
+        "optimised": OptimisedNoise,
+    }
+    return name, kinds[name]()
+
+
+def statistics_for(
+    s: TrainSettings, model: nn.Module, data: RunData, set_size: int
+) -> PublicStatistics | ReleasedStatistics | None:
+    """Where BatchNorm's statistics come from: public records by default, if there are any."""
+    wanted, norms = s.batch_clipping.statistics, unfrozen_norms(model)
+    if wanted == "convert":
+        return None
+    if not norms:
+        if wanted is not None:
+            raise ValueError(
+                f"--statistics is {wanted}, and this network has no BatchNorm; leave it out"
+            )
+        return None
+    if wanted == "released":
+        assert s.batch_clipping.statistics_noise is not None
+        return ReleasedStatistics(data.private, s.batch_clipping.statistics_noise)
+    if data.public is None:
+        name, norm = next(iter(norms.items()))
+        raise ValueError(
+            f"layer {name!r} ({type(norm).__name__}) needs statistics to be evaluated with, and "
+            "private training keeps none; give --statistics public (a --public-share of the "
+            "records is given up), --statistics released (with --statistics-noise), or "
+            "--statistics convert (GroupNorm)"
+        )
+    if len(data.public) < set_size:
+        raise ValueError(
+            f"{len(data.public)} public records do not fill one mini-set of {set_size}, from which "
+            "BatchNorm's statistics are taken; give a larger --public-share, or smaller mini-sets"
+        )
+    return PublicStatistics(data.public, set_size)
+
+
+@torch.no_grad()
+def check_batch_norm(
+    model: nn.Module, shape: tuple[int, ...], b: BatchClippingSettings, set_size: int
+) -> None:
+    """Raise if BatchNorm cannot normalise what goes through the model together.
+
+    Such a run would release mere noise. The model is tried on zeros, which are nobody's data.
+    """
+    option, rows = "--mini-set-size", set_size
+    if b.local is not None:
+        option, rows = "--local-batch", min(b.local_batch or 1, set_size)
+    with without_running_statistics(model), too_small_is_nothing():
+        model(torch.zeros(rows, *shape))
+        return
+    raise ValueError(
+        f"{option} {rows} gives a BatchNorm of this network one value per channel, which has no "
+        "variance, so that every gradient would be zero; give at least 2, or --statistics convert"
+    )
+
+
+def query_facts(trainer: Trainer, sparsification: Sparsification | None) -> dict[str, Any]:
+    """What the query ended with: thresholds, blocks, their norms, and the share that is frozen.
+
+    All of it is made of what was released, or is public.
+    """
+    facts: dict[str, Any] = {}
+    query = trainer.mechanism.query
+    if thresholds := getattr(query, "thresholds", ()):
+        facts["thresholds"] = thresholds
+    if isinstance(query, ClippedQuery):
+        blocks = query.blocks_of(trainer.model)
+        facts["num_blocks"] = len(blocks)
+        if query.estimates:
+            # At the first step, and at the last one for which norms were estimated.
+            facts["blocks"] = blocks
+            facts["expected_norms"] = [query.estimates[0], query.estimates[-1]]
+    if sparsification is not None:
+        facts["share_frozen"] = sparsification.share_frozen
+    return facts
+
+
+def _engine(s: TrainSettings) -> Any:
+    known = _ENGINES[s.query.query]
+    if s.query.engine not in known:
+        raise ValueError(
+            f"--engine is {s.query.engine}, and --query {s.query.query} has no such engine; give "
+            f"--engine {' or '.join(known)}"
+        )
+    return known[s.query.engine]()
+
+
+_ENGINES: dict[str, dict[str, Callable[[], Any]]] = {
+    "clipless": {
+        "automatic": Recorder,
+        "book-keeping": lambda: Recorder(capture=False, compile=False),
+    },
+    "clip": {"automatic": Automatic, "book-keeping": BookKeeping, "per-record": PerRecord},
+    "batch-clip": {
+        "automatic": lambda: None,  # the certificate chooses
+        "book-keeping": lambda: SetsAsRecords(BookKeeping()),
+        "set-by-set": SetBySet,
+    },
+}
+
+
+def _augmentation(views: int | None, shape: tuple[int, ...]) -> Augmentation | None:
+    """Crops shifted by up to an eighth of the image, and mirror images."""
+    if views is None:
+        return None
+    if len(shape) != 3:
+        raise ValueError(f"--augment is for images; these records have shape {shape}: leave it out")
+    return Augmentation(views, RandomCropFlip(padding=max(1, min(shape[1:]) // 8)))
+
+
+def _set_gradient(b: BatchClippingSettings) -> SetGradient:
+    """What a mini-set proposes: its mean gradient, or a local run over its records."""
+    if b.local is None:
+        return MeanGradient()
+    optimizers: dict[str, Any] = {
+        "sgd": torch.optim.SGD,
+        "momentum": partial(torch.optim.SGD, momentum=0.9),
+        "adam": torch.optim.Adam,
+    }
+    return LocalRun(partial(optimizers[b.local], lr=b.local_lr), at_once=b.local_batch or 1)

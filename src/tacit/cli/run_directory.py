@@ -1,0 +1,147 @@
+"""The folder of a run of `tacit train`, its ledger, and what the run says about both.
+
+A folder holds one run. With --overwrite the files of an earlier run are replaced, and its ledger
+stays: charges are never deleted.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sqlite3
+from pathlib import Path
+
+from tacit.accounting.plan import Plan
+from tacit.budget import Budget
+from tacit.errors import BudgetExceeded
+from tacit.ledger import Ledger
+from tacit.training.run import Run
+
+REPLACED_NOTE = (
+    "this run replaced an earlier one in its folder; the ledger there keeps the charges of both, "
+    "and epsilon is this run's alone: see tacit ledger show"
+)
+_LEDGER = tuple(f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm"))
+_RUN = ("run.json", "weights.safetensors", "progress.png", "preprocessing.safetensors")
+# Written by other commands, or not by every run: they would describe the earlier run.
+_DERIVED = ("certificate.json", "certified.png", "trade_off.png")
+
+
+def new_folder(stem: str) -> Path:
+    """A folder under runs/ that does not exist yet."""
+    name = f"{stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    folder, copies = Path("runs") / name, 1
+    while folder.exists():
+        copies += 1
+        folder = Path("runs") / f"{name}-{copies}"
+    return folder
+
+
+def check_folder(folder: Path, overwrite: bool, shared: Path | None = None) -> None:
+    """Raise if the folder holds a run that nobody asked to replace, or cannot hold one."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out is {folder}, which is a file; give a folder")
+    for name in (*_RUN, *_DERIVED, *_LEDGER[1:]):
+        if shared is not None and _same(folder / name, shared):
+            raise ValueError(
+                f"--ledger is {shared}, where a run in {folder} writes its own {name}; give "
+                "another file"
+            )
+    if _files(folder, shared, _RUN + _LEDGER) and not overwrite:
+        raise ValueError(
+            f"{folder} holds a run already; give another --out, or, if its ledger has budget left "
+            "for another run, --overwrite: the ledger stays, and is charged"
+        )
+
+
+def clear_folder(folder: Path, shared: Path | None = None) -> bool:
+    """Remove the files of an earlier run, and say whether there was one. Ledgers always stay."""
+    files = _files(folder, shared, _RUN + _DERIVED)
+    for file in files:
+        file.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    return any(file.name in _RUN for file in files)
+
+
+def _files(folder: Path, shared: Path | None, names: tuple[str, ...]) -> list[Path]:
+    """The files of these names that exist, without the shared ledger and its log."""
+    kept: tuple[str, ...] = ()
+    if shared is not None and _same(folder / "ledger.sqlite", shared):
+        kept = _LEDGER
+    files = [folder / name for name in names if name not in kept]
+    return [f for f in files if f.exists() and not (shared is not None and _same(f, shared))]
+
+
+def _same(file: Path, other: Path) -> bool:
+    """Whether two paths lead to one file, which need not exist yet."""
+    if file.exists() and other.exists():
+        return file.samefile(other)
+    return file.resolve() == other.resolve()
+
+
+def open_ledger(file: Path, budget: Budget) -> Ledger:
+    """The ledger in the file, or a new one for this budget if there is no file."""
+    try:
+        return Ledger(file) if file.exists() else Ledger(file, budget)
+    except sqlite3.Error as error:
+        raise ValueError(
+            f"the ledger {file} cannot be opened ({error}); give a file that can be written"
+        ) from error
+
+
+def admit_run(book: Ledger, plan: Plan, name: str | None, budget: Budget) -> tuple[int, int]:
+    """The events that the run of this name has been charged for, and its limit.
+
+    Raises what the ledger raises if it does not admit the run: call this before anything that
+    cannot be undone. It charges only what comes before the first step, which the run resumes with.
+    """
+    try:
+        book.begin(plan, name=name, budget=budget)
+    except BudgetExceeded as error:
+        raise BudgetExceeded(
+            f"the ledger {book.path} refuses this run: {error}. Charges are never deleted, not "
+            "even by --overwrite. For several runs over the same records, make a ledger with a "
+            "larger budget (tacit ledger create) and give it to each with --ledger; a run over "
+            "other records goes to another --out"
+        ) from error
+    try:
+        return book.run_status()
+    finally:
+        book.end()
+
+
+def delta_note(delta: float, num_records: int) -> list[str]:
+    """δ ≥ 1/N allows what nobody would call private; N is public. Empty if δ is below that."""
+    if delta * num_records < 1:
+        return []
+    return [
+        f"δ = {delta:g} is not below 1/N for N = {num_records} records: to publish each record "
+        "whole with probability δ would keep this promise too, and would show one record or more "
+        "in expectation; give a --delta well below 1/N"
+    ]
+
+
+def no_step_note(run: Run, charged_before: int, limit: int) -> list[str]:
+    """Why a run took no step; empty if it took one.
+
+    `charged_before` and `limit` are the run's events on its ledger before it was resumed.
+    """
+    if run.steps > 0:
+        return []
+    planned, initial = run.plan.steps, "the weights are the initial ones"
+    if planned == 0:
+        why = "--steps is 0"
+    elif run.stopped != "budget":
+        why = f"the run was ended before its first ({run.stopped})"
+    elif limit == 0:
+        why = (
+            f"one step with noise multiplier {run.plan.noise_multiplier:g} would pass the budget, "
+            f"epsilon {run.budget.epsilon:g} at delta {run.budget.delta:g}, or that of its ledger"
+        )
+    elif charged_before < limit:
+        why = "the other runs of the ledger leave no budget for one"
+    elif planned is not None and charged_before >= run.plan.scheme.num_events(planned):
+        why = "the run of this name was complete on its ledger already"
+        initial += ", not those that it had reached"
+    else:
+        why = "the run of this name had spent its budget on the ledger already"
+    return [f"no step was taken: {why}; {initial}"]

@@ -1,0 +1,398 @@
+"""The settings of `tacit train`: each option once, in the section under which it is shown.
+
+`tacit train --help`, `--config run.toml`, the settings in run.json and docs/reference/train.md are
+all made from these classes; `tacit.cli.schema` says how.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tacit.cli.schema import (
+    BELOW_ONE,
+    FACTOR,
+    LIMIT,
+    NOISE,
+    ONE_OR_MORE,
+    POSITIVE,
+    SEED,
+    SHARE,
+    ZERO_OR_MORE,
+    Rule,
+    option,
+    section,
+)
+
+Query = Literal["clip", "batch-clip", "clipless"]
+Features = Literal["as-they-are", "scattering", "mirrored-scattering"]
+Relations = Literal["add-or-remove-one", "replace-one"]
+Samplings = Literal["poisson", "fixed-size", "shuffle"]
+Model = Literal[
+    "default",
+    "linear",
+    "mlp",
+    "mnist-cnn",
+    "cifar-cnn",
+    "convnet",
+    "lenet",
+    "lenet5",
+    "vgg",
+    "mlp-mixer",
+    "resnet8",
+    "resnet18",
+    "wide-resnet",
+    "lipschitz-linear",
+    "lipschitz-mlp",
+    "lipschitz-lenet",
+    "lipschitz-vgg",
+    "lipschitz-resnet",
+    "lipschitz-mixer",
+]
+# The registered losses for classification; tests compare this with the registry.
+LOSSES = (
+    "cross-entropy",
+    "tailored",
+    "focal",
+    "hinge",
+    "hinge-kantorovich-rubinstein",
+    "kantorovich-rubinstein",
+    "cosine-similarity",
+    "scaled-cross-entropy",
+    "sum-squared",
+    "sum-absolute",
+    "sum-huber",
+)
+BY_RECIPE = "by dataset and query"
+
+
+def parse_classes(text: str) -> tuple[str, ...]:
+    """The names in --classes, without the blanks around them."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError(f"--classes is {text!r}, and one of its names is empty; give a,b,c")
+    return names
+
+
+def parse_range(text: str) -> tuple[float, float]:
+    """The two bounds in --feature-range."""
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--feature-range is {text!r}; give lower,upper such as 0,255") from None
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"--feature-range is {text!r}; lower must be below upper")
+    return low, high
+
+
+_OF_FILE = (Rule("data"),)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    dataset: str | None = option(
+        "A named dataset; `tacit data` lists them.",
+        usual="digits",
+        not_with=(Rule("data", (), "and a run has one of them"),),
+        common=True,
+    )
+    data: Path | None = option(
+        "A file of your own: .csv, .parquet or .npz.",
+        needs=(Rule("target", (), "the column that holds the classes"),),
+        common=True,
+    )
+    target: str | None = option(
+        "Column (or array) of --data that holds the classes.", goes_with=_OF_FILE, common=True
+    )
+    test_data: Path | None = option(
+        "File of held-out records.", usual="a share of --data", goes_with=_OF_FILE
+    )
+    classes: tuple[str, ...] | None = option(
+        "Classes of --data, declared public: a,b,c.", parse=parse_classes, goes_with=_OF_FILE
+    )
+    public_size: int | None = option(
+        "Number of records in --data, declared public.",
+        goes_with=(Rule("data", (), "and the size of a named dataset is known"),),
+    )
+    feature_range: tuple[float, float] | None = option(
+        "Range of the features of --data, declared public: lower,upper.",
+        parse=parse_range,
+        goes_with=_OF_FILE,
+    )
+    unit_norm: bool = option("Divide each record by its own norm. Costs no privacy.", False)
+    scale_noise: float | None = option(
+        "Standardise --data, or scattering features, by a mean and a standard deviation that are "
+        "released with this noise multiplier, and charged.",
+        range=NOISE,
+    )
+    features: Features = option(
+        "Fixed features of images, computed once and kept in the cache.", "as-they-are"
+    )
+    public_share: float | None = option(
+        "Share of the records given up as public, for --layerwise, --groups and --statistics "
+        "public.",
+        usual="0.1",
+        range=SHARE,
+        goes_with=(Rule("query", ("clip", "batch-clip")),),
+    )
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    epsilon: float = option("ε that the run stays within.", 3.0, range=POSITIVE, common=True)
+    delta: float = option(
+        "δ; choose it well below one over the number of records.", 1e-5, range=SHARE, common=True
+    )
+    relation: Relations | None = option(
+        "Which datasets are neighbours. Noise multipliers are relative to the sensitivity under "
+        "this relation.",
+        usual="add-or-remove-one for Poisson, else replace-one",
+    )
+    sampling: Samplings | None = option(
+        "How batches are drawn; fixed-size and shuffle need replace-one.",
+        usual="poisson",
+        goes_with=(
+            Rule("query", ("clip", "clipless"), "which draws mini-sets, fixed by record id"),
+        ),
+    )
+    noise_multiplier: float | None = option(
+        "Noise multiplier. The run ends when its budget does.",
+        usual="calibrated to the budget",
+        range=NOISE,
+    )
+    noise: Literal["global", "per-layer", "optimised"] | None = option(
+        "How the noise is shared over blocks.",
+        usual="per-layer for several blocks of batch-clip or of --layerwise, else global",
+    )
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    model: Model = option("Network to train.", "default", common=True)
+    loss: str = option(
+        f"Loss to minimise: {', '.join(LOSSES)}, or one that you registered (tacit --plugin FILE "
+        "train).",
+        "cross-entropy",
+    )
+    temperature: float | None = option(
+        "Temperature of the loss, such as cross-entropy's.", usual=BY_RECIPE, range=POSITIVE
+    )
+    threshold_epoch: float | None = option(
+        "tailored: epoch at which squared error and focal loss weigh the same.", usual=BY_RECIPE
+    )
+    beta: float | None = option(
+        "tailored: how little pre-activations count; sum-huber: where it turns linear.",
+        usual="by loss and dataset",
+    )
+    gamma: float | None = option(
+        "tailored, focal: how strongly records that are learnt are turned down.",
+        usual="by loss and dataset",
+    )
+
+
+@dataclass(frozen=True)
+class QuerySettings:
+    query: Query = option("How the gradient is bounded.", "clip", common=True)
+    adaptive_quantile: float | None = option(
+        "Let the clip follow this quantile of the gradients' norms, privately.",
+        range=SHARE,
+        not_with=(Rule("gradient_clip", (0.0,), "which sets no limit to start from"),),
+    )
+    augment: int | None = option(
+        "Average each record's gradient over this many random crops and flips of the image.",
+        range=ONE_OR_MORE,
+    )
+    engine: Literal["automatic", "book-keeping", "per-record", "set-by-set"] = option(
+        "How the sums of gradients are computed; per-record is for clip, set-by-set for "
+        "batch-clip.",
+        "automatic",
+    )
+
+
+_OF_BLOCKS = (
+    Rule("blocks", ("layer", "parameter"), "and a gradient that is clipped whole is one block"),
+)
+
+
+@dataclass(frozen=True)
+class ClippingSettings:
+    max_norm: float | None = option(
+        "Norm C to clip to, or the master constant of blocks.",
+        usual=BY_RECIPE,
+        range=POSITIVE,
+        not_with=(
+            Rule(
+                "layerwise",
+                ("original",),
+                "which clips each block to its own norm on public records",
+            ),
+        ),
+    )
+    rule: Literal["clip", "normalise"] | None = option(
+        "How gradients are scaled to that norm.", usual="clip"
+    )
+    blocks: Literal["flat", "layer", "parameter"] | None = option(
+        "What is clipped together.", usual="flat"
+    )
+    layerwise: Literal["none", "original", "enhanced", "factors"] = option(
+        "Constants of the blocks from public records: original (the blocks' norms), enhanced (the "
+        "master constant, shared out by those norms), factors (one clip of scaled layers).",
+        "none",
+        goes_with=_OF_BLOCKS,
+        not_with=(
+            Rule(
+                "adaptive_quantile",
+                (),
+                "and the one takes constants from public records, the other from private counts",
+            ),
+        ),
+    )
+    groups: int | None = option(
+        "Join blocks of similar norm, on public records, into this many.",
+        range=ONE_OR_MORE,
+        goes_with=_OF_BLOCKS,
+    )
+    master_decay: float | None = option(
+        "Multiply the master constant by this after every epoch.",
+        range=FACTOR,
+        goes_with=(Rule("layerwise", ("enhanced", "factors"), "which has no master constant"),),
+    )
+    sparsify: int | None = option(
+        "Every this many steps, freeze the weights that hover within the noise.",
+        range=ONE_OR_MORE,
+    )
+
+
+@dataclass(frozen=True)
+class CliplessSettings:
+    gradient_clip: float | None = option(
+        "Limit on the loss gradient of each record in the outputs; 0 for none.",
+        usual=BY_RECIPE,
+        range=LIMIT,
+    )
+
+
+_RANDOM_SETS = "which makes the number of mini-sets random"
+_LOCAL = (Rule("local"),)
+
+
+@dataclass(frozen=True)
+class BatchClippingSettings:
+    mini_set_size: int | None = option("Records in a mini-set.", usual=BY_RECIPE, range=ONE_OR_MORE)
+    mini_sets: int | None = option(
+        "Mini-sets in a step.",
+        usual=BY_RECIPE,
+        range=ONE_OR_MORE,
+        not_with=(Rule("mini_set_rate", (), _RANDOM_SETS),),
+    )
+    mini_set_rate: float | None = option(
+        "Draw each mini-set with this probability, instead of a fixed number.", range=FACTOR
+    )
+    local: Literal["sgd", "momentum", "adam"] | None = option(
+        "Run this optimizer over each mini-set, and clip the way that it went.",
+        needs=(Rule("local_lr", (), "a learning rate above 0"),),
+        not_with=(Rule("engine", ("book-keeping",), "which knows mean gradients alone"),),
+    )
+    local_lr: float | None = option("Its learning rate.", range=POSITIVE, goes_with=_LOCAL)
+    local_batch: int | None = option(
+        "Records in each of its steps.", usual="1", range=ONE_OR_MORE, goes_with=_LOCAL
+    )
+    statistics: Literal["public", "released", "convert"] | None = option(
+        "BatchNorm's statistics: from public records, released with noise, or none (convert it to "
+        "GroupNorm).",
+        needs=(
+            Rule(
+                "statistics_noise",
+                ("released",),
+                "a noise multiplier such as 10, which is charged before the first step",
+            ),
+        ),
+    )
+    statistics_noise: float | None = option(
+        "Noise multiplier of released statistics; it is charged.",
+        range=NOISE,
+        goes_with=(Rule("statistics", ("released",)),),
+    )
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    batch_size: int | None = option(
+        "Expected number of records in a batch; batch-clip: in all its mini-sets.",
+        usual=BY_RECIPE,
+        range=ONE_OR_MORE,
+        not_with=(Rule("mini_set_rate", (), _RANDOM_SETS),),
+        common=True,
+    )
+    epochs: float | None = option(
+        "Expected passes over the data.", usual=BY_RECIPE, range=POSITIVE, common=True
+    )
+    steps: int | None = option(
+        "Number of steps, instead of --epochs.",
+        range=ZERO_OR_MORE,
+        not_with=(Rule("epochs", (), "and each of them follows from the other"),),
+    )
+    optimizer: Literal["sgd", "adam"] = option("Optimizer.", "sgd")
+    lr: float | None = option("Learning rate.", usual=BY_RECIPE, range=POSITIVE)
+    momentum: float | None = option(
+        "Momentum of SGD.",
+        usual="0.9",
+        range=BELOW_ONE,
+        goes_with=(Rule("optimizer", ("sgd",), "which has no momentum"),),
+    )
+    schedule: Literal["constant", "cosine"] | None = option(
+        "Learning-rate schedule.", usual="cosine for clipless, else constant"
+    )
+    ema: float | None = option("Decay of a moving average of the weights.")
+    max_physical_batch: int = option(
+        "Most records to process at once; results do not depend on it.", 512, range=ONE_OR_MORE
+    )
+    device: str = option("cpu, cuda or auto.", "auto")
+    seed: int | None = option(
+        "Random seed. Anyone who knows it can remove the noise; do not use it for a release.",
+        range=SEED,
+        common=True,
+    )
+
+
+@dataclass(frozen=True)
+class OutputSettings:
+    out: Path | None = option(
+        "Folder for run.json, weights, plot and ledger.", usual="runs/NAME-TIME", common=True
+    )
+    overwrite: bool = option(
+        "Replace the run in --out. Its ledger stays, and is charged for the new run.", False
+    )
+    ledger: Path | None = option(
+        "Ledger to charge, shared with other runs.", usual="ledger.sqlite in --out"
+    )
+    run_name: str | None = option("Name of the run in the ledger.")
+    json: bool = option("Print one JSON object and nothing else.", False)
+    quiet: bool = option("Show no progress bar.", False, short="-q")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Everything that `tacit train` can be told, by section."""
+
+    data: DataSettings = section(DataSettings, "Data")
+    privacy: PrivacySettings = section(PrivacySettings, "Privacy")
+    model: ModelSettings = section(ModelSettings, "Model and loss")
+    query: QuerySettings = section(QuerySettings, "Gradient query")
+    clipping: ClippingSettings = section(
+        ClippingSettings,
+        "Clipping (--query clip or batch-clip)",
+        Rule("query", ("clip", "batch-clip")),
+    )
+    clipless: CliplessSettings = section(
+        CliplessSettings, "Clipless (--query clipless)", Rule("query", ("clipless",))
+    )
+    batch_clipping: BatchClippingSettings = section(
+        BatchClippingSettings,
+        "Batch clipping (--query batch-clip)",
+        Rule("query", ("batch-clip",)),
+    )
+    training: TrainingSettings = section(TrainingSettings, "Training")
+    output: OutputSettings = section(OutputSettings, "Output")
