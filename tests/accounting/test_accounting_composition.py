@@ -9,7 +9,7 @@ from hockey_stick import log_density
 from tiny_run import ADD, REPLACE
 
 from tacit.accounting.pld import privacy_loss
-from tacit.sampling.fixed_size import RevealedSampleDpEvent
+from tacit.sampling import RevealedSampleDpEvent
 
 EPSILONS = np.array([0.0, 0.3, 1.0, 2.0])
 Z, Q = 0.8, 0.3

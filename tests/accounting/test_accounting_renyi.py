@@ -12,8 +12,13 @@ from tacit import epsilon
 from tacit.accounting import epsilon_rdp
 from tacit.accounting.pld import gaussian_epsilon
 from tacit.accounting.rdp import ORDERS, renyi_curve
-from tacit.sampling import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement
-from tacit.sampling.fixed_size import RevealedSampleDpEvent
+from tacit.sampling import (
+    MiniSets,
+    Poisson,
+    RevealedSampleDpEvent,
+    ShuffledEpochs,
+    WithoutReplacement,
+)
 
 
 def sampled(q, z):

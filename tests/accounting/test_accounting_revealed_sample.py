@@ -8,8 +8,7 @@ from tiny_run import ADD, REPLACE
 
 from tacit import epsilon
 from tacit.accounting.pld import privacy_loss
-from tacit.sampling import MiniSets, Poisson
-from tacit.sampling.fixed_size import RevealedSampleDpEvent
+from tacit.sampling import MiniSets, Poisson, RevealedSampleDpEvent
 from tacit.sampling.scheme import Unit
 
 EPSILONS = np.array([0.0, 0.2, 1.0, 2.0, 4.0])

@@ -9,6 +9,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from forked import Forked
 
 from tacit.randomness import Randomness
 
@@ -45,34 +46,17 @@ def test_drawing_does_not_disturb_pytorchs_generator():
     assert torch.equal(torch.randn(3), expected)
 
 
-def in_forked_child(function) -> str:
-    """What `function` returns, or raises, when it is run in a forked process."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            answer = repr(function())
-        except BaseException as error:
-            answer = type(error).__name__
-        os.write(write_end, answer.encode())
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb") as pipe:
-        answer = pipe.read().decode()
-    os.waitpid(child, 0)
-    return answer
-
-
 def test_a_forked_child_does_not_repeat_its_parents_draws():
     source = Randomness()
-    children = [in_forked_child(lambda: one_draw(source)) for _ in range(2)]
-    assert len({repr(one_draw(source)), *children}) == 3
+    children = [Forked(lambda: one_draw(source)).result() for _ in range(2)]
+    assert [how for how, _ in children] == ["done", "done"]
+    assert len({repr(one_draw(source)), *(repr(drawn) for _, drawn in children)}) == 3
 
 
 def test_the_fork_test_sees_a_generator_that_repeats_itself():
     generator = torch.Generator().manual_seed(0)
-    in_child = in_forked_child(lambda: torch.randn(6, generator=generator).tolist())
-    assert in_child == repr(torch.randn(6, generator=generator).tolist())
+    in_child = Forked(lambda: torch.randn(6, generator=generator).tolist()).result()
+    assert in_child == ("done", torch.randn(6, generator=generator).tolist())
 
 
 @pytest.mark.parametrize("copied", COPIES)
@@ -104,4 +88,6 @@ def test_a_fork_is_noticed_whatever_its_process_number(monkeypatch):
     """In a namespace of its own a child may have its parent's number."""
     source = Randomness()
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    assert in_forked_child(lambda: one_draw(source)) != repr(one_draw(source))
+    how, in_child = Forked(lambda: one_draw(source)).result()
+    assert how == "done"
+    assert in_child != one_draw(source)

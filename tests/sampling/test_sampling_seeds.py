@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
+from forked import Forked
 
 from tacit import FixedSizeSampler, MiniSetSampler, PoissonSampler, Records, ShuffleSampler
 
@@ -51,27 +50,10 @@ def test_the_partition_into_sets_is_public_and_does_not_follow_the_seed():
     assert (one == other).all()
 
 
-def in_forked_child(function) -> str:
-    """What `function` returns, or raises, when it is run in a forked process."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            answer = repr(function())
-        except BaseException as error:
-            answer = type(error).__name__
-        os.write(write_end, answer.encode()[:60_000])
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb") as pipe:
-        answer = pipe.read().decode()
-    os.waitpid(child, 0)
-    return answer
-
-
 def test_a_forked_child_does_not_repeat_its_parents_draws(make):
     """Steps that share one batch are not the independent samplings that are accounted for."""
     sampler = make()
     drawn(sampler, steps=1)
-    in_child = in_forked_child(lambda: drawn(sampler, steps=1))
-    assert in_child != repr(drawn(sampler, steps=1))
+    how, in_child = Forked(lambda: drawn(sampler, steps=1)).result()
+    assert how == "done"
+    assert in_child != drawn(sampler, steps=1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tacit.budget import Relation
 from tacit.errors import UnsupportedEvent
-from tacit.sampling.fixed_size import RevealedSampleDpEvent
+from tacit.sampling.mini_sets import RevealedSampleDpEvent
 
 _SAMPLED = (
     dpa.PoissonSampledDpEvent,

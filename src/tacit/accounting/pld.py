@@ -35,7 +35,7 @@ from scipy.special import log_ndtr, ndtr
 
 from tacit.accounting.events import components_of, gaussian_inside, probability_of, refuse
 from tacit.budget import Relation
-from tacit.sampling.fixed_size import RevealedSampleDpEvent
+from tacit.sampling.mini_sets import RevealedSampleDpEvent
 
 PrivacyLoss: TypeAlias = dpa_pld.PrivacyLossDistribution
 

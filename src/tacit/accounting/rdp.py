@@ -29,7 +29,7 @@ from scipy.special import logsumexp
 from tacit.accounting.events import components_of, gaussian_inside, refuse
 from tacit.accounting.pld import not_private
 from tacit.budget import Budget, Relation
-from tacit.sampling.fixed_size import RevealedSampleDpEvent
+from tacit.sampling.mini_sets import RevealedSampleDpEvent
 
 ORDERS: tuple[float, ...] = (
     *(1 + x / 10 for x in range(1, 100)),

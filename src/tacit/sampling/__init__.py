@@ -1,8 +1,13 @@
-"""Who is in a batch, and what that amplifies."""
+"""Sampling: which records are in a batch, and what that is worth to the accountant.
+
+A `Sampler` draws batches; its `Scheme` is the plain data from which the accountant makes an event.
+Each scheme is in one file with its sampler. Users write schemes of their own with
+`register_scheme`.
+"""
 
 from tacit.sampling.batch import Batch, batch_of
-from tacit.sampling.fixed_size import FixedSizeSampler, RevealedSampleDpEvent, WithoutReplacement
-from tacit.sampling.mini_sets import MiniSets, MiniSetSampler
+from tacit.sampling.fixed_size import FixedSizeSampler, WithoutReplacement
+from tacit.sampling.mini_sets import MiniSets, MiniSetSampler, RevealedSampleDpEvent
 from tacit.sampling.poisson import Poisson, PoissonSampler
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.scheme import Scheme, Unit, register_scheme

@@ -1,4 +1,4 @@
-"""What a sampler hands to a query: who takes part in a step, lazily gathered."""
+"""What a sampler hands to a query: the records of one step, gathered when they are read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ T = TypeVar("T")
 
 
 class Draw:
-    """One draw of a sampler, and whether a gradient of it was released.
+    """One draw of a sampler, and whether its gradient has been released.
 
-    Steps are accounted as independent draws. Two releases of one draw are not: whoever was drawn
-    is in both, so the second would be charged for an amplification that it does not have.
-    `sampling` names the seeded stream that it came from, None without a seed, and `step` the place
-    in it.
+    The accountant treats steps as independent draws. Two releases of one draw contain the same
+    records, so amplification by sampling does not hold for the second. `sampling` names the seeded
+    stream of the draw (None without a seed), and `step` is its place in that stream.
     """
 
     def __init__(self, sampling: str | None = None, step: int | None = None) -> None:
@@ -50,13 +49,18 @@ class Draw:
 class Batch:
     """The records of one step.
 
-    `divisor` is the declared expected batch size: the sum of gradients is divided by it and
-    never by `len(batch)`, which is private. `mask` is False on rows that are padding.
-    `groups` numbers the mini-set of each row where records are drawn in sets.
-    `max_physical` bounds how many rows are gathered at once; the result does not depend on it.
-    `epoch` names the shuffled epoch that the batch is a part of: within one, a record takes
-    part once, and all its batches together are one event. `drawn` is set by samplers: a batch's
-    gradient is released once.
+    Args:
+        records: The dataset.
+        indices: Rows of the dataset that take part.
+        divisor: The declared expected batch size. The sum of gradients is divided by it, never by
+            `len(batch)`, which is private.
+        scheme: How the records were sampled, for the accountant.
+        mask: False on rows that are padding.
+        groups: The mini-set of each row, where records are drawn in sets.
+        max_physical: The most rows to gather at once. The result does not depend on it.
+        epoch: The key of the shuffled epoch that this batch belongs to. A record takes part once
+            per epoch, and all batches of one epoch are charged as one event.
+        drawn: The sampler's draw. Its gradient is released once.
     """
 
     records: Records
@@ -72,6 +76,9 @@ class Batch:
     def __len__(self) -> int:
         return len(self.indices)
 
+    def __repr__(self) -> str:
+        return f"Batch({len(self)} rows, divisor={self.divisor:g}, scheme={self.scheme!r})"
+
     @property
     def inputs(self) -> Tree:
         """The inputs of these records, in the structure of `records.inputs`."""
@@ -86,44 +93,33 @@ class Batch:
     def record_ids(self) -> Tensor:
         return self._gather(self.records.record_ids)
 
-    def only(self, keep: Tensor) -> Batch:
-        """The same batch without the rows that are not to be kept."""
+    def only(self, rows: Tensor | slice) -> Batch:
+        """These rows of the batch, given as a mask, as indices or as a slice."""
         return replace(
             self,
-            indices=self.indices[keep],
-            mask=None if self.mask is None else self.mask[keep],
-            groups=None if self.groups is None else self.groups[keep],
+            indices=self.indices[rows],
+            mask=None if self.mask is None else self.mask[rows],
+            groups=None if self.groups is None else self.groups[rows],
         )
 
     def with_mask(self, mask: Tensor | None) -> Batch:
         return replace(self, mask=mask)
 
     def first(self, count: int) -> Batch:
-        """The first rows alone, all of them counted as records."""
-        return replace(
-            self,
-            indices=self.indices[:count],
-            mask=None,
-            groups=None if self.groups is None else self.groups[:count],
-        )
+        """The first `count` rows, all of them counted as records."""
+        return self.only(slice(count)).with_mask(None)
 
     def at_most(self, rows: int, views: int = 1) -> Batch:
-        """The same batch, in pieces of at most so many rows where it has more, `views` a record."""
+        """Limit physical batches to `rows` records if the batch has more, `views` per record."""
         if len(self) * views <= rows:
             return self
         return replace(self, max_physical=min(self.max_physical or rows, rows))
 
     def physical(self) -> Iterator[Batch]:
-        """The same rows in pieces of at most `max_physical`; none at all when nobody takes part."""
+        """The same rows in pieces of at most `max_physical`; an empty batch has no pieces."""
         size = self.max_physical or max(len(self), 1)
         for start in range(0, len(self), size):
-            rows = slice(start, start + size)
-            yield replace(
-                self,
-                indices=self.indices[rows],
-                mask=None if self.mask is None else self.mask[rows],
-                groups=None if self.groups is None else self.groups[rows],
-            )
+            yield self.only(slice(start, start + size))
 
     def _gather(self, columns: T) -> T:
         if len(self.records) == 0:  # padding of an empty dataset
@@ -139,10 +135,10 @@ def batch_of(
     scheme: Scheme,
     max_physical: int | None = None,
 ) -> Batch:
-    """A batch from tensors or pytrees of them, for those who sample on their own.
+    """A batch from tensors or pytrees of them, for users who sample on their own.
 
-    The scheme is what is accounted. Every release must then be of a draw of its own; nothing
-    here can check that.
+    The ledger charges what `scheme` says. Every release must then have a draw of its own, which
+    Tacit cannot check.
     """
     records = Records(inputs, targets)
     indices = torch.arange(len(records), device=records.device)

@@ -1,40 +1,30 @@
-"""Batches of one size, drawn afresh each step.
-
-Batches of one size, drawn afresh each step.
-"""
+"""Batches of one size, drawn without replacement, anew for each step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
-import attr
 import dp_accounting as dpa
 import numpy as np
 
 from tacit.budget import Relation
-from tacit.errors import UnsupportedEvent
 from tacit.randomness import Stream
 from tacit.records import as_records
-from tacit.sampling.sampler import Sampler
-from tacit.sampling.scheme import Unit, _records_only, _set_whole, register_scheme
-
-
-@attr.s(frozen=True, slots=True, auto_attribs=True)
-class RevealedSampleDpEvent(dpa.DpEvent):
-    """A Gaussian seen with probability p by somebody who is told whether it took place.
-
-    Dominating pair: p·N(1, z²) + (1−p)·⊥ against p·N(0, z²) + (1−p)·⊥, whose privacy profile is
-    δ(ε) = p·δ_Gauss(ε) for ε ≥ 0. It is what is left of amplification when the rest of the
-    batch gives the choice away.
-    """
-
-    probability: float
-    event: dpa.DpEvent
+from tacit.sampling.sampler import Sampler, SamplerOptions
+from tacit.sampling.scheme import (
+    Scheme,
+    Unit,
+    register_scheme,
+    require_records,
+    require_replace_one,
+    set_whole_numbers,
+)
 
 
 @register_scheme
 @dataclass(frozen=True)
-class WithoutReplacement:
+class WithoutReplacement(Scheme):
     """Each step takes `sample_size` of `population` records, all subsets equally likely."""
 
     population: int
@@ -46,18 +36,12 @@ class WithoutReplacement:
                 f"a sample of {self.sample_size} from {self.population} records; "
                 "give a sample size of at least 1 and at most the population"
             )
-        _set_whole(self, "population", "sample_size")
+        set_whole_numbers(self, "population", "sample_size")
 
     def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
-        _records_only(self, unit)
+        require_records(self, unit)
         gaussian = dpa.GaussianDpEvent(noise_multiplier)
         return dpa.SampledWithoutReplacementDpEvent(self.population, self.sample_size, gaussian)
-
-    def num_events(self, steps: int) -> int:
-        return steps
-
-    def steps_within(self, events: int) -> int:
-        return events
 
     def epochs(self, steps: int) -> float:
         return steps * self.sample_size / self.population
@@ -66,12 +50,8 @@ class WithoutReplacement:
         return self.sample_size < self.population
 
     def require(self, relation: Relation) -> None:
-        if relation is not Relation.REPLACE_ONE:
-            raise UnsupportedEvent(
-                f"batches of a fixed size are analysed for replace-one, not {relation}: adding a "
-                "record changes who else is drawn; use Budget(relation=Relation.REPLACE_ONE), "
-                "or PoissonSampler"
-            )
+        why = "adding a record changes who else is drawn"
+        require_replace_one(relation, "batches of a fixed size", why)
 
     def describe(self) -> str:
         return f"fixed size, {self.sample_size} of {self.population} without replacement"
@@ -80,32 +60,22 @@ class WithoutReplacement:
 class FixedSizeSampler(Sampler):
     """Each step takes `batch_size` records, uniformly without replacement; replace-one only.
 
-    Neighbours have the same number of records under replace-one, so the size may be read.
+    Neighbours under replace-one have the same number of records, so the size may be read.
+    Other arguments: see `Sampler`.
+
+    Example:
+        >>> sampler = tacit.FixedSizeSampler(train, batch_size=256, steps=1000)
     """
 
     scheme: WithoutReplacement
 
     def __init__(
-        self,
-        data: object,
-        batch_size: int,
-        steps: int = 1,
-        *,
-        max_physical_batch: int | None = None,
-        padded: bool = False,
-        pad_to: int | None = None,
-        seed: int | None = None,
+        self, data: object, batch_size: int, steps: int = 1, **options: Unpack[SamplerOptions]
     ) -> None:
         records = as_records(data)
+        scheme = WithoutReplacement(len(records), batch_size)
         super().__init__(
-            records,
-            scheme=WithoutReplacement(len(records), batch_size),
-            steps=steps,
-            expected_batch_size=batch_size,
-            max_physical_batch=max_physical_batch,
-            padded=padded,
-            pad_to=pad_to,
-            seed=seed,
+            records, scheme=scheme, steps=steps, expected_batch_size=batch_size, **options
         )
 
     def draw(self, stream: Stream) -> tuple[np.ndarray, None]:

@@ -1,13 +1,12 @@
-"""Mini-sets: records are put into sets once, by their id, and sets are drawn.
-
-Mini-sets: records are put into sets once, by their id, and sets are drawn.
-"""
+"""Mini-sets: records are put into sets once, by their id, and then whole sets are drawn."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Unpack
 
+import attr
 import dp_accounting as dpa
 import numpy as np
 
@@ -15,23 +14,42 @@ from tacit.budget import Relation
 from tacit.errors import UndeclaredConstant
 from tacit.randomness import Randomness, Stream
 from tacit.records import as_records
-from tacit.sampling.fixed_size import RevealedSampleDpEvent, WithoutReplacement
-from tacit.sampling.sampler import Sampler
-from tacit.sampling.scheme import Unit, _check_probability, _set_float, _set_whole, register_scheme
+from tacit.sampling.fixed_size import WithoutReplacement
+from tacit.sampling.sampler import Sampler, SamplerOptions
+from tacit.sampling.scheme import (
+    Scheme,
+    Unit,
+    register_scheme,
+    set_probability,
+    set_whole_numbers,
+)
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class RevealedSampleDpEvent(dpa.DpEvent):
+    """A Gaussian that takes place with probability p, seen by somebody who knows whether it did.
+
+    Dominating pair: p·N(1, z²) + (1−p)·⊥ against p·N(0, z²) + (1−p)·⊥, whose privacy profile is
+    δ(ε) = p·δ_Gauss(ε) for ε ≥ 0. This is what is left of amplification when the rest of the
+    batch reveals the choice.
+    """
+
+    probability: float
+    event: dpa.DpEvent
 
 
 @register_scheme
 @dataclass(frozen=True)
-class MiniSets:
-    """A data-independent partition into `num_sets` sets of `set_size` records, sets being drawn.
+class MiniSets(Scheme):
+    """A data-independent partition into `num_sets` sets of `set_size` records; sets are drawn.
 
-    Either `chosen` sets a step without replacement, or each set with probability `rate`.
+    Each step draws `chosen` sets without replacement, or each set with probability `rate`.
 
     Amplification holds for what is sampled, which is sets. A query that bounds a whole set's
     contribution (Unit.MINI_SET) is amplified as sampled records are. A query that bounds each
     record's contribution (Unit.RECORD) is not: the other records of the set may move the sum by
-    far more than the noise and so give away whether the set was drawn. Then only the
-    probability of being drawn counts (`RevealedSampleDpEvent`), except for sets of one record.
+    far more than the noise and so reveal whether the set was drawn. Then only the probability of
+    being drawn counts (`RevealedSampleDpEvent`), except for sets of one record.
     """
 
     num_sets: int
@@ -41,17 +59,16 @@ class MiniSets:
 
     def __post_init__(self) -> None:
         if (self.chosen is None) == (self.rate is None):
-            raise ValueError("give either chosen (sets a step) or rate (probability of a set)")
+            raise ValueError("give either chosen (sets per step) or rate (probability of a set)")
         if self.num_sets < 1 or self.set_size < 1:
             raise ValueError(f"{self.num_sets} sets of {self.set_size} records; give at least 1")
-        _set_whole(self, "num_sets", "set_size")
-        if self.rate is not None:
-            _check_probability("rate of a mini-set", self.rate)
-            _set_float(self, "rate")
-        elif self.chosen is not None and not 0 < self.chosen <= self.num_sets:
+        if self.chosen is not None and not 0 < self.chosen <= self.num_sets:
             raise ValueError(f"{self.chosen} of {self.num_sets} sets; give 1 up to {self.num_sets}")
-        else:
-            _set_whole(self, "chosen")
+        set_whole_numbers(self, "num_sets", "set_size")
+        if self.chosen is not None:
+            set_whole_numbers(self, "chosen")
+        if self.rate is not None:
+            set_probability(self, "rate", "rate of a mini-set")
 
     @property
     def probability(self) -> float:
@@ -65,12 +82,6 @@ class MiniSets:
         if self.chosen is None:
             return dpa.PoissonSampledDpEvent(self.probability, gaussian)
         return dpa.SampledWithoutReplacementDpEvent(self.num_sets, self.chosen, gaussian)
-
-    def num_events(self, steps: int) -> int:
-        return steps
-
-    def steps_within(self, events: int) -> int:
-        return events
 
     def epochs(self, steps: int) -> float:
         return steps * self.probability
@@ -92,11 +103,15 @@ class MiniSets:
 
 
 class MiniSetSampler(Sampler):
-    """Draws mini-sets of `set_size` records: `chosen` a step, or each with probability `rate`.
+    """Draws mini-sets of `set_size` records: `chosen` per step, or each with probability `rate`.
 
     Record i is in set π(i) // s, where π is a fixed public permutation of the declared ids
-    0 … N−1. The partition depends on ids alone: removing a record leaves everyone else in their
-    set. (Cutting a batch into sets by *position* would shift all the others.)
+    0 … N−1, made from `partition_seed`. The partition depends on ids alone: removing a record
+    leaves everyone else in their set. (Cutting a batch into sets by *position* would shift all the
+    others.) Other arguments: see `Sampler`.
+
+    Example:
+        >>> sampler = tacit.MiniSetSampler(train, set_size=8, steps=1000, chosen=32)
     """
 
     scheme: MiniSets
@@ -110,10 +125,7 @@ class MiniSetSampler(Sampler):
         chosen: int | None = None,
         rate: float | None = None,
         partition_seed: int = 0,
-        max_physical_batch: int | None = None,
-        padded: bool = False,
-        pad_to: int | None = None,
-        seed: int | None = None,
+        **options: Unpack[SamplerOptions],
     ) -> None:
         if set_size < 1:
             raise ValueError(f"sets of {set_size} records; give set_size at least 1")
@@ -130,14 +142,7 @@ class MiniSetSampler(Sampler):
         scheme = MiniSets(math.ceil(num_ids / set_size), set_size, chosen=chosen, rate=rate)
         expected = scheme.probability * (records.public_size or num_ids)
         super().__init__(
-            records,
-            scheme=scheme,
-            steps=steps,
-            expected_batch_size=expected,
-            max_physical_batch=max_physical_batch,
-            padded=padded,
-            pad_to=pad_to,
-            seed=seed,
+            records, scheme=scheme, steps=steps, expected_batch_size=expected, **options
         )
         place = Randomness(partition_seed).stream("partition").permutation(num_ids)
         self.set_of_row = place[ids] // set_size

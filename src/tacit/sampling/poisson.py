@@ -1,57 +1,44 @@
-"""Poisson sampling: every record decides for itself.
-
-Poisson sampling: every record decides for itself.
-"""
+"""Poisson sampling: every record takes part with the same probability, independently."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 import dp_accounting as dpa
 import numpy as np
 
-from tacit.budget import Relation
 from tacit.randomness import Stream
 from tacit.records import as_records
-from tacit.sampling.sampler import Sampler
+from tacit.sampling.sampler import Sampler, SamplerOptions
 from tacit.sampling.scheme import (
+    Scheme,
     Unit,
-    _check_probability,
-    _records_only,
-    _set_float,
     register_scheme,
+    require_records,
+    set_probability,
 )
 
 
 @register_scheme
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Scheme):
     """Each record takes part in each step with probability `rate`, independently of all others."""
 
     rate: float
 
     def __post_init__(self) -> None:
-        _check_probability("sampling rate", self.rate)
-        _set_float(self, "rate")
+        set_probability(self, "rate", "sampling rate")
 
     def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
-        _records_only(self, unit)
+        require_records(self, unit)
         return dpa.PoissonSampledDpEvent(self.rate, dpa.GaussianDpEvent(noise_multiplier))
-
-    def num_events(self, steps: int) -> int:
-        return steps
-
-    def steps_within(self, events: int) -> int:
-        return events
 
     def epochs(self, steps: int) -> float:
         return steps * self.rate
 
     def amplifies(self) -> bool:
         return self.rate < 1
-
-    def require(self, relation: Relation) -> None:
-        return None
 
     def describe(self) -> str:
         return f"Poisson, rate {self.rate:.6g}"
@@ -64,8 +51,11 @@ class PoissonSampler(Sampler):
     """Each record takes part in each step with probability q, independently.
 
     q and the expected batch size are public constants that the user declares. Either follows
-    from the other when the data has a declared `public_size` N, by q = batch / N; neither is
-    ever read off `len(data)`, which differs between neighbours.
+    from the other when the data has a declared `public_size` N, by q = batch / N. Neither is ever
+    read from `len(data)`, which differs between neighbours. Other arguments: see `Sampler`.
+
+    Example:
+        >>> sampler = tacit.PoissonSampler(train, expected_batch_size=256, steps=1000)
     """
 
     scheme: Poisson
@@ -77,16 +67,12 @@ class PoissonSampler(Sampler):
         steps: int = 1,
         *,
         expected_batch_size: float | None = None,
-        max_physical_batch: int | None = None,
-        padded: bool = False,
-        pad_to: int | None = None,
-        seed: int | None = None,
+        **options: Unpack[SamplerOptions],
     ) -> None:
         records = as_records(data)
-        if sampling_rate is None and expected_batch_size is None:
-            raise ValueError("give sampling_rate, expected_batch_size, or both")
         if sampling_rate is None:
-            assert expected_batch_size is not None
+            if expected_batch_size is None:
+                raise ValueError("give sampling_rate, expected_batch_size, or both")
             size = records.require_public_size("a sampling rate from a batch size")
             sampling_rate = expected_batch_size / size
             if sampling_rate > 1:
@@ -101,25 +87,21 @@ class PoissonSampler(Sampler):
             scheme=Poisson(sampling_rate),
             steps=steps,
             expected_batch_size=expected_batch_size,
-            max_physical_batch=max_physical_batch,
-            padded=padded,
-            pad_to=pad_to,
-            seed=seed,
+            **options,
         )
         ids = records.record_ids.cpu().numpy()
         self._num_coins = len(ids)
         self._coin_of_row: np.ndarray | None = None
         if not np.array_equal(ids, np.arange(len(ids))):
             top = int(ids.max()) + 1
-            # Ids that are spread too thinly to have a coin each, and ids that are shared: then the
-            # coins go by rows. Two records with one coin would not be sampled independently.
+            # Sparse ids would need too many coins, and records that share an id would share a
+            # coin, so that they are not sampled independently. Then coins belong to rows.
             dense = ids.min() >= 0 and top <= _MOST_COINS_PER_RECORD * len(ids) + (1 << 20)
             if dense and len(np.unique(ids)) == len(ids):
                 self._num_coins, self._coin_of_row = top, ids
 
     def draw(self, stream: Stream) -> tuple[np.ndarray, None]:
-        """Toss the coin of each record id, so that nobody's coin depends on who else is there."""
+        """Toss the coin of each record id, so that no coin depends on who else is there."""
         coins = stream.coins(self._num_coins, self.scheme.rate)
-        return np.flatnonzero(
-            coins if self._coin_of_row is None else coins[self._coin_of_row]
-        ), None
+        drawn = coins if self._coin_of_row is None else coins[self._coin_of_row]
+        return np.flatnonzero(drawn), None

@@ -1,12 +1,12 @@
-"""What a sampling scheme is, and the names under which schemes are stored.
+"""Sampling schemes: what a sampler tells the accountant, and how ledgers store it.
 
-Counts that a user gives must be whole numbers.
-
-What a sampling scheme must be, and the names under which schemes are stored.
+A scheme is a frozen dataclass that says which privacy event one step is. `register_scheme` gives
+it the name under which a ledger stores its fields.
 """
 
 from __future__ import annotations
 
+import abc
 import enum
 import operator
 from collections.abc import Callable
@@ -43,9 +43,9 @@ class Unit(enum.Enum):
 class Scheme(Protocol):
     """A way to draw batches, and the event that it makes of a Gaussian mechanism.
 
-    To add one, write a frozen dataclass with these methods, decorate it with
-    `@tacit.register_scheme`, and run `tacit.accounting.check_scheme(scheme)` on an instance. The
-    contract:
+    To add one, write a frozen dataclass that derives from `Scheme` or has all of its methods,
+    decorate it with `@tacit.register_scheme`, and run `tacit.accounting.check_scheme(scheme)` on
+    an instance. The contract:
 
     1. *Plain data.* The fields are numbers, strings, booleans or None. A ledger stores them under
        the registered name and makes the scheme again from them; the result must be equal.
@@ -66,51 +66,42 @@ class Scheme(Protocol):
     Example:
         >>> @tacit.register_scheme
         ... @dataclass(frozen=True)
-        ... class EveryRecord:
+        ... class EveryRecord(tacit.sampling.Scheme):
         ...     def step_event(self, noise_multiplier, unit=Unit.RECORD):
         ...         return dp_accounting.GaussianDpEvent(noise_multiplier)
         ...     ...
     """
 
+    @abc.abstractmethod
     def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
         """The event of one application of the mechanism. Raises UnsupportedEvent for a unit
         (a record or a mini-set) that the scheme does not sample."""
-        ...
 
     def num_events(self, steps: int) -> int:
-        """How many such events `steps` consecutive steps of one sampler are, at the most."""
-        ...
+        """The most such events that `steps` consecutive steps of one sampler can be."""
+        return steps
 
     def steps_within(self, events: int) -> int:
-        """The inverse: how many steps so many events cover."""
-        ...
+        """The inverse: how many steps `events` events cover."""
+        return events
 
+    @abc.abstractmethod
     def epochs(self, steps: int) -> float:
         """How often each record is expected to have taken part after `steps` steps."""
-        ...
 
+    @abc.abstractmethod
     def amplifies(self) -> bool:
         """Whether sampling makes a step cheaper than the Gaussian alone."""
-        ...
 
     def require(self, relation: Relation) -> None:
         """Raise UnsupportedEvent unless this scheme can be accounted for under `relation`."""
-        ...
 
+    @abc.abstractmethod
     def describe(self) -> str:
         """The scheme in a few words, for reports."""
-        ...
 
 
-_METHODS = (
-    "step_event",
-    "num_events",
-    "steps_within",
-    "epochs",
-    "amplifies",
-    "require",
-    "describe",
-)
+_METHODS = [name for name, value in vars(Scheme).items() if name[0] != "_" and callable(value)]
 _registered: dict[str, type] = {}
 
 
@@ -146,40 +137,41 @@ def register_scheme(
     Example:
         >>> @tacit.register_scheme
         ... @dataclass(frozen=True)
-        ... class Ordered: ...
+        ... class Ordered(tacit.sampling.Scheme): ...
     """
-    if cls is None:
-        return lambda given: _register(given, name)
-    return _register(cls, name)
+
+    def register(cls: type[T]) -> type[T]:
+        called = cls.__name__ if name is None else name
+        if not (is_dataclass(cls) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+            raise ValueError(
+                f"{cls.__name__} is not a frozen dataclass; put @dataclass(frozen=True) below "
+                "@register_scheme"
+            )
+        abstract = getattr(cls, "__abstractmethods__", ())
+        missing = [m for m in _METHODS if m in abstract or not callable(getattr(cls, m, None))]
+        if missing:
+            raise ValueError(
+                f"scheme {cls.__name__} lacks {', '.join(missing)}; tacit.sampling.Scheme says "
+                "what they return"
+            )
+        if any(field.name == "kind" for field in fields(cls)):
+            raise ValueError(
+                f"scheme {cls.__name__} has a field 'kind', which is reserved; rename it"
+            )
+        known = _registered.get(called)
+        if known is not None and _path(known) != _path(cls):
+            raise ValueError(
+                f"the scheme name {called!r} belongs to {_path(known)}; register {_path(cls)} with "
+                "@register_scheme(name=...) of its own"
+            )
+        _registered[called] = cls
+        return cls
+
+    return register if cls is None else register(cls)
 
 
-def _register(cls: type[T], name: str | None) -> type[T]:
-    name = cls.__name__ if name is None else name
-    if not (is_dataclass(cls) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
-        raise ValueError(
-            f"{cls.__name__} is not a frozen dataclass; put @dataclass(frozen=True) below "
-            "@register_scheme"
-        )
-    missing = [method for method in _METHODS if not callable(getattr(cls, method, None))]
-    if missing:
-        raise ValueError(
-            f"scheme {cls.__name__} lacks {', '.join(missing)}; tacit.sampling.Scheme says what "
-            "they return"
-        )
-    if any(field.name == "kind" for field in fields(cls)):
-        raise ValueError(f"scheme {cls.__name__} has a field 'kind', which is reserved; rename it")
-    known = _registered.get(name)
-    if known is not None and _place(known) != _place(cls):
-        raise ValueError(
-            f"the scheme name {name!r} belongs to {'.'.join(_place(known))}; register "
-            f"{'.'.join(_place(cls))} with @register_scheme(name=...) of its own"
-        )
-    _registered[name] = cls
-    return cls
-
-
-def _place(cls: type) -> tuple[str, str]:
-    return cls.__module__, cls.__qualname__
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def scheme_to_fields(scheme: Scheme) -> dict[str, Any]:
@@ -214,8 +206,8 @@ def accounted_relation(relation: Relation, unit: Unit) -> Relation:
     return Relation.REPLACE_ONE if unit is Unit.MINI_SET else relation
 
 
-def _records_only(scheme: object, unit: Unit) -> None:
-    """Sets that are cut from a sample of records were not sampled as sets: no pair covers them."""
+def require_records(scheme: Scheme, unit: Unit) -> None:
+    """Refuse mini-sets cut from a sample of records: they were not sampled as sets."""
     if unit is not Unit.RECORD:
         raise UnsupportedEvent(
             f"{type(scheme).__name__} samples records, and the query bounds a {unit.value}; "
@@ -223,16 +215,23 @@ def _records_only(scheme: object, unit: Unit) -> None:
         )
 
 
-def _check_probability(name: str, value: float) -> None:
+def require_replace_one(relation: Relation, what: str, why: str) -> None:
+    if relation is not Relation.REPLACE_ONE:
+        raise UnsupportedEvent(
+            f"{what} are analysed for replace-one, not {relation}: {why}; use "
+            "Budget(relation=Relation.REPLACE_ONE), or PoissonSampler"
+        )
+
+
+def set_probability(scheme: Scheme, name: str, called: str) -> None:
+    """Check a field of a frozen scheme and make it a Python float, which JSON can store."""
+    value = getattr(scheme, name)
     if not 0 < value <= 1:
-        raise ValueError(f"{name} is {value!r}; give a probability above 0 and at most 1")
+        raise ValueError(f"{called} is {value!r}; give a probability above 0 and at most 1")
+    object.__setattr__(scheme, name, float(value))
 
 
-def _set_float(scheme: object, name: str) -> None:
-    """A Python float in the place of one of NumPy's, which JSON does not know."""
-    object.__setattr__(scheme, name, float(getattr(scheme, name)))
-
-
-def _set_whole(scheme: object, *names: str) -> None:
+def set_whole_numbers(scheme: Scheme, *names: str) -> None:
+    """Check fields of a frozen scheme and make them Python integers, which JSON can store."""
     for name in names:
         object.__setattr__(scheme, name, whole_number(name, getattr(scheme, name), least=1))
