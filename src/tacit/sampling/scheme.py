@@ -94,7 +94,11 @@ class Scheme(Protocol):
         """Whether sampling makes a step cheaper than the Gaussian alone."""
 
     def require(self, relation: Relation) -> None:
-        """Raise UnsupportedEvent unless this scheme can be accounted for under `relation`."""
+        """Raise UnsupportedEvent unless this scheme can be accounted for under `relation`.
+
+        By default both relations are admitted.
+        """
+        _ = relation
 
     @abc.abstractmethod
     def describe(self) -> str:
