@@ -37,6 +37,8 @@ _UNSIGNED = 1 << 63
 without_functions = torch._C.DisableTorchFunction
 #: What is made inside belongs to no `vmap` or `grad` that is running.
 outside_transforms = torch._C._DisableFuncTorch
+#: The base class of all convolutions.
+Convolution = torch.nn.modules.conv._ConvNd
 #: The assertion that a traced program calls.
 traced_assertion = torch._assert
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tacit
-from tacit.losses.record_losses import losses_of
+from tacit.losses.per_record import losses_of
 from tacit.sampling.scheme import Unit
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "batch_clipping"

@@ -14,6 +14,7 @@ from tacit.losses import (
     BinaryCrossEntropy,
     CosineSimilarity,
     CrossEntropy,
+    HingeKantorovichRubinstein,
     Huber,
     KantorovichRubinstein,
     MeanAbsoluteError,
@@ -22,7 +23,7 @@ from tacit.losses import (
     ScaledCrossEntropy,
     WithConstant,
 )
-from tacit.losses.record_losses import losses_of
+from tacit.losses.per_record import losses_of
 
 torch.set_num_threads(1)
 
@@ -129,12 +130,12 @@ def test_positions_of_one_record_are_averaged():
 @pytest.mark.parametrize(
     ("loss", "outputs", "targets", "says"),
     [
-        (BinaryCrossEntropy(), (4, 3), (4,), "one output a record; the model gives 3"),
+        (BinaryCrossEntropy(), (4, 3), (4,), "one output per record; the model gives 3"),
         (MulticlassHinge(), (4, 3, 2), (4,), "(records, classes)"),
         (KantorovichRubinstein(), (4, 3, 2), (4,), "(records, classes)"),
         (CosineSimilarity(), (4, 1), (4,), "two outputs"),
-        (MeanAbsoluteError(), (4, 3), (4,), "3 outputs a record, and there are 1 targets"),
-        (Huber(), (4,), (4, 4), "1 outputs a record, and there are 4 targets"),
+        (MeanAbsoluteError(), (4, 3), (4,), "3 outputs per record, and there are 1 targets"),
+        (Huber(), (4,), (4, 4), "1 outputs per record, and there are 4 targets"),
     ],
 )
 def test_shapes_that_do_not_fit_are_named(loss, outputs, targets, says):
@@ -173,3 +174,54 @@ def test_every_loss_is_among_the_cases():
     wanted = {k for k in kinds if isinstance(k, type) and issubclass(k, losses.LipschitzLoss)}
     elsewhere = {losses.LipschitzLoss, losses.TokenCrossEntropy}  # its outputs have tokens
     assert {type(loss) for loss, _ in CASES} == wanted - elsewhere
+
+
+# One record alone in its class: where losses that count classes lose their constant.
+B, K = 64, 10
+
+
+def share_of_the_first(loss, outputs, targets):
+    """The first record's row of ∇ of the loss summed over records."""
+    leaf = outputs.clone().requires_grad_(True)
+    (found,) = torch.autograd.grad(len(outputs) * loss(leaf, targets), leaf)
+    return found[0]
+
+
+def counted(outputs, targets):
+    """The published loss, its priors counted in the batch."""
+    one_hot = torch.nn.functional.one_hot(targets, K).to(outputs.dtype)
+    ones = one_hot / one_hot.sum(dim=0).clamp_min(1)
+    rest = (1 - one_hot) / (1 - one_hot).sum(dim=0).clamp_min(1)
+    return -((ones - rest) * outputs).sum(dim=0).mean()
+
+
+@pytest.mark.parametrize(
+    "loss", [KantorovichRubinstein(), HingeKantorovichRubinstein(2.0, 1.0)], ids=str
+)
+def test_its_gradient_does_not_know_the_others(loss):
+    outputs = outputs_for(K, B)
+    alone = torch.zeros(B, dtype=torch.long)
+    alone[1:] = 1 + torch.arange(B - 1) % (K - 1)
+    crowded = torch.zeros(B, dtype=torch.long)
+    for targets in (alone, crowded):
+        found = share_of_the_first(loss, outputs, targets)
+        expected = share_of_the_first(loss, outputs[:1], targets[:1])
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        assert found.norm() <= loss.lipschitz_for(K) * (1 + 1e-12)
+
+
+def test_the_published_loss_breaks_its_bound_there():
+    """Why ours has fixed priors."""
+    alone = torch.zeros(B, dtype=torch.long)
+    alone[1:] = 1 + torch.arange(B - 1) % (K - 1)
+    found = share_of_the_first(counted, outputs_for(K, B), alone)
+    assert found.norm() > 6
+
+
+@pytest.mark.parametrize(("loss", "num_outputs"), CASES, ids=IDS)
+def test_no_loss_lets_one_record_move_another_s_gradient(loss, num_outputs):
+    outputs, targets = outputs_for(num_outputs, 12), targets_for(loss, num_outputs, 12)
+    before = share_of_the_first(loss, outputs, targets)
+    outputs[1:] = 1e3 * outputs_for(num_outputs, 11, seed=7)
+    targets[1:] = targets_for(loss, num_outputs, 11, seed=8)
+    torch.testing.assert_close(share_of_the_first(loss, outputs, targets), before)

@@ -12,9 +12,9 @@ from torch import nn
 from tacit.cli.recipes import Recipe, TailoredRecipe
 from tacit.cli.settings import ModelSettings, TrainingSettings
 from tacit.lipschitz.twin import lipschitz_twin
-from tacit.losses.pre_activations import needs_pre_activations
-from tacit.losses.record_loss import Task
+from tacit.losses.record_loss import needs_pre_activations
 from tacit.losses.registry import loss_named, numbers_of, registered_losses
+from tacit.losses.task import Task
 from tacit.models import default_model
 from tacit.models.convolutional import convnet, image_shape, lenet, lenet5, vgg
 from tacit.models.lipschitz_networks import (

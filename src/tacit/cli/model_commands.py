@@ -115,7 +115,7 @@ def inspect(
     from tacit.data.loading import load
     from tacit.lipschitz.propagation import propagate, sensitivity_table
     from tacit.losses.classification import CrossEntropy
-    from tacit.losses.loss_constant import ClippedLoss
+    from tacit.losses.record_loss import ClippedLoss
 
     if gradient_clip is not None and not LIMIT.contains(gradient_clip):
         raise ValueError(f"--gradient-clip is {gradient_clip}; give {LIMIT.words}")

@@ -27,8 +27,8 @@ from tacit.canvas import blank, one_notice, save
 from tacit.diagnostics.diagnostic import Diagnostic
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.propagation import propagate
+from tacit.losses.per_record import losses_of
 from tacit.losses.pre_activations import watched
-from tacit.losses.record_losses import losses_of
 from tacit.pytrees import call_model
 from tacit.queries.bounded_gradient import Loss, trainable
 from tacit.records import Records

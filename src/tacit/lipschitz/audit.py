@@ -34,7 +34,7 @@ from tacit.lipschitz.attack import (
 from tacit.lipschitz.program import compile_program
 from tacit.lipschitz.projection import enforce
 from tacit.lipschitz.propagation import input_lipschitz, sensitivities_of
-from tacit.losses.loss_constant import loss_constant
+from tacit.losses.record_loss import loss_constant
 
 # Everything is float64, so what passes a bound by more than this is not rounding.
 TOLERANCE = 1e-6

@@ -31,7 +31,7 @@ from tacit.lipschitz.integrity import require_plain_gradients
 from tacit.lipschitz.program import Program, compile_program
 from tacit.lipschitz.rounding import EXACT, Rounding
 from tacit.lipschitz.steps import LayerRow, Notes
-from tacit.losses.loss_constant import loss_constant
+from tacit.losses.record_loss import loss_constant
 
 
 @dataclass

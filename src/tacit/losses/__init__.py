@@ -1,4 +1,9 @@
-"""Losses of one record; each says its Lipschitz constant, or that it has none."""
+"""Losses: one number per record, with the Lipschitz constant that the clipless route needs.
+
+A loss is called as loss(outputs, targets). `losses_of` gives its value for each record, whatever
+its reduction; `loss_named` finds a registered one; `check_loss` and `attack_constant` attack what a
+loss declares. `watched` runs a model for losses that read its pre-activations.
+"""
 
 from tacit.losses.classification import (
     BinaryCrossEntropy,
@@ -12,26 +17,19 @@ from tacit.losses.classification import (
     ScaledCrossEntropy,
     TokenCrossEntropy,
 )
-from tacit.losses.loss_constant import attack_constant, largest_gradient
+from tacit.losses.loss_check import LossCheck, attack_constant, check_loss, largest_gradient
+from tacit.losses.per_record import losses_of
 from tacit.losses.pre_activations import watched
 from tacit.losses.record_loss import (
     LipschitzLoss,
     LipschitzSum,
     RecordLoss,
     Scheduled,
-    Task,
     WeightedSum,
     WithConstant,
     weighted_sum,
 )
-from tacit.losses.record_losses import losses_of
-from tacit.losses.registry import (
-    LossCheck,
-    check_loss,
-    loss_named,
-    register_loss,
-    registered_losses,
-)
+from tacit.losses.registry import loss_named, register_loss, registered_losses
 from tacit.losses.regression import (
     Huber,
     MeanAbsoluteError,
@@ -41,6 +39,7 @@ from tacit.losses.regression import (
     SumSquaredError,
 )
 from tacit.losses.tailored import PreActivationPenalty, TailoredLoss
+from tacit.losses.task import Task
 
 __all__ = [
     "BinaryCrossEntropy",

@@ -1,20 +1,7 @@
-"""Losses of classes, each with its Lipschitz constant.
+"""Losses of classes, each with its Lipschitz constant and the derivation.
 
-Cross-entropy with a temperature, plain and divided.
-
-Cross-entropy of one record's tokens, divided by their own number.
-
-Binary cross-entropy of one output, plain and divided.
-
-Focal loss: cross-entropy that turns away from what is learnt.
-
-The cosine between the outputs and the true class.
-
-The hinge of each class against the rest.
-
-The Kantorovich–Rubinstein loss, of one record.
-
-The hinge regularised by the Kantorovich–Rubinstein loss.
+Cross-entropy, plain, scaled by its temperature and over tokens; its relatives for one output and
+for hard records (focal); the cosine; the hinge, the Kantorovich–Rubinstein loss and their sum.
 """
 
 from __future__ import annotations
@@ -30,14 +17,14 @@ from torch import Tensor
 
 from tacit.losses.record_loss import (
     LipschitzLoss,
-    Task,
     class_scores,
     is_true_class,
-    one_number,
     positive,
+    require_outputs,
     signs,
 )
 from tacit.losses.registry import register_loss
+from tacit.losses.task import Task
 
 
 @register_loss("cross-entropy")
@@ -65,15 +52,14 @@ class CrossEntropy(LipschitzLoss):
 
     def __post_init__(self) -> None:
         positive("temperature", self.temperature)
-        if not 0 <= self.smoothing <= 1:
-            raise ValueError(f"smoothing is {self.smoothing}; give a number between 0 and 1")
+        _require_share("smoothing", self.smoothing)
 
     @property
     def lipschitz(self) -> float:
         """The constant for any number of classes: K → ∞ above."""
-        return math.sqrt(1 + (1 - self.smoothing) ** 2) / self.temperature
+        return self.lipschitz_for(math.inf)
 
-    def lipschitz_for(self, num_outputs: int) -> float:
+    def lipschitz_for(self, num_outputs: float) -> float:
         s = self.smoothing
         return math.sqrt(2 - 2 * s + s * s * (1 - 1 / num_outputs)) / self.temperature
 
@@ -88,7 +74,7 @@ class CrossEntropy(LipschitzLoss):
 
 @register_loss("scaled-cross-entropy")
 @dataclass(frozen=True)
-class ScaledCrossEntropy(LipschitzLoss):
+class ScaledCrossEntropy(CrossEntropy):
     """τ·CE(h/τ): cross-entropy whose gradient does not grow as the temperature falls.
 
     The gradient is that of `CrossEntropy(τ)` times τ, so the constant is √2 at every τ (with
@@ -96,28 +82,16 @@ class ScaledCrossEntropy(LipschitzLoss):
     clipless paper's "temperature" of this loss is 1/τ  [Béthune 2024, App. C.1].
     """
 
-    task: ClassVar[Task | None] = Task.CLASSIFICATION
-
-    temperature: float = 1.0
-    smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        assert self._plain
-
-    @property
-    def lipschitz(self) -> float:
-        """The constant for any number of classes."""
-        return CrossEntropy(1.0, self.smoothing).lipschitz
-
-    def lipschitz_for(self, num_outputs: int) -> float:
+    def lipschitz_for(self, num_outputs: float) -> float:
         return CrossEntropy(1.0, self.smoothing).lipschitz_for(num_outputs)
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self.temperature * self._plain.per_record(outputs, targets)
+        return self.temperature * super().per_record(outputs, targets)
 
-    @property
-    def _plain(self) -> CrossEntropy:
-        return CrossEntropy(self.temperature, self.smoothing)
+
+def _require_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} is {value}; give a number between 0 and 1")
 
 
 def _distributions(rows: Tensor) -> Tensor:
@@ -156,15 +130,12 @@ class TokenCrossEntropy(LipschitzLoss):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing <= 1:
-            raise ValueError(
-                f"label_smoothing is {self.label_smoothing}; give a number between 0 and 1"
-            )
+        _require_share("label_smoothing", self.label_smoothing)
 
     @property
     def lipschitz(self) -> float:
         """The constant for any number of tokens and any vocabulary."""
-        return math.sqrt(1 + (1 - self.label_smoothing) ** 2)
+        return CrossEntropy(smoothing=self.label_smoothing).lipschitz
 
     def lipschitz_for(self, num_outputs: int) -> float:
         return self.lipschitz
@@ -188,7 +159,7 @@ class TokenCrossEntropy(LipschitzLoss):
         return each.view(targets.shape).sum(dim=1) / count_B.clamp_min(1)
 
     def aligned(self, targets: Tensor) -> Tensor:
-        """The target of each position's output: with `shift`, the next token, and none at last."""
+        """The target of each position's output. With `shift` it is the next token, at last none."""
         if not self.shift:
             return targets
         # Shorter targets would ask for a copy of the outputs, which are far larger.
@@ -216,47 +187,34 @@ class BinaryCrossEntropy(LipschitzLoss):
         return 1 / self.temperature
 
     def lipschitz_for(self, num_outputs: int) -> float:
-        _refuse_classes(num_outputs, self)
+        self._require_one(num_outputs)
         return self.lipschitz
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        h_B = one_number(outputs, self)
+        self._require_one(math.prod(outputs.shape[1:]))
+        h_B = outputs.flatten()
         signs_B = signs(h_B.unsqueeze(1), targets).squeeze(1)
         return F.softplus(-signs_B * h_B / self.temperature)
+
+    def _require_one(self, num_outputs: int) -> None:
+        if num_outputs != 1:
+            raise ValueError(
+                f"{type(self).__name__} takes one output per record; the model gives "
+                f"{num_outputs}: end it with one output, or use CrossEntropy"
+            )
 
 
 @register_loss("scaled-binary-cross-entropy")
 @dataclass(frozen=True)
-class ScaledBinaryCrossEntropy(LipschitzLoss):
+class ScaledBinaryCrossEntropy(BinaryCrossEntropy):
     """τ·BCE(h/τ): the gradient of `BinaryCrossEntropy(τ)` times τ, so the constant is 1."""
-
-    task: ClassVar[Task | None] = Task.BINARY
-
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("temperature", self.temperature)
 
     @property
     def lipschitz(self) -> float:
-        """The largest norm of one record's gradient in its output."""
-        return 1.0
-
-    def lipschitz_for(self, num_outputs: int) -> float:
-        _refuse_classes(num_outputs, self)
         return 1.0
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        plain = BinaryCrossEntropy(self.temperature)
-        return self.temperature * plain.per_record(outputs, targets)
-
-
-def _refuse_classes(num_outputs: int, loss: object) -> None:
-    if num_outputs != 1:
-        raise ValueError(
-            f"{type(loss).__name__} takes one output a record; the model gives {num_outputs}: "
-            "end it with one output, or use CrossEntropy"
-        )
+        return self.temperature * super().per_record(outputs, targets)
 
 
 @register_loss("focal")
@@ -287,17 +245,11 @@ class Focal(LipschitzLoss):
         return math.sqrt(2) * _peak(self.gamma)
 
     def lipschitz_for(self, num_outputs: int) -> float:
-        if num_outputs < 2:
-            raise ValueError(
-                f"Focal takes two outputs a record or more; the model gives {num_outputs}: "
-                "end it with one output a class"
-            )
+        require_outputs(num_outputs, self, at_least=2)
         return self.lipschitz
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        scores_BK = class_scores(outputs, self)
-        if scores_BK.shape[1] < 2:
-            raise ValueError("Focal takes two outputs a record or more; end with one a class")
+        scores_BK = class_scores(outputs, self, at_least=2)
         true_BK = is_true_class(scores_BK, targets)
         log_p = torch.where(true_BK, scores_BK.log_softmax(dim=1), 0.0).sum(dim=1)
         # At p = 1 the slope of (1 − p)^γ is infinite for γ < 1, and infinity times 0 is NaN.
@@ -325,7 +277,7 @@ def _peak(gamma: float, pieces: int = 20_000) -> float:
 @register_loss("cosine-similarity")
 @dataclass(frozen=True)
 class CosineSimilarity(LipschitzLoss):
-    """ℓ(h, y) = −h_y / max(F, ‖h‖), with a floor F below which outputs count as they are.
+    """ℓ(h, y) = −h_y / max(F, ‖h‖): outputs shorter than the floor F are not normalised.
 
     Below the floor the gradient is −e_y/F. Above it, with the unit vector u = h/‖h‖, it is
     −(e_y − u_y·u)/‖h‖, a projection of e_y divided by ‖h‖ ≥ F. So the constant is 1/F, reached
@@ -348,9 +300,7 @@ class CosineSimilarity(LipschitzLoss):
         return self.lipschitz
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        scores_BK = class_scores(outputs, self)
-        if scores_BK.shape[1] < 2:
-            raise ValueError("CosineSimilarity takes two outputs a record or more; a sign has none")
+        scores_BK = class_scores(outputs, self, at_least=2)
         true_B = torch.where(is_true_class(scores_BK, targets), scores_BK, 0).sum(dim=1)
         norms_B = torch.linalg.vector_norm(scores_BK, dim=1)
         return -true_B / norms_B.clamp_min(self.floor)
@@ -363,7 +313,7 @@ class MulticlassHinge(LipschitzLoss):
 
     Each term's gradient is −s_k/K or 0, in a coordinate of its own: ‖∇ℓ‖² ≤ K/K², and all terms
     are active near h = 0. So the constant is 1/√K exactly; the published 1 asks for √K times the
-    noise  [Béthune 2024, Table 4]. With one output a record, s is the target's sign and K = 1.
+    noise  [Béthune 2024, Table 4]. With one output per record, s is the target's sign and K = 1.
     """
 
     task: ClassVar[Task | None] = Task.CLASSIFICATION
@@ -392,8 +342,8 @@ class KantorovichRubinstein(LipschitzLoss):
     negative this is. The gradient is the same everywhere, of norm √(1 + 1/(K − 1)).
 
     Published code estimates the priors by the classes of the batch. Then the record that is alone
-    in its class has a gradient of the order of the batch, and no constant holds. With one output a
-    record, ℓ = −s·h with the target's sign s, and the constant is 1.
+    in its class has a gradient of the order of the batch, and no constant holds. With one output
+    per record, ℓ = −s·h with the target's sign s, and the constant is 1.
     """
 
     task: ClassVar[Task | None] = Task.CLASSIFICATION
@@ -416,7 +366,7 @@ class HingeKantorovichRubinstein(LipschitzLoss):
     Where all hinge terms are active, both gradients have the sign −s_k in every coordinate, so
     they add up there and nowhere exceed it:
         (1 + α/K)² + (K − 1)·(1/(K − 1) + α/K)² = K/(K − 1) + 4α/K + α²/K
-    is the square of the constant. With one output a record it is 1 + α.
+    is the square of the constant. With one output per record it is 1 + α.
     """
 
     task: ClassVar[Task | None] = Task.CLASSIFICATION

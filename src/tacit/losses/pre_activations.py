@@ -1,9 +1,9 @@
-"""What the layers of a forward pass gave, for losses that look inside the network.
+"""Pre-activations of the layers, for losses that depend on more than the outputs.
 
-Engines call a loss as loss(outputs, targets). A loss that also wants the pre-activations says so
+Engines call a loss as loss(outputs, targets). A loss that also needs the pre-activations says so
 (`needs_pre_activations = True`), and whoever runs the model does it inside `watched(model, loss)`:
-hooks that last as long as the context add up what the loss asks for, layer by layer. Nothing of
-the model changes, and no activation is kept: a layer leaves behind one number a record.
+hooks that last as long as the context add up ‖h‖²/d layer by layer. The model does not change, and
+no activation is kept: a layer leaves behind one number per record.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
-from torch.utils._pytree import tree_leaves
 
 from tacit.errors import UnsupportedModule
-
-LAYERS = (nn.Linear, _ConvNd)
+from tacit.losses.record_loss import needs_pre_activations
+from tacit.pytrees import tensors_of
+from tacit.torch_internals import Convolution
 
 
 def layers_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -37,22 +36,20 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, LAYERS) and module not in uncalled
+        if isinstance(module, nn.Linear | Convolution) and module not in uncalled
     }
-
-
-def needs_pre_activations(loss: object) -> bool:
-    """Whether the loss can only be called inside `watched`."""
-    return bool(getattr(loss, "needs_pre_activations", False))
 
 
 @contextmanager
 def watched(model: nn.Module, loss: object) -> Iterator[None]:
-    """While this lasts, loss(model(x), y) sees the pre-activations that it asks for.
+    """Within this context, loss(model(x), y) sees the pre-activations that it needs.
 
-    It belongs to the last forward pass of a watched model in this thread. For a loss that asks for
-    none this does nothing. Compiled models run as they were written meanwhile, since compiled code
-    calls no hooks.
+    They are those of the last forward pass of a watched model in this thread. For a loss that needs
+    none this does nothing. Compiled models run uncompiled meanwhile, since compiled code calls no
+    hooks.
+
+        with watched(model, loss):
+            loss(model(x), y).backward()
     """
     if not needs_pre_activations(loss):
         yield
@@ -79,7 +76,7 @@ def mean_squares(outputs: Tensor, loss: object) -> Tensor:
         raise ValueError(
             f"{type(loss).__name__} was called where no pre-activations were recorded; run the "
             "model and the loss inside `with tacit.losses.watched(model, loss):`. A loss of your "
-            "own that holds this one says needs_pre_activations = True. A query that takes the "
+            "own that contains this one sets needs_pre_activations = True. A query that takes the "
             "loss's gradient in the outputs alone, such as Clipless, cannot train with it"
         )
     return watch.mean_squares(outputs, loss)
@@ -92,9 +89,8 @@ _here = threading.local()
 class _Watch:
     """Adds up ‖h‖²/d of one layer after the other, and leaves the last one out.
 
-    Which layer is the last is known when no other follows: each layer's share is held back until
-    the next is called. Layers that run again in a backward pass (checkpoints, engines) do not
-    count again.
+    A layer is the last if no other follows, so each layer's share is held back until the next is
+    called. Layers that run again in a backward pass (checkpoints, engines) do not count again.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -140,8 +136,7 @@ class _Watch:
         if self._elsewhere():
             return
         self.forget()
-        tensors = (v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim())
-        self.rows = len(next(tensors, ()))
+        self.rows = next((len(t) for t in tensors_of((args, kwargs)) if t.dim()), 0)
         self.running = True
 
     def _ends(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -162,7 +157,7 @@ class _Watch:
         self.last = share_B
 
     def _mean_square(self, layer: nn.Module, h: Tensor) -> Tensor:
-        """‖h‖²/d of each record. All that one record alone is run with belongs to it."""
+        """‖h‖²/d of each record. In a batch of one, everything belongs to that record."""
         if not self.running or self.rows == 1:
             rows = 1 if self.rows == 1 or h.dim() == 0 else len(h)
         elif h.dim() and len(h) == self.rows:

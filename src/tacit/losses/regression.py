@@ -1,11 +1,8 @@
-"""Losses of real-valued targets.
+"""Errors between outputs and targets: absolute, squared, and Huber's between the two.
 
-Losses of real-valued targets: absolute error, Huber's, and squared error without a constant.
-
-Errors summed over one record's outputs: squared, absolute, and Huber's between them.
-
-Targets are classes, coded as one-hot vectors y (one output: 1 where the target is positive), or
-real numbers, one an output.
+The `Mean…` losses and `Huber` average over one record's outputs and take real targets. The `Sum…`
+losses add up, and take classes as well, coded as one-hot vectors y (one output: 1 where the target
+is positive). The squared errors have no Lipschitz constant.
 """
 
 from __future__ import annotations
@@ -20,13 +17,13 @@ from torch import Tensor
 from tacit.losses.record_loss import (
     LipschitzLoss,
     RecordLoss,
-    Task,
     class_scores,
     is_true_class,
     paired,
     positive,
 )
 from tacit.losses.registry import register_loss
+from tacit.losses.task import Task
 
 
 @register_loss("mean-absolute")
@@ -89,7 +86,7 @@ class MeanSquaredError(RecordLoss):
         return (h_BK - y_BK).square().mean(dim=1)
 
 
-class _ErrorsOfCodes(RecordLoss):
+class _SumOfErrors(RecordLoss):
     def task_for(self, outputs: Tensor, targets: Tensor) -> Task | None:
         """Real targets are a regression. One output that is trained to be 0 or 1 has no task:
         its sign does not tell the two classes apart."""
@@ -97,10 +94,19 @@ class _ErrorsOfCodes(RecordLoss):
             return Task.REGRESSION
         return Task.CLASSIFICATION if outputs.dim() == 2 and outputs.shape[1] > 1 else None
 
+    def errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """h − y, (B, K)."""
+        if targets.is_floating_point():
+            h_BK, y_BK = paired(outputs, targets, self)
+        else:
+            h_BK = class_scores(outputs, self)
+            y_BK = is_true_class(h_BK, targets)
+        return h_BK - y_BK.to(h_BK.dtype)
+
 
 @register_loss("sum-squared")
 @dataclass(frozen=True)
-class SumSquaredError(_ErrorsOfCodes):
+class SumSquaredError(_SumOfErrors):
     """ℓ(h, y) = ½‖h − y‖², which has no Lipschitz constant.  [Losing Less, Eq. 5]
 
     Its gradient h − y grows without end. Per-sample clipping takes it; for the clipless route take
@@ -108,12 +114,12 @@ class SumSquaredError(_ErrorsOfCodes):
     """
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return 0.5 * _errors(outputs, targets, self).square().sum(dim=1)
+        return 0.5 * self.errors(outputs, targets).square().sum(dim=1)
 
 
 @register_loss("sum-absolute")
 @dataclass(frozen=True)
-class SumAbsoluteError(_ErrorsOfCodes, LipschitzLoss):
+class SumAbsoluteError(_SumOfErrors, LipschitzLoss):
     """ℓ(h, y) = Σ_k |h_k − y_k|.  [Losing Less, Eq. 10]
 
     Each of the K coordinates of the gradient is ±1 (0 where the error is 0), so its norm is at
@@ -124,12 +130,12 @@ class SumAbsoluteError(_ErrorsOfCodes, LipschitzLoss):
         return math.sqrt(num_outputs)
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return _errors(outputs, targets, self).abs().sum(dim=1)
+        return self.errors(outputs, targets).abs().sum(dim=1)
 
 
 @register_loss("sum-huber")
 @dataclass(frozen=True)
-class SumHuber(_ErrorsOfCodes, LipschitzLoss):
+class SumHuber(_SumOfErrors, LipschitzLoss):
     """ℓ(h, y) = Σ_k H(h_k − y_k), H(e) = e²/(2β) below β and |e| − β/2 beyond.
 
     [Losing Less, Eq. 11]. H′ is e/β clipped to [−1, 1], so the gradient's norm is at most √K,
@@ -145,18 +151,6 @@ class SumHuber(_ErrorsOfCodes, LipschitzLoss):
         return math.sqrt(num_outputs)
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        errors_BK = _errors(outputs, targets, self)
-        zeros = errors_BK.new_zeros(())
-        each = F.smooth_l1_loss(
-            errors_BK, zeros.expand_as(errors_BK), reduction="none", beta=self.beta
-        )
-        return each.sum(dim=1)
-
-
-def _errors(outputs: Tensor, targets: Tensor, loss: object) -> Tensor:
-    """h − y, (B, K)."""
-    if targets.is_floating_point():
-        h_BK, y_BK = paired(outputs, targets, loss)
-        return h_BK - y_BK.to(h_BK.dtype)
-    scores_BK = class_scores(outputs, loss)
-    return scores_BK - is_true_class(scores_BK, targets).to(scores_BK.dtype)
+        errors = self.errors(outputs, targets)
+        zeros = errors.new_zeros(()).expand_as(errors)
+        return F.smooth_l1_loss(errors, zeros, reduction="none", beta=self.beta).sum(dim=1)

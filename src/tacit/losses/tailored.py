@@ -1,8 +1,7 @@
-"""The loss tailored to DP-SGD, and the penalty on pre-activations that it contains.
+"""The loss tailored to DP-SGD, and the penalty on pre-activations that it contains.  [Losing Less]
 
-The mean square of the pre-activations, as a loss.
-
-The loss tailored to DP-SGD: squared error first, hard records later, small pre-activations.
+Squared error learns fast while steps are few, the focal loss later turns to hard records, and the
+penalty keeps pre-activations small all along.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ from torch import Tensor
 
 from tacit.losses.classification import Focal
 from tacit.losses.pre_activations import mean_squares
-from tacit.losses.record_loss import RecordLoss, Task, positive
+from tacit.losses.record_loss import RecordLoss, positive
 from tacit.losses.registry import register_loss
 from tacit.losses.regression import SumSquaredError
+from tacit.losses.task import Task
 from tacit.torch_internals import outside_transforms
 
 
 @dataclass(frozen=True)
 class PreActivationPenalty(RecordLoss):
-    """ℓ = Σ_{m<M} ‖h^m‖²/d_m, h^m what layer m of M gives and d_m how many numbers that is.
+    """ℓ = Σ_{m<M} ‖h^m‖²/d_m, where layer m of M outputs h^m, which has d_m numbers.
 
     [Losing Less, Eq. 7]. Layers are the convolutions and linear layers of the model, in the order
     in which they are called; the last one called gives the logits and is left out. A layer that is
@@ -46,16 +46,16 @@ class PreActivationPenalty(RecordLoss):
 class TailoredLoss(RecordLoss):
     """α·focal_γ(h^M, y) + (1 − α)·½‖h^M − y‖² + ((1 − α)/β)·Σ_{m<M} ‖h^m‖²/d_m.
 
-    α = 1/(1 + exp(e_t − e)) at epoch e, with the threshold epoch e_t  [Losing Less, Eq. 8]. The
-    squared error learns fast while steps are few, the focal loss then turns to records that are
-    hard, and the penalty keeps pre-activations, hence gradients, small (`PreActivationPenalty`).
+    α = 1/(1 + exp(e_t − e)) at epoch e, with the threshold epoch e_t  [Losing Less, Eq. 8].
     `beta=None` leaves the penalty out and `gamma=0` makes the focal loss cross-entropy.
 
-    The epoch is a public function of the step. `Trainer` says it before each step, to a fresh copy
-    of the loss; in a loop of one's own, say `loss.at(epoch)`. α is kept in a tensor that a recorded
-    step reads anew each time.
+    The epoch is a public function of the step. `Trainer` sets it before each step, on a fresh copy
+    of the loss; in your own loop, call `loss.at(epoch)`. α is kept in a tensor that a recorded
+    step reads each time.
 
-    There is no Lipschitz constant. Per-sample and batch clipping take the loss as they take any.
+    There is no Lipschitz constant. Per-sample and batch clipping take any loss.
+
+        loss = TailoredLoss(threshold_epoch=5, beta=500, gamma=5)
     """
 
     task: ClassVar[Task | None] = Task.CLASSIFICATION
@@ -90,7 +90,7 @@ class TailoredLoss(RecordLoss):
         return 0.5 * (1 + math.tanh(0.5 * (self._epoch - self.threshold_epoch)))
 
     def at(self, epoch: float) -> None:
-        """From here on the loss is that of this epoch, 0 at the beginning."""
+        """Make this the loss of that epoch, 0 at the beginning."""
         if not 0 <= epoch < math.inf:
             raise ValueError(f"epoch is {epoch}; give 0 or a number above")
         self._epoch = float(epoch)

@@ -34,8 +34,8 @@ from tacit.lipschitz.program import Program, compile_program, fingerprint
 from tacit.lipschitz.projection import enforce
 from tacit.lipschitz.propagation import Sensitivities, largest_entry, sensitivities_of
 from tacit.lipschitz.rounding import ROWS_AT_ONCE, Rounding, public_rows, rounding_of
-from tacit.losses.loss_constant import ClippedLoss
-from tacit.losses.record_losses import losses_of
+from tacit.losses.per_record import losses_of
+from tacit.losses.record_loss import ClippedLoss
 from tacit.precision import in_wide_precision, wide, wide_dtype
 from tacit.queries.bounded_gradient import (
     Blocks,

@@ -33,7 +33,7 @@ from tacit.engines.draws import from_one_start
 from tacit.engines.model_certificate import certify
 from tacit.errors import NotPublic
 from tacit.lipschitz.rounding import public_rows, slack_of_sum
-from tacit.losses.pre_activations import needs_pre_activations
+from tacit.losses.record_loss import needs_pre_activations
 from tacit.pytrees import Tree, flat_rows, tensors_of
 from tacit.queries.bounded_gradient import (
     Blocks,

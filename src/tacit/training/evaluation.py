@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from tacit.losses.classification import TokenCrossEntropy
+from tacit.losses.per_record import losses_of
 from tacit.losses.pre_activations import watched
-from tacit.losses.record_loss import Task, WeightedSum, WithConstant, task_of
-from tacit.losses.record_losses import losses_of
+from tacit.losses.record_loss import WeightedSum, WithConstant
+from tacit.losses.task import Task, task_of
 from tacit.pytrees import Tree, call_model, logits_of, map_tensors, take_rows, tensors_of
 from tacit.queries.bounded_gradient import Loss
 from tacit.records import Records

@@ -33,8 +33,7 @@ from tacit.losses import (
     attack_constant,
     watched,
 )
-from tacit.losses.classification import _peak
-from tacit.losses.record_losses import losses_of
+from tacit.losses.per_record import losses_of
 
 torch.set_num_threads(1)
 H = torch.tensor([[0.5, -1.0, 2.0], [0.0, 0.25, -0.5]], dtype=torch.float64)
@@ -69,7 +68,7 @@ def test_values_by_hand():
 def test_real_targets_stand_for_themselves():
     for loss in (SumSquaredError(), SumAbsoluteError(), SumHuber(0.3)):
         assert torch.equal(loss.per_record(H, ONE_HOT), loss.per_record(H, Y))
-        with pytest.raises(ValueError, match="3 outputs a record, and there are 1 targets"):
+        with pytest.raises(ValueError, match="3 outputs per record, and there are 1 targets"):
             loss(H, Y.double())
     other = outputs_for(3, 2, seed=4)
     torch.testing.assert_close(SumHuber(0.3)(H, other), 3 / 0.3 * Huber(0.3)(H, other))
@@ -102,7 +101,7 @@ def test_focal_s_constant_is_from_above_and_tight():
     for gamma in (0.0, 0.3, 2.0, 5.0, 200.0):
         p = torch.linspace(0, 1, 200_001, dtype=torch.float64)[1:-1].pow(3)
         f = (1 - p) ** (gamma + 1) - gamma * (1 - p) ** gamma * p * p.log()
-        assert f.max() <= _peak(gamma) <= 1.002 * f.max()
+        assert f.max() <= Focal(gamma).lipschitz / math.sqrt(2) <= 1.002 * f.max()
 
 
 def test_a_focal_constant_without_its_second_term_is_caught():
@@ -332,7 +331,7 @@ def test_sums_are_opened_and_keep_constants_where_all_parts_have_one():
     torch.testing.assert_close(mixed.per_record(h, y), torch.stack(parts).sum(dim=0))
     with pytest.raises(ValueError, match="use WeightedSum"):
         LipschitzSum((SumSquaredError(),), (1.0,))
-    with pytest.raises(ValueError, match="give one a loss"):
+    with pytest.raises(ValueError, match="give one per loss"):
         WeightedSum((SumSquaredError(),), ())
     with pytest.raises(ValueError, match="finite"):
         math.inf * SumSquaredError()

@@ -1,4 +1,8 @@
-"""The loss of each record on its own, whatever its reduction over records."""
+"""`losses_of`: the loss of each record on its own, whatever the loss's reduction over records.
+
+Losses whose records stay apart by construction are evaluated on the whole batch at once; any other
+that gives one number is evaluated on batches of one record.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,10 @@ from tacit.losses.record_loss import (
     RecordLoss,
     WeightedSum,
     WithConstant,
+    name_of,
     tensors_for,
 )
+from tacit.losses.task import TORCH_LOSSES
 from tacit.pytrees import Tree, logits_of, map_leaves, named_leaves, tensors_of, with_tensors
 
 
@@ -31,10 +37,10 @@ def losses_of(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> Tens
       batch at once. They take one tensor: where a model returns several, its `logits`. With
       reduction "mean" each record is divided by its own count (or class weights), as in a batch of
       one; a record whose targets are all ignored has loss 0, where PyTorch gives 0/0.
-    - Any other callable is given all outputs. One number per record, shape (B,), is taken as it
-      is: that records stay apart in it is proved elsewhere, with the model. A single number (a mean
-      or a sum over the batch) is taken apart: the loss is evaluated on batches of one record, by
-      `vmap`, or in a loop where `vmap` cannot.
+    - Any other callable is given all outputs. One number per record, shape (B,), is used as it is;
+      the certificate of the model proves that records stay apart in it. If it gives a single number
+      (a mean or a sum over the batch), the loss is evaluated on batches of one record: by `vmap`,
+      or in a loop where `vmap` cannot.
     """
     kind: Any = type(loss)
     if kind is WithConstant:
@@ -70,9 +76,9 @@ class _TorchLoss:
     @classmethod
     def of(cls, loss: Any) -> _TorchLoss | None:
         if isinstance(loss, nn.Module):
-            name = _MODULES.get(type(loss))
-            if name is None or "forward" in vars(loss):
+            if type(loss) not in TORCH_LOSSES or "forward" in vars(loss):
                 return None
+            name, _ = TORCH_LOSSES[type(loss)]
             options = {key: getattr(loss, key) for key in _OPTIONS if hasattr(loss, key)}
             # A copy, so that the user's own keeps its reduction; `copy.copy` takes 20 µs.
             unreduced = type(loss).__new__(type(loss))
@@ -129,25 +135,8 @@ _WEIGHTS_CANCEL = (
 )
 _OPTIONS = ("reduction", "weight", "pos_weight", "ignore_index")
 _BY_ROW = ("multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss")
-_MODULES: dict[type[nn.Module], str] = {
-    nn.CrossEntropyLoss: "cross_entropy",
-    nn.NLLLoss: "nll_loss",
-    nn.MSELoss: "mse_loss",
-    nn.L1Loss: "l1_loss",
-    nn.SmoothL1Loss: "smooth_l1_loss",
-    nn.HuberLoss: "huber_loss",
-    nn.BCELoss: "binary_cross_entropy",
-    nn.BCEWithLogitsLoss: "binary_cross_entropy_with_logits",
-    nn.KLDivLoss: "kl_div",
-    nn.PoissonNLLLoss: "poisson_nll_loss",
-    nn.SoftMarginLoss: "soft_margin_loss",
-    nn.HingeEmbeddingLoss: "hinge_embedding_loss",
-    nn.MultiMarginLoss: "multi_margin_loss",
-    nn.MultiLabelMarginLoss: "multilabel_margin_loss",
-    nn.MultiLabelSoftMarginLoss: "multilabel_soft_margin_loss",
-}
 # By identity: a user's function may have the same name.
-_FUNCTIONS = {id(getattr(F, name)): name for name in _MODULES.values()}
+_FUNCTIONS = {id(getattr(F, name)): name for name, _ in TORCH_LOSSES.values()}
 
 
 def _of_callable(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> Tensor:
@@ -156,9 +145,9 @@ def _of_callable(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> T
         return _taken_apart(loss, outputs, targets)
     value = loss(outputs, targets)
     if not isinstance(value, Tensor):
-        raise ValueError(f"{_name(loss)} returns {value!r}; return one number per record")
+        raise ValueError(f"{name_of(loss)} returns {value!r}; return one number per record")
     if value.dim() or rows == 1:
-        return _one_per_record(value, rows, _name(loss))
+        return _one_per_record(value, rows, name_of(loss))
     _add(_one_number, loss)
     return _taken_apart(loss, outputs, targets)
 
@@ -184,8 +173,8 @@ def _taken_apart(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> T
         h, y = with_tensors(tree, [t.unsqueeze(0) for t in record])
         value = loss(h, y)
         if not isinstance(value, Tensor):
-            raise ValueError(f"{_name(loss)} returns {value!r} for one record")
-        return _one_per_record(value, 1, _name(loss)).squeeze(0)
+            raise ValueError(f"{name_of(loss)} returns {value!r} for one record")
+        return _one_per_record(value, 1, name_of(loss)).squeeze(0)
 
     if not _holds(_loops, loss):
         try:
@@ -200,7 +189,7 @@ def _taken_apart(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> T
         if not left_out:
             raise
         raise ValueError(
-            f"{_name(loss)} cannot be evaluated for one record ({error}). It was not given "
+            f"{name_of(loss)} cannot be evaluated for one record ({error}). It was not given "
             f"{', '.join(left_out)}, which has no row per record. Compute the loss from what has: "
             "for a language model, give the tokens as targets and "
             "loss=tacit.losses.TokenCrossEntropy(shift=True), or for classes "
@@ -209,8 +198,8 @@ def _taken_apart(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> T
     if not _holds(_loops, loss):
         _add(_loops, loss)
         warnings.warn(
-            f"torch.vmap cannot take {_name(loss)} ({reason}), so it runs once per record: exact, "
-            "and slow; have it return one number per record",
+            f"torch.vmap cannot take {name_of(loss)} ({reason}), so it runs once per record: "
+            "exact, and slow; have it return one number per record",
             stacklevel=2,
         )
     return found
@@ -243,12 +232,9 @@ def _has_rows(leaf: Any, rows: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == rows
 
 
-def _name(loss: Any) -> str:
-    return str(getattr(loss, "__name__", type(loss).__name__))
-
-
-# What calls have shown, by the loss's identity: asking again costs a pass over the outputs.
-# Batches of one are right for every loss, so that a loss that changes its mind loses time only.
+# Losses that gave a single number, and those that vmap cannot take, by identity: asking again costs
+# a pass over the outputs. Batches of one are right for every loss, so a loss that behaves otherwise
+# later only loses time.
 _one_number: dict[int, weakref.ref[Any]] = {}
 _loops: dict[int, weakref.ref[Any]] = {}
 
