@@ -78,12 +78,11 @@ class _TorchLoss:
         if isinstance(loss, nn.Module):
             if type(loss) not in TORCH_LOSSES or "forward" in vars(loss):
                 return None
-            name, _ = TORCH_LOSSES[type(loss)]
             options = {key: getattr(loss, key) for key in _OPTIONS if hasattr(loss, key)}
             # A copy, so that the user's own keeps its reduction; `copy.copy` takes 20 µs.
             unreduced = type(loss).__new__(type(loss))
             vars(unreduced).update(vars(loss), reduction="none")
-            return cls(name, unreduced, options)
+            return cls(TORCH_LOSSES[type(loss)][0], unreduced, options)
         partial = isinstance(loss, functools.partial)
         name = _FUNCTIONS.get(id(loss.func if partial else loss))
         if name is None or (
