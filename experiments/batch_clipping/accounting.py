@@ -1,9 +1,9 @@
-"""What the settings of the batch-clipping paper really cost: exact ε beside its CLT figure.
+"""What the settings of the batch-clipping paper cost: exact ε beside the CLT figure.
 
 One mini-set of 64 records a step, 50 epochs, noise 2·σ·C on each of L blocks: under replace-one
 C_{64/N}(G_{√L/σ})^{⊗T}, T = 50·⌈N/64⌉, at δ = 1e-5.
 
-    python experiments/batch_clipping/accounting.py --out accounting.json --plot accounting.png
+    python -m experiments.batch_clipping accounting --out accounting.json --plot accounting.png
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from torch import nn
 
+from experiments.runner import DELTA
 from tacit import Relation, by_layer, by_parameter, epsilon, models, trade_off
 from tacit.accounting import GaussianDpEstimate, TradeOff, gaussian_dp_mu, layerwise_multiplier
 from tacit.accounting.accountant import NO_PRIVACY, no_privacy
@@ -24,12 +25,12 @@ from tacit.report.run_folder import source, to_json
 from tacit.sampling import MiniSets
 from tacit.sampling.scheme import Unit
 
-SET_SIZE, EPOCHS, DELTA, TYPE_ONE = 64, 50, 1e-5, 0.05
+SET_SIZE, EPOCHS, TYPE_ONE = 64, 50, 0.05
 _DRAWN = 10.0  # a limit curve beyond this is the frame of the picture
 
 
 @dataclass(frozen=True)
-class Setting:
+class Published:
     """A network with BatchNorm, its private records, and the paper's σ and accuracy (%)."""
 
     network: str
@@ -40,11 +41,11 @@ class Setting:
 
 # Nine tenths of MNIST's and of CIFAR-10's training records; the rest is the public set.
 SETTINGS = (
-    Setting("lenet5", 2.5, 54_000, 50.4),
-    Setting("lenet5", 1.5, 54_000, 67.0),
-    Setting("lenet5", 0.5, 54_000, 84.8),
-    Setting("convnet", 0.5, 45_000, 43.4),
-    Setting("resnet18", 0.01875, 45_000, 67.0),
+    Published("lenet5", 2.5, 54_000, 50.4),
+    Published("lenet5", 1.5, 54_000, 67.0),
+    Published("lenet5", 0.5, 54_000, 84.8),
+    Published("convnet", 0.5, 45_000, 43.4),
+    Published("resnet18", 0.01875, 45_000, 67.0),
 )
 # L as the paper's text has it: it counts lenet5's layers, and resnet18's parameter tensors.
 STATED = {"lenet5": 8, "resnet18": 62}
@@ -62,7 +63,7 @@ def counted(network: str) -> dict[str, int]:
 
 
 def row(
-    setting: Setting, count: str, blocks: int, epochs: int
+    setting: Published, count: str, blocks: int, epochs: int
 ) -> tuple[dict, TradeOff, GaussianDpEstimate]:
     """One line of the table, its exact curve and its CLT figure."""
     scheme = MiniSets(math.ceil(setting.records / SET_SIZE), SET_SIZE, chosen=1)
@@ -113,7 +114,8 @@ def show(rows: Sequence[dict]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict]:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Exact ε of the paper's settings beside its CLT figures."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--out", type=Path, help="write the table as JSON")
@@ -141,7 +143,3 @@ def main(arguments: Sequence[str] | None = None) -> list[dict]:
     if options.plot:
         plot_trade_offs(curves, options.plot, limits, "the batch-clipping paper's settings")
     return rows
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,12 @@
 """Beyond the paper: batch clipping at its best at ε = 3 and 8, beside individual clipping.
 
-One network a dataset: with BatchNorm under batch and general batch clipping (k sets of s records),
-with GroupNorm under per-sample clipping. δ = 1e-5, replace-one, exact PLD, batches without
-replacement, noise calibrated for the steps. Learning rates were chosen on public records
+One network per dataset: with BatchNorm under batch and general batch clipping (k sets of s
+records), with GroupNorm under per-sample clipping. δ = 1e-5, replace-one, exact PLD, batches
+without replacement, noise calibrated for the steps. Learning rates are chosen on public records
 (`--search`), which are a tenth of the training data and not the test records.
 
-    python experiments/batch_clipping/beyond.py --search --epsilons 3 --out results/
-    python experiments/batch_clipping/beyond.py --chosen results/search.json --out results/
+    python -m experiments.batch_clipping beyond --search --epsilons 3 --out results/
+    python -m experiments.batch_clipping beyond --chosen results/search.json --out results/
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import everything
-import runs
-from everything import Job
-from runs import DELTA, Setting
-
 import tacit
+from experiments.batch_clipping.training import DATA, PAPER, Setting
+from experiments.runner import DELTA, Figure, Selection, jobs_of, options, run_all
 from tacit.sampling.scheme import Unit
 
 RECORDS = {"lenet5": 54_000, "convnet": 45_000}
@@ -91,13 +88,13 @@ def settings(
     epsilons: Sequence[float],
     chosen: Mapping[str, float] | None,
 ) -> dict[str, Setting]:
-    """By name; without chosen rates, one a rate that is searched."""
+    """By name; without chosen rates, one for each rate that is searched."""
     wanted = {}
     for network in networks:
         for method in methods:
             rates = METHODS[method][2]
             for epsilon in epsilons:
-                task = f"{runs.DATA[network]}, {method}"
+                task = f"{DATA[network]}, {method}"
                 for rate in rates if chosen is None else [chosen.get(task, rates[1])]:
                     name = f"{task}, epsilon {epsilon:g}, rate {rate:g}"
                     wanted[name] = setting_of(network, method, epsilon, rate)
@@ -116,20 +113,17 @@ def best_rates(path: Path) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict:
-    parser = everything.options()
+    """Beyond the paper: BatchNorm under batch clipping at ε = 3 and 8."""
+    parser = options("Beyond the paper: batch clipping beside individual clipping at ε = 3 and 8")
     parser.add_argument("--search", action="store_true", help="one seed of every rate")
     parser.add_argument("--chosen", type=Path, help="a search's table; else the rate in the middle")
     parser.add_argument("--networks", nargs="+", default=list(RECORDS), choices=list(RECORDS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, 8.0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     asked = parser.parse_args(arguments)
     chosen = None if asked.search else best_rates(asked.chosen) if asked.chosen else {}
     wanted = settings(asked.networks, asked.methods, asked.epsilons, chosen)
-    group, seeds = ("search", [0]) if asked.search else ("beyond", asked.seeds)
-    jobs = [Job(group, name, setting, s) for s in seeds for name, setting in wanted.items()]
-    return everything.run_all(jobs, asked)
-
-
-if __name__ == "__main__":
-    main()
+    key, seeds = ("search", [0]) if asked.search else ("beyond", asked.seeds or [0, 1, 2])
+    figure = Figure(f"Beyond the paper: {key}", wanted)
+    jobs = jobs_of(PAPER, Selection(key, seeds), asked, figure)
+    return run_all(PAPER, {key: figure}, jobs, asked)

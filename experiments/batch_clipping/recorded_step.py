@@ -1,8 +1,8 @@
 """A whole private step as one CUDA graph: batch, views, gradient, clipping, noise, SGD.
 
 The arithmetic is that of `BatchClip` and `PerSampleClip`, by the library's own functions; what is
-recorded spares Python's time, of which 35,000 steps of a small network have more than of the
-GPU's. Off a GPU the same function simply runs. A test holds it against the Trainer.
+recorded saves Python's time, which is most of the time of 35,000 steps of a small network. Off a
+GPU the same function simply runs. A test compares it with the library's own step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tacit.torch_internals import Graph
 
 
 class RecordedStep:
-    """Call it once a step. `fill` gives it an epoch's rows, `set_constants` what to clip to.
+    """Called once per step. `fill` sets an epoch's rows, `set_constants` the norms to clip to.
 
     Noise on block h is N(0, (z·√L·2C_h)²) on the sum over sets (records), which is divided by
     their number; with factors N(0, (z·2C/m_h)²). On a GPU forward and backward pass of resnet-18

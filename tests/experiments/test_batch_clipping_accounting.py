@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from pathlib import Path
@@ -10,16 +9,10 @@ from pathlib import Path
 import pytest
 from scipy.stats import norm
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "batch_clipping"
+from experiments.batch_clipping import accounting
 
 
-@pytest.fixture
-def accounting(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("accounting")
-
-
-def test_the_paper_counts_layers_once_and_tensors_once(accounting) -> None:
+def test_the_paper_counts_layers_once_and_tensors_once() -> None:
     assert accounting.counted("lenet5") == {"by layer": 8, "by parameter": 16}
     assert accounting.counted("convnet") == {"by layer": 9, "by parameter": 18}
     assert accounting.counted("resnet18") == {"by layer": 41, "by parameter": 62}
@@ -28,7 +21,7 @@ def test_the_paper_counts_layers_once_and_tensors_once(accounting) -> None:
 @pytest.mark.parametrize(
     ("index", "exact", "mu", "h"), [(0, 2.08, 0.52, 1.513), (1, 9.70, 1.99, 5.783)]
 )
-def test_lenet5(accounting, index, exact, mu, h) -> None:
+def test_lenet5(index, exact, mu, h) -> None:
     """ε to the digits of the issue; h(σ/√8) and G_μ to those of the paper, from the formula too."""
     facts, curve, limit = accounting.row(accounting.SETTINGS[index], "by layer", 8, 50)
     assert round(facts["epsilon"], 2) == exact
@@ -41,7 +34,7 @@ def test_lenet5(accounting, index, exact, mu, h) -> None:
     assert not facts["no_privacy"]
 
 
-def test_resnet18_has_no_privacy(accounting) -> None:
+def test_resnet18_has_no_privacy() -> None:
     facts, _, _ = accounting.row(accounting.SETTINGS[-1], "by parameter", 62, 50)
     assert facts["epsilon"] == pytest.approx(7.3e6, rel=0.02)
     assert facts["type_two"] == 0
@@ -49,7 +42,7 @@ def test_resnet18_has_no_privacy(accounting) -> None:
     assert facts["no_privacy"]
 
 
-def test_from_the_command_line(accounting, tmp_path: Path, capsys) -> None:
+def test_from_the_command_line(tmp_path: Path, capsys) -> None:
     table, picture = tmp_path / "t.json", tmp_path / "t.png"
     rows = accounting.main(
         ["--networks", "convnet", "--epochs", "1", "--out", str(table), "--plot", str(picture)]

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-
 import pytest
 import torch
 
 import tacit
+from experiments.batch_clipping.recorded_step import RecordedStep
+from experiments.batch_clipping.training import Setting, network
 from tacit.queries.bounded_gradient import trainable
 from tacit.queries.thresholds import Constants
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "batch_clipping"
 Z = 0.7
-
-
-@pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
 
 
 def records(count: int) -> tacit.Records:
@@ -71,12 +63,11 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_is_the_librarys(folder, kind: str) -> None:
-    runs, recorded = folder("runs"), folder("recorded_step")
-    setting = runs.Setting("convnet", batch_size=12, augment=False, **KINDS[kind])
+def test_a_step_is_the_librarys(kind: str) -> None:
+    setting = Setting("convnet", batch_size=12, augment=False, **KINDS[kind])
     private = records(12)
     torch.manual_seed(0)
-    model = runs.network(setting)
+    model = network(setting)
     blocks = tacit.by_layer(model)
     norms = tuple(0.01 * (h + 1) for h in range(len(blocks)))
     if setting.constants == "full":
@@ -87,7 +78,7 @@ def test_a_step_is_the_librarys(folder, kind: str) -> None:
         found = Constants(norms)
     wanted, noise, rows = the_librarys(setting, model, private, blocks, found)
 
-    step = recorded.RecordedStep(setting, model, private, blocks, Z, per_epoch=1)
+    step = RecordedStep(setting, model, private, blocks, Z, per_epoch=1)
     step.set_constants(found)
     stds = step.std.split(step.sizes)
     for (name, _), std in zip(step.parameters.items(), stds, strict=True):
@@ -103,14 +94,13 @@ def test_a_step_is_the_librarys(folder, kind: str) -> None:
         assert bool(moved.any()), name
 
 
-def test_noise_of_another_size_would_be_seen(folder) -> None:
+def test_noise_of_another_size_would_be_seen() -> None:
     """The planted bug: constants that are halved after the noise was set."""
-    runs, recorded = folder("runs"), folder("recorded_step")
-    setting = runs.Setting("convnet", batch_size=12, augment=False, constants="full")
-    model, private = runs.network(setting), records(12)
+    setting = Setting("convnet", batch_size=12, augment=False, constants="full")
+    model, private = network(setting), records(12)
     blocks = (tuple(trainable(model)),)
     _, noise, _ = the_librarys(setting, model, private, blocks, Constants((0.05,)))
-    step = recorded.RecordedStep(setting, model, private, blocks, Z, per_epoch=1)
+    step = RecordedStep(setting, model, private, blocks, Z, per_epoch=1)
     step.set_constants(Constants((0.025,)))
     (std,) = {float(s.unique()) for s in step.std.split(step.sizes)}
     assert std / step.count != pytest.approx(next(iter(noise.values())), rel=0.1)

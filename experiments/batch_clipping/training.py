@@ -1,12 +1,12 @@
-"""One training run of the batch-clipping paper: its networks, its clipping, its noise.
+"""One run of the batch-clipping paper: its networks, its clipping, its noise.
 
 The paper's noise is N(0, (2·C_h·σ)²) on block h, so with L blocks the joint multiplier is σ/√L, and
 σ where the whole gradient is clipped at once. A tenth of the training records is public: it gives
 the layers' constants and, at the end, BatchNorm's statistics. Batches are mini-sets of m records
 (batch clipping), k mini-sets (general), or m records drawn alone (individual clipping).
 
-Experiments, and no releases: steps are recorded (see `recorded_step.py`), seeds are fixed, and ε is
-what the plan of the run costs by the accountant.
+Experiments, not releases: steps are recorded (`recorded_step.py`), seeds are fixed, and ε is what
+the plan of the run costs by the accountant.
 """
 
 from __future__ import annotations
@@ -14,23 +14,27 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
-from recorded_step import RecordedStep
 from torch import Tensor, nn
 
 import tacit
+from experiments.batch_clipping.recorded_step import RecordedStep
+from experiments.images import evaluation_steps
+from experiments.runner import DELTA, Job, Paper
 from tacit import Records
+from tacit.canvas import blank, save
 from tacit.models.residual import group_norm
 from tacit.queries.thresholds import Constants
 from tacit.randomness import Randomness
 from tacit.sampling.scheme import Scheme, Unit
 from tacit.statistics import PublicStatistics
 
-DELTA, PUBLIC_SHARE, ESTIMATED_FROM = 1e-5, 0.1, 256
+PUBLIC_SHARE, ESTIMATED_FROM = 0.1, 256
 # Public constants that the paper gives, of pixels between 0 and 1.
 SCALES = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
@@ -73,20 +77,9 @@ class Setting:
         return self.batch_size // (self.sets if self.clipping == "general" else 1)
 
 
-def four_schedules(network: str, clipping: str) -> dict[str, Setting]:
-    """Table 3: constant and diminishing step size and master constant, without BatchNorm."""
-    decay = {"constant": 1.0, "diminishing": 0.9}
-    return {
-        f"{step} step size, {master} C": Setting(
-            network,
-            norm="none",
-            clipping=clipping,
-            rate_decay=decay[step],
-            master_decay=decay[master],
-        )
-        for step in decay
-        for master in decay
-    }
+def small(setting: Setting) -> Setting:
+    """Two epochs of a few small batches."""
+    return replace(setting, epochs=2, batch_size=32, sets=min(setting.sets, 2))
 
 
 @functools.cache
@@ -96,14 +89,7 @@ def data(name: str, device: str, limit: int | None) -> tuple[Records, Records, R
     sides = []
     for records in tacit.load(name):
         if limit is not None:
-            records = replace(
-                records,
-                inputs=records.inputs[:limit],
-                targets=records.targets[:limit],
-                record_ids=records.record_ids[:limit],
-                public_size=min(limit, len(records)),
-                num_ids=min(limit, len(records)),
-            )
+            records = counted(rows_of(records, slice(limit)))
         sides.append(replace(records, inputs=(records.inputs - mean) / std).to(device))
     public, private = tacit.split_public(sides[0], PUBLIC_SHARE)
     return public, private, sides[1]
@@ -182,7 +168,7 @@ def run(
     """Train once and report accuracy by epoch, ε, and what was used."""
     torch.backends.cudnn.benchmark = device != "cpu"  # the same shapes, tens of thousands of times
     if setting.clipping == "none":
-        return plain_run(setting, seed, device, evaluations, limit)
+        return _plain_run(setting, seed, device, evaluations, limit)
     public, private, test = data(DATA[setting.network], device, limit)
     private = _whole_sets(private, setting.batch_size)
     scheme, per_epoch = scheme_of(setting, private)
@@ -201,7 +187,7 @@ def run(
     some, loss = _some(public), tacit.losses.CrossEntropy()
     draws = Randomness(seed)
     path: list[tuple[float, float]] = []
-    looks = looks_of(steps, evaluations)
+    evaluated = evaluation_steps(steps, evaluations)
     started = time.perf_counter()
     for t in range(steps):
         if t % per_epoch == 0:
@@ -217,7 +203,7 @@ def run(
         if setting.cosine:
             step.rate.fill_(setting.learning_rate * 0.5 * (1 + math.cos(math.pi * t / steps)))
         step()
-        if t + 1 in looks:
+        if t + 1 in evaluated:
             if statistics is not None:
                 statistics.apply(model)
             path.append(((t + 1) / per_epoch, tacit.evaluate(model, test, loss).accuracy))
@@ -253,35 +239,32 @@ def _drawn(scheme: Scheme, draws: Randomness, first: int, count: int) -> Tensor:
 def _whole_sets(private: Records, size: int) -> Records:
     """Private records in the order of their ids, and as many as fill whole batches."""
     count = len(private) // size * size
-    rows = torch.argsort(private.record_ids)[:count]
+    return counted(rows_of(private, torch.argsort(private.record_ids)[:count]))
+
+
+def counted(records: Records) -> Records:
+    """The same records, whose number is public."""
+    return replace(records, public_size=len(records), num_ids=len(records))
+
+
+def rows_of(records: Records, rows: slice | Tensor) -> Records:
     return replace(
-        private,
-        inputs=private.inputs[rows],
-        targets=private.targets[rows],
-        record_ids=private.record_ids[rows],
-        public_size=count,
-        num_ids=count,
+        records,
+        inputs=records.inputs[rows],
+        targets=records.targets[rows],
+        record_ids=records.record_ids[rows],
     )
 
 
 def _some(public: Records) -> Records:
-    return _rows(public, slice(0, ESTIMATED_FROM))
+    return rows_of(public, slice(ESTIMATED_FROM))
 
 
 def _rest(public: Records) -> Records:
-    return _rows(public, slice(min(ESTIMATED_FROM, len(public) // 2), None))
+    return rows_of(public, slice(min(ESTIMATED_FROM, len(public) // 2), None))
 
 
-def _rows(public: Records, rows: slice) -> Records:
-    return replace(
-        public,
-        inputs=public.inputs[rows],
-        targets=public.targets[rows],
-        record_ids=public.record_ids[rows],
-    )
-
-
-def plain_run(
+def _plain_run(
     setting: Setting, seed: int, device: str, evaluations: int, limit: int | None
 ) -> dict:
     """Mini-batch SGD without privacy, on the same records; and the layers' gradient norms."""
@@ -293,11 +276,15 @@ def plain_run(
     )
     per_epoch = math.ceil(len(private) / setting.batch_size)
     steps = max(1, round(setting.epochs * per_epoch))
-    schedule = _schedule(setting, optimizer, per_epoch, steps)
+    schedule: torch.optim.lr_scheduler.LRScheduler = torch.optim.lr_scheduler.StepLR(
+        optimizer, per_epoch, setting.rate_decay
+    )
+    if setting.cosine:
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
     crop = tacit.RandomCropFlip(padding=4, reflect=False)
     probe = tacit.BatchClip(1.0, min(64, len(public)), blocks=layers(setting))
     loss = tacit.losses.CrossEntropy()
-    path, norms, looks = [], [], looks_of(steps, evaluations)
+    path, norms, evaluated = [], [], evaluation_steps(steps, evaluations)
     started = time.perf_counter()
     order = torch.empty(0, dtype=torch.long, device=device)
     for step in range(steps):
@@ -308,13 +295,11 @@ def plain_run(
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(crop(x)), private.targets[rows]).backward()
         optimizer.step()
-        if schedule is not None:
-            schedule.step()
-        if step + 1 in looks:
-            found = tacit.evaluate(model, test, loss).accuracy
-            path.append(((step + 1) / per_epoch, found))
-            found_norms = probe.expected_norms(model, loss, _some(public))
-            norms.append(((step + 1) / per_epoch, found_norms))
+        schedule.step()
+        if step + 1 in evaluated:
+            epoch = (step + 1) / per_epoch
+            path.append((epoch, tacit.evaluate(model, test, loss).accuracy))
+            norms.append((epoch, probe.expected_norms(model, loss, _some(public))))
     names = ["+".join(block) for block in layers(setting)(model)]
     return {
         "seed": seed,
@@ -329,23 +314,39 @@ def plain_run(
     }
 
 
-def looks_of(steps: int, evaluations: int) -> set[int]:
-    """Steps after which the test records are looked at: evenly, and after the last."""
-    return {round(steps * i / evaluations) for i in range(1, evaluations + 1)} - {0}
-
-
-def _schedule(
-    setting: Setting, optimizer: torch.optim.Optimizer, per_epoch: int, steps: int
-) -> torch.optim.lr_scheduler.LRScheduler | None:
-    if setting.cosine:
-        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
-    if setting.rate_decay == 1:
-        return None
-    return torch.optim.lr_scheduler.StepLR(optimizer, per_epoch, setting.rate_decay)
-
-
 def _placed(model: nn.Module, device: str) -> nn.Module:
     moved = model.to(device)
     if device == "cpu":
         return moved
     return moved.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def work(job: Job) -> dict:
+    return run(job.setting, job.seed, job.device, job.evaluations, job.limit)
+
+
+def draw_curves(report: Mapping, path: Path) -> None:
+    """Test accuracy against epochs: the mean over seeds, and a band from least to largest."""
+    figure, axes = blank(size=(9, 4.5))
+    panel = axes[0, 0]
+    for name, row in report["settings"].items():
+        paths = [run["path"] for run in row["runs"]]
+        epochs = [epoch for epoch, _ in paths[0]]
+        shares = 100 * np.array([[share for _, share in path] for path in paths])
+        (line,) = panel.plot(epochs, shares.mean(0), label=name)
+        panel.fill_between(epochs, shares.min(0), shares.max(0), color=line.get_color(), alpha=0.15)
+    panel.set(xlabel="epoch", ylabel="test accuracy (%)", title=report["title"])
+    panel.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize="small")
+    save(figure, path)
+
+
+PAPER = Paper(
+    "Batch Clipping and Adaptive Layerwise Clipping",
+    {},
+    work,
+    small,
+    draw_curves,
+    small_records=640,
+    evaluations=10,
+)
