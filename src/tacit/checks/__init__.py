@@ -7,13 +7,13 @@ here with its logical batch, before it is cut into pieces, so that no choice of 
 size can switch a check off. This room imports no query and no engine.
 """
 
-from tacit.checks.certificate import Certificate, Event, refuse_mixing, require_apart
+from tacit.checks.certificate import Certificate, Event, refuse_mixing, require_isolation
 from tacit.checks.side_effects import watched_step
 
 __all__ = [
     "Certificate",
     "Event",
     "refuse_mixing",
-    "require_apart",
+    "require_isolation",
     "watched_step",
 ]

@@ -1,13 +1,10 @@
-"""What a pass under shadow memory proves of a program, and what is said where it does not.
+"""The verdict on a model: which certificates prove that records stay apart, and what is refused.
 
-What a pass under shadow memory proves of a program, and what is said where it does not.
-
-The certificate is made by `tacit.engines.plan`: one forward and one backward pass in which every
-number carries the record it belongs to. It is a proof for the operators that ran, whatever values
-the records hold. This file decides what it means: one verdict, for every engine and piece size,
-with the operator, the line of the model's code and a remedy that works.
-
-PyTorch's own modules that mix records, keep statistics or rewrite weights: refused by name.
+A certificate is made by `tacit.engines.gradient_plan`: one forward and one backward pass in which
+every number carries the record it belongs to. It is a proof for the operators that ran, whatever
+values the records hold. Each refusal names the operator, the line of the model's code and a remedy
+that works. PyTorch's own modules that mix records, keep statistics or rewrite weights are refused
+by name.
 """
 
 from __future__ import annotations
@@ -32,24 +29,37 @@ class Event:
     where: str
     phase: str = "forward"
 
+    def __str__(self) -> str:
+        return f"{self.operator} at {self.where}"
+
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a pass under shadow memory found. Empty tuples are the proof that records stay apart."""
+    """What a pass under shadow memory found. Empty tuples are the proof that records stay apart.
 
-    meets: tuple[Event, ...] = ()  # a loss depends on several records
-    looks: tuple[Event, ...] = ()  # Python read a value of a record
-    written: tuple[tuple[str, Event | None], ...] = ()  # buffers that hold values of records
-    unknown: tuple[Event, ...] = ()  # operators that shadow memory has no rule for
-    selections: tuple[Event, ...] = ()  # rows selected by value: how many there are is private
-    reorders: tuple[Event, ...] = ()  # rows in an order that may be drawn anew
-    remembers: tuple[Event, ...] = ()  # operators that read what an earlier pass has left behind
+    Attributes:
+        meetings: operators by which a loss depends on several records.
+        looks: operators by which Python read a value of a record.
+        written: buffers and parameters that hold values of records after the pass.
+        unknown: operators that shadow memory has no rule for.
+        selections: operators that select rows by value: how many there are is private.
+        reorders: operators that put rows in an order that may be drawn anew.
+        stale_reads: operators that read what an earlier pass has left behind.
+    """
+
+    meetings: tuple[Event, ...] = ()
+    looks: tuple[Event, ...] = ()
+    written: tuple[tuple[str, Event | None], ...] = ()
+    unknown: tuple[Event, ...] = ()
+    selections: tuple[Event, ...] = ()
+    reorders: tuple[Event, ...] = ()
+    stale_reads: tuple[Event, ...] = ()
 
     @property
     def refutes(self) -> bool:
         """Whether something speaks against it; what must run alone does not."""
-        meets = self.meets and not self.alone
-        return bool(meets or self.looks or self.written)
+        meetings = self.meetings and not self.alone
+        return bool(meetings or self.looks or self.written)
 
     @property
     def proves(self) -> bool:
@@ -71,49 +81,22 @@ class Certificate:
         return None
 
 
-def require_apart(certificate: Certificate, model: nn.Module) -> None:
+def require_isolation(certificate: Certificate, model: nn.Module) -> None:
     """Raise MixesRecords if records meet in the program, are looked at, or leave something."""
-    require_nothing_written(certificate, model)
-    if certificate.remembers and certificate.refutes:
-        require_no_memory(certificate.remembers[0], model)
+    name = type(model).__name__
+    require_no_writes(certificate, model)
+    if certificate.stale_reads and certificate.refutes:
+        refuse_stateful(certificate.stale_reads[0], model)
     if certificate.looks:
-        _refuse_look(certificate.looks[0], model)
-    if certificate.meets and not certificate.alone:
-        _refuse_meeting(certificate.meets[0], model)
-
-
-def require_nothing_written(certificate: Certificate, model: nn.Module) -> None:
-    """Raise MixesRecords if a buffer or a parameter holds a value of a record after the pass."""
-    if certificate.written:
-        name, event = certificate.written[0]
-        where = "" if event is None else f" ({event.operator} at {event.where})"
         raise MixesRecords(
-            f"{type(model).__name__} writes values of records into {name!r}{where}, which would be "
-            "saved without noise; keep such a state out of training, or in evaluation mode, and "
-            "write what depends on weights alone in a callback, after the step"
+            f"{name} lets Python read values of the batch ({certificate.looks[0]}), so what it "
+            "computes for one record may depend on the others. Keep the decision in tensors "
+            f"(torch.where, a mask, a fixed length), {_ALONE}"
         )
-
-
-def require_no_memory(event: Event | None, model: nn.Module) -> None:
-    """Raise MixesRecords: what an earlier pass left behind is in the losses of a later one."""
-    where = "" if event is None else f" ({event.operator} at {event.where})"
-    raise MixesRecords(
-        f"{type(model).__name__} is stateful: what it gives for a record depends on the passes "
-        f"before{where}, so earlier records could be in later gradients without noise. Remove what "
-        "is kept from pass to pass, or make it a function of the step in a callback"
-    )
-
-
-def _refuse_look(event: Event, model: nn.Module) -> None:
-    raise MixesRecords(
-        f"{type(model).__name__} lets Python read values of the batch ({event.operator} at "
-        f"{event.where}), so what it computes for one record may depend on the others. Keep the "
-        f"decision in tensors (torch.where, a mask, a fixed length), {_ALONE}"
-    )
-
-
-def _refuse_meeting(event: Event, model: nn.Module) -> None:
-    where = f"records meet inside {type(model).__name__}: {event.operator} at {event.where}"
+    if certificate.alone or not certificate.meetings:
+        return
+    event = certificate.meetings[0]
+    where = f"records meet inside {name}: {event}"
     if "batch_norm" in event.operator:
         raise MixesRecords(
             f"{where} mixes records through batch statistics, so no record's share of the gradient "
@@ -124,6 +107,27 @@ def _refuse_meeting(event: Event, model: nn.Module) -> None:
         f"{where} mixes them in the {event.phase} pass, so no record's share of the gradient is "
         "bounded. Use operations within each record (along another dimension than the records'), "
         f"{_ALONE}"
+    )
+
+
+def require_no_writes(certificate: Certificate, model: nn.Module) -> None:
+    """Raise MixesRecords if a buffer or a parameter holds a value of a record after the pass."""
+    for name, event in certificate.written[:1]:
+        where = "" if event is None else f" ({event})"
+        raise MixesRecords(
+            f"{type(model).__name__} writes values of records into {name!r}{where}, which would be "
+            "saved without noise; keep such a state out of training, or in evaluation mode, and "
+            "write what depends on weights alone in a callback, after the step"
+        )
+
+
+def refuse_stateful(event: Event | None, model: nn.Module) -> None:
+    """Raise MixesRecords: what an earlier pass left behind is in the losses of a later one."""
+    where = "" if event is None else f" ({event})"
+    raise MixesRecords(
+        f"{type(model).__name__} is stateful: what it gives for a record depends on the passes "
+        f"before{where}, so earlier records could be in later gradients without noise. Remove what "
+        "is kept from pass to pass, or make it a function of the step in a callback"
     )
 
 
@@ -170,5 +174,5 @@ def refuse_rewriting(module: nn.Module, model: nn.Module) -> None:
 
 def _called(module: nn.Module, model: nn.Module) -> str:
     kind = type(module).__name__
-    name = next(name for name, found in model.named_modules() if found is module)
+    name = next(name for name, part in model.named_modules() if part is module)
     return f"module {name!r} ({kind})" if name else f"the model itself ({kind})"

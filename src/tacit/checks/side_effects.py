@@ -1,8 +1,9 @@
 """A step over private records must leave nothing behind in the model but its gradient.
 
-Does an augmentation work on each record alone?
-
-A step over private records must leave nothing behind in the model but its gradient.
+`watched_step` lasts as long as a step. It compares buffers and parameters before and after, and
+keeps what is known of a model from step to step: how many steps it took, which buffers it may
+write, and whether its records are proved to stay apart. `function_kind` tells whether a loss is the
+one that was checked. `require_isolated_views` checks an augmentation.
 """
 
 from __future__ import annotations
@@ -23,65 +24,7 @@ from tacit.checks.model_table import Place, addresses_and_versions, table_of
 from tacit.errors import MixesRecords
 from tacit.pytrees import Tree, flat_rows, take_rows
 
-_MOST_VIEWED = 64
-
-
-def require_views_apart(
-    transform: object, views_of: Callable[[Tree], Tensor], x: Tree, views: int
-) -> bool:
-    """Raise MixesRecords if a record's views depend on the other records, now or earlier.
-
-    Random halves of up to 64 records are exchanged for other records, under equal draws. A
-    transform with a generator of its own is refused, unless its rows are declared to be apart.
-    Returns whether the records could tell.
-    """
-    x = take_rows(x, slice(_MOST_VIEWED))
-    numbers = flat_rows(x)
-    if len(numbers) == 0:
-        return False
-
-    def made(rows: Tensor) -> Tensor:
-        return views_of(take_rows(x, rows)).unflatten(0, (-1, views))
-
-    device = numbers.device
-    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(0)).to(device)
-    every, half = torch.arange(len(numbers), device=device), (len(numbers) + 1) // 2
-    expected = made(every)
-    made(every.flip(0))
-    if not same_tensors(expected, made(every)):
-        raise MixesRecords(
-            f"the augmentation {transform!r} gives other views of the same records with the same "
-            "seeds: it remembers earlier ones, or draws from a generator of its own; draw from "
-            "torch's generator, or declare Augmentation(..., rows_apart=True)"
-        )
-    for stay, go in ((order[:half], order[half:]), (order[half:], order[:half])):
-        for rows in _exchanged(stay, go, numbers):
-            if not same_tensors(expected[stay], made(rows)[stay]):
-                raise MixesRecords(
-                    f"the augmentation {transform!r} lets other records into a record's views, so "
-                    "no record's share of the gradient is bounded; use one that works on each row "
-                    "alone"
-                )
-    return not same_tensors(numbers, numbers[:1].expand_as(numbers))
-
-
-def same_tensors(a: Tensor, b: Tensor) -> bool:
-    """Equal to the last entry, where NaN equals NaN."""
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _exchanged(stay: Tensor, go: Tensor, x: Tensor) -> Iterator[Tensor]:
-    """Rows with those of `go` exchanged: for other records, among themselves, and for one."""
-    by_sum = stay[x[stay].double().reshape(len(stay), -1).sum(dim=1).argsort()]
-    ones = torch.cat([by_sum[-1:], by_sum[:1], stay[:2]])
-    for instead in (stay[: len(go)], go.flip(0), *ones.split(1)):
-        rows = torch.arange(len(x), device=stay.device)
-        rows[go] = instead if len(instead) == len(go) else instead[:1]
-        yield rows
-
-
 _MOST_KEYS = 64
-_FLAGS = frozenset({bool, str, type(None)})
 
 
 @dataclass
@@ -176,64 +119,6 @@ def _watches_of(model: nn.Module) -> list[Watch]:
     return [watch for watched, watch in reversed(_open) if watched is model]
 
 
-def kind_of(value: Any) -> Hashable:
-    """What a function or an object does, as far as Python decides: code or type, and flags.
-
-    Flags are defaults, captured variables, arguments of a partial and attributes that are bool,
-    str, int or None. What is made anew for each step with the same flags has the same kind.
-    """
-    return _kind(value, ())
-
-
-def _kind(value: Any, inside: tuple[int, ...]) -> Hashable:
-    if id(value) in inside:  # a function that calls itself holds itself
-        return None
-    inside = (*inside, id(value))
-
-    def flags(values: Iterable[Any]) -> Hashable:
-        return tuple(_flag(v, inside) for v in values)
-
-    if isinstance(value, functools.partial):
-        words = sorted(value.keywords.items())
-        return _kind(value.func, inside), flags(value.args), flags(v for w in words for v in w)
-    if isinstance(value, types.MethodType):
-        return _kind(value.__func__, inside), _kind(value.__self__, inside)
-    if isinstance(value, types.FunctionType):
-        cells = (_contents(cell) for cell in value.__closure__ or ())
-        words = sorted((value.__kwdefaults__ or {}).items())
-        defaults = flags(value.__defaults__ or ()), flags(v for w in words for v in w)
-        return value.__code__, *defaults, flags(cells)
-    if isinstance(value, types.BuiltinFunctionType):
-        return value.__module__, value.__qualname__
-    if isinstance(value, nn.Module):
-        held = [item for module in value.modules() for item in vars(module).items()]
-    else:
-        held = list(getattr(value, "__dict__", {}).items())
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    return kind, tuple((n, _flag(v, inside)) for n, v in held if _is_plain(v))
-
-
-def _flag(value: Any, inside: tuple[int, ...]) -> Hashable:
-    if type(value) in _FLAGS or type(value) is int:
-        return type(value), value
-    if type(value) is tuple:
-        return tuple(_flag(v, inside) for v in value)
-    return _kind(value, inside) if callable(value) and not isinstance(value, Tensor) else None
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether an attribute says what its object does: not what the object works with."""
-    kinds = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
-    return type(value) in _FLAGS or type(value) is int or isinstance(value, kinds)
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None
-
-
 def _refuse_writes(
     model: nn.Module,
     before: dict[Place, tuple[int, int]],
@@ -267,3 +152,125 @@ def _name_of(place: Place, model: nn.Module) -> str:
             kind = "buffer" if name in module._buffers else "parameter"
             return f"{kind} {f'{path}.{name}' if path else name!r}"
     return f"tensor {name!r}"
+
+
+def same_tensors(a: Tensor, b: Tensor) -> bool:
+    """Equal to the last entry, where NaN equals NaN."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+# --- augmentations ----------------------------------------------------------------------------
+
+_MOST_VIEWS = 64
+
+
+def require_isolated_views(
+    transform: object, views_of: Callable[[Tree], Tensor], x: Tree, views: int
+) -> bool:
+    """Raise MixesRecords if a record's views depend on the other records, now or earlier.
+
+    Random halves of up to 64 records are exchanged for other records, under equal draws. A
+    transform with a generator of its own is refused, unless its rows are declared to be apart.
+    Returns whether the records could tell.
+    """
+    x = take_rows(x, slice(_MOST_VIEWS))
+    numbers = flat_rows(x)
+    if len(numbers) == 0:
+        return False
+
+    def made(rows: Tensor) -> Tensor:
+        return views_of(take_rows(x, rows)).unflatten(0, (-1, views))
+
+    device = numbers.device
+    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(0)).to(device)
+    every, half = torch.arange(len(numbers), device=device), (len(numbers) + 1) // 2
+    expected = made(every)
+    made(every.flip(0))
+    if not same_tensors(expected, made(every)):
+        raise MixesRecords(
+            f"the augmentation {transform!r} gives other views of the same records with the same "
+            "seeds: it remembers earlier ones, or draws from a generator of its own; draw from "
+            "torch's generator, or declare Augmentation(..., rows_apart=True)"
+        )
+    for stay, go in ((order[:half], order[half:]), (order[half:], order[:half])):
+        for rows in _exchanged(stay, go, numbers):
+            if not same_tensors(expected[stay], made(rows)[stay]):
+                raise MixesRecords(
+                    f"the augmentation {transform!r} lets other records into a record's views, so "
+                    "no record's share of the gradient is bounded; use one that works on each row "
+                    "alone"
+                )
+    return not same_tensors(numbers, numbers[:1].expand_as(numbers))
+
+
+def _exchanged(stay: Tensor, go: Tensor, x: Tensor) -> Iterator[Tensor]:
+    """Rows with those of `go` exchanged: for other records, among themselves, and for one."""
+    by_sum = stay[x[stay].double().reshape(len(stay), -1).sum(dim=1).argsort()]
+    ones = torch.cat([by_sum[-1:], by_sum[:1], stay[:2]])
+    for instead in (stay[: len(go)], go.flip(0), *ones.split(1)):
+        rows = torch.arange(len(x), device=stay.device)
+        rows[go] = instead if len(instead) == len(go) else instead[:1]
+        yield rows
+
+
+# --- losses -----------------------------------------------------------------------------------
+
+
+def function_kind(value: Any, _inside: tuple[int, ...] = ()) -> Hashable:
+    """What a function or an object does, as far as Python decides: code or type, and flags.
+
+    Flags are defaults, captured variables, arguments of a partial and attributes that are bool,
+    str, int or None. What is made anew for each step with the same flags has the same kind.
+    """
+    if id(value) in _inside:  # a function that calls itself holds itself
+        return None
+    inside = (*_inside, id(value))
+
+    def flags(values: Iterable[Any]) -> Hashable:
+        return tuple(_flag(v, inside) for v in values)
+
+    def named_flags(values: dict[str, Any] | None) -> Hashable:
+        return tuple((name, _flag(v, inside)) for name, v in sorted((values or {}).items()))
+
+    if isinstance(value, functools.partial):
+        kind = function_kind(value.func, inside)
+        return kind, flags(value.args), named_flags(value.keywords)
+    if isinstance(value, types.MethodType):
+        return function_kind(value.__func__, inside), function_kind(value.__self__, inside)
+    if isinstance(value, types.FunctionType):
+        defaults = flags(value.__defaults__ or ()), named_flags(value.__kwdefaults__)
+        return value.__code__, *defaults, flags(map(_contents, value.__closure__ or ()))
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__module__, value.__qualname__
+    if isinstance(value, nn.Module):
+        held = [item for module in value.modules() for item in vars(module).items()]
+    else:
+        held = list(getattr(value, "__dict__", {}).items())
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return kind, tuple((n, _flag(v, inside)) for n, v in held if isinstance(v, _DECIDES))
+
+
+# What an attribute says of what its object does, unlike what the object works with.
+_DECIDES = (
+    *(bool, str, int, type(None)),
+    *(types.FunctionType, types.MethodType, functools.partial, nn.Module),
+)
+
+
+def _flag(value: Any, inside: tuple[int, ...]) -> Hashable:
+    if type(value) in (bool, str, int, type(None)):
+        return type(value), value
+    if type(value) is tuple:
+        return tuple(_flag(v, inside) for v in value)
+    return function_kind(value, inside) if _is_code(value) else None
+
+
+def _is_code(value: Any) -> bool:
+    return callable(value) and not isinstance(value, Tensor)
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None

@@ -24,8 +24,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tacit.checks.certificate import Event, require_apart, require_no_memory
-from tacit.checks.side_effects import kind_of
+from tacit.checks.certificate import Event, refuse_stateful, require_isolation
+from tacit.checks.side_effects import function_kind
 from tacit.engines.chains import LookUp, Moves, pull_back_rows, share_no_element
 from tacit.engines.clipping import Clipped, ClipTask
 from tacit.engines.draws import State
@@ -107,7 +107,7 @@ class BookKeeping(_RecordEngine):
 
     A program is planned when a batch shape is first met, and again when its autograd graph is not
     the one that was planned. A plan whose certificate does not prove that records stay apart is
-    refused (`require_apart`).
+    refused (`require_isolation`).
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class BookKeeping(_RecordEngine):
             start.restore()
         planned = planned_pass(task, inputs, targets, num_records(task, inputs))
         plan = planned.plan
-        require_apart(plan.certificate, task.model)
+        require_isolation(plan.certificate, task.model)
         known[plan.signature] = plan
         if not plan.alone:
             try:
@@ -223,7 +223,7 @@ def _loss_of_record(task: ClipTask, inputs: Tree, targets: Tree, record: int) ->
         with torch.enable_grad(), uncompiled(), operators:
             losses.append(losses_of(task.loss, call_model(task.model, x), y).sum())
         if operators.has_left_behind(losses[-1]):
-            require_no_memory(read[0], task.model)
+            refuse_stateful(read[0], task.model)
     return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
 
@@ -263,7 +263,7 @@ def planned_pass(task: ClipTask, inputs: Tree, targets: Tree, num_records: int) 
 def plan_key(task: ClipTask, inputs: Tree, targets: Tree) -> _Key:
     """What a plan depends on, apart from the operators that run."""
     shapes = tuple((tuple(t.shape), t.dtype) for t in tensors_of((inputs, targets)))
-    return kind_of(task.loss), tuple(task.parameters), task.views, shapes
+    return function_kind(task.loss), tuple(task.parameters), task.views, shapes
 
 
 def record_gradients(

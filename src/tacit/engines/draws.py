@@ -1,4 +1,8 @@
-"""What a pass begins from besides weights and records, to run it again: generators and buffers."""
+"""What a pass begins from besides weights and records, to run it again: generators and buffers.
+
+`State` takes both back. `SteadyDraws` makes random draws the same for every record, so that a
+model can be asked for the same answers in batches of other sizes.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +77,8 @@ class State:
     def restore(self, names: frozenset[str] | None = None) -> None:
         """Generators, and these buffers with their modules' attributes; by default, the changed."""
         self.restore_draws()
-        for path, own in _by_module(self.changed() if names is None else names).items():
-            self._held[path].restore(own)
+        for held, own in self._holders(self.changed() if names is None else names):
+            held.restore(own)
 
     def restore_entries(self) -> None:
         """Generators, and what buffers hold. Not attributes: what a model keeps is looked for."""
@@ -83,7 +87,7 @@ class State:
             held.restore_entries()
 
     def restore_all(self) -> None:
-        self.restore_entries()
+        self.restore_draws()
         for held in self._held.values():
             held.restore({*held.buffers, *held.module._buffers})
 
@@ -98,8 +102,8 @@ class State:
         of_modules = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
         try:
             self.restore_draws()
-            for path, own in _by_module(names).items():
-                self._held[path].restore(own, copies=True)
+            for held, own in self._holders(names):
+                held.restore(own, copies=True)
             yield
         finally:
             for _, put, state in now:
@@ -107,6 +111,14 @@ class State:
             for module, attributes, buffers in of_modules:
                 _replace(vars(module), attributes)
                 _replace(module._buffers, buffers)
+
+    def _holders(self, names: Iterable[str]) -> Iterator[tuple[_Held, list[str]]]:
+        """The modules that hold these buffers, each with its own names of them."""
+        found: dict[str, list[str]] = {}
+        for name in sorted(names):
+            path, _, own = name.rpartition(".")
+            found.setdefault(path, []).append(own)
+        return ((self._held[path], own) for path, own in found.items())
 
 
 def from_one_start(passes: Iterable[T], model: nn.Module) -> Iterator[T]:
@@ -144,11 +156,11 @@ class _Held:
             for name in {**self.buffers, **now}
             if (name in now) != (name in self.buffers)
             or now[name] is not self.buffers[name]
-            or (name in self._before and self._is_written(*self._before[name]))
+            or (name in self._before and self._is_written(name))
         ]
 
-    @staticmethod
-    def _is_written(buffer: Tensor, version: int, entries: Tensor) -> bool:
+    def _is_written(self, name: str) -> bool:
+        buffer, version, entries = self._before[name]
         return version_of(buffer) != version or not same_tensors(buffer, entries)
 
     def attributes_changed(self) -> bool:
@@ -178,14 +190,6 @@ class _Held:
 def _replace(table: dict[str, Any], by: dict[str, Any]) -> None:
     table.clear()
     table.update(by)
-
-
-def _by_module(names: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name in sorted(names):
-        path, _, own = name.rpartition(".")
-        found.setdefault(path, []).append(own)
-    return found
 
 
 _Generator = tuple[Callable[[], Any], Callable[[Any], Any]]  # its state, and how to set it

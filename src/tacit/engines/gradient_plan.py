@@ -24,8 +24,8 @@ orders them (`randperm`), the program is planned anew in every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -70,19 +70,23 @@ class Site:
 
 @dataclass(frozen=True)
 class GradientPlan:
-    """The frontier of one program at one batch shape; see `Certificate` for what it proves."""
+    """The frontier of one program at one batch shape; see `Certificate` for what it proves.
+
+    Attributes:
+        signature: of the operators that ran, and of the autograd graph.
+        alone: why each record must run alone, or None.
+        rewrites: buffers that the pass writes, as the power iteration of spectral norms does.
+        fused_functions: whether the program calls functions that `plain_program` replaces.
+        in_python: what Python code did in the backward pass, in hooks and functions of the user's.
+    """
 
     certificate: Certificate
     signature: tuple[Any, ...] = ()
     sites: tuple[Site, ...] = ()
     num_records: int = 0
-    # Why each record must run alone, or None: an operator of the frontier is Python code, or …
     alone: str | None = None
-    # Buffers that the pass writes, as the power iteration of spectral norms does.
     rewrites: frozenset[str] = frozenset()
-    # Whether the program calls functions that `plain_program` replaces.
     fused_functions: bool = True
-    # What Python code did in the backward pass, in hooks and functions of the user's.
     in_python: frozenset[int] = frozenset()
 
     @cached_property
@@ -105,17 +109,6 @@ class Planned:
     graph: Graph
 
 
-@dataclass
-class _Pass:
-    """The layouts of all cotangents of a backward pass, and where the pass met records."""
-
-    layouts: dict[int, list[Layout | None]] = field(default_factory=dict)
-    at: int | None = None
-    meets: list[Event] = field(default_factory=list)
-    mixed_at: dict[int, Event] = field(default_factory=dict)  # the first meeting in each node
-    in_python: set[int] = field(default_factory=set)
-
-
 def make_plan(
     model: nn.Module,
     run: Callable[[], Tensor],
@@ -129,60 +122,61 @@ def make_plan(
 
     `run` gives one loss per row; rows iK … iK + K − 1 belong to record i where there are K rows
     per record. What earlier passes have left behind counts as of several records. Without a
-    `backward` pass there are no sites.
-    Buffers that are found to be written with public numbers alone may be written in this step;
-    for that, `private` must be a pair of inputs and targets.
+    `backward` pass there are no sites. Buffers that are found to be written with public numbers
+    alone may be written in this step; for that, `private` must be a pair of inputs and targets.
     """
     start = State(private, model)
     shadow = Shadow(num_records)
-    remembers: list[Event] = []
+    stale_reads: list[Event] = []
 
     def left_behind(func: Any, tensor: Tensor) -> None:
-        remembers.append(shadow.event(func))
+        stale_reads.append(shadow.event(func))
         with outside_modes():
             whole = tensor.detach().new_empty(0).set_(tensor.untyped_storage())
             shadow.labels(whole).fill_(SEVERAL)
 
-    labels: Tensor | None = None
+    def records_of(rows: Tensor) -> Tensor:
+        each = torch.arange(1, num_records + 1, device=rows.device)
+        return each.repeat_interleave(len(rows) // num_records)
+
     for tensor in tensors_of(private):
-        rows = len(tensor)
-        labels = _labels(rows, num_records, tensor.device)
-        shadow.mark(tensor, labels)
-    shadow.phase = "forward"
+        shadow.mark(tensor, records_of(tensor))
     operators = Operators(tensors_of(private), left_behind)
     with shadow, operators, plain_program() as functions:
         losses = run()
     rewrites = start.changed()
     entries = _entries(model, rewrites)
-    own = _labels(len(losses), num_records, losses.device)
-    found = shadow.labels(losses.detach())
+    own, found = records_of(losses), shadow.labels(losses.detach())
     apart = bool(((found == 0) | (found == own)).all())
+    meetings = () if apart else tuple(shadow.meetings) or (Event("loss", "the loss", "forward"),)
     graph = Graph(losses, operators)
-    meets = () if apart else tuple(shadow.meetings) or (Event("loss", "the loss", "forward"),)
-    found_back = _Pass()
+    way_back = _BackwardPass(shadow, graph)
     if apart and graph.nodes and backward:
-        found_back = _backward(shadow, graph, losses, own, operators)
+        way_back.run(losses, own, operators)
     certificate = Certificate(
-        meets=meets + tuple(found_back.meets),
+        meetings=meetings + tuple(way_back.meetings),
         looks=tuple(shadow.looks),
-        written=_written(shadow, model),
+        written=tuple(
+            (name, shadow.origin(tensor))
+            for name, tensor in [*model.named_buffers(), *model.named_parameters()]
+            if shadow.private(tensor)
+        ),
         unknown=tuple(shadow.unknown),
         selections=tuple(shadow.selections),
         reorders=tuple(shadow.reorders),
-        remembers=tuple(remembers),
+        stale_reads=tuple(stale_reads),
     )
     names = {id(p): name for name, p in parameters.items()}
-    sites = _frontier(graph, found_back.layouts, names) if certificate.proves else ()
-    alone = _why_alone(certificate, graph, sites)
+    sites = _frontier(graph, way_back.layouts, names) if certificate.proves else ()
     plan = GradientPlan(
         certificate,
         (operators.signature, graph.signature()),
         sites,
         num_records,
-        alone,
+        _why_alone(certificate, graph, sites),
         rewrites,
         functions is None or functions.replaced,
-        frozenset(found_back.in_python),
+        frozenset(way_back.in_python),
     )
     if rewrites:
         again = _entries_again(model, rewrites, start, private, shadow)
@@ -191,87 +185,87 @@ def make_plan(
     return Planned(plan, losses, graph)
 
 
-def _labels(rows: int, num_records: int, device: torch.device) -> Tensor:
-    each = rows // num_records
-    return torch.arange(1, num_records + 1, device=device).repeat_interleave(each)
+class _BackwardPass:
+    """The backward pass under shadow memory.
 
+    Attributes:
+        layouts: the layouts of each node's cotangents.
+        meetings: the first operators that let records meet where a single record's share is needed.
+        in_python: what Python code did.
+    """
 
-def _backward(
-    shadow: Shadow,
-    graph: Graph,
-    losses: Tensor,
-    own: Tensor,
-    operators: Operators,
-) -> _Pass:
-    """The backward pass under shadow memory: the layout of each node's cotangents."""
-    found = _Pass()
-    impure: set[int] = set()
-    seen = len(shadow.meetings)
+    def __init__(self, shadow: Shadow, graph: Graph) -> None:
+        self.layouts: dict[int, list[Layout | None]] = {}
+        self.meetings: list[Event] = []
+        self.in_python: set[int] = set()
+        self._shadow, self._graph = shadow, graph
+        self._node: int | None = None  # the node that is running
+        self._mixed: set[int] = set()  # nodes with a cotangent of several records
+        self._meeting_in: dict[int, Event] = {}  # the first meeting in each node
+        self._num_meetings = len(shadow.meetings)
+        self._between: list[Event] = []  # what the user's hooks did to a record between two nodes
 
-    def close() -> None:
-        nonlocal seen
-        meetings = shadow.meetings
-        if found.at is not None and len(meetings) > seen:
-            found.mixed_at.setdefault(found.at, meetings[seen])
-        seen = len(meetings)
+    def run(self, losses: Tensor, own: Tensor, operators: Operators) -> None:
+        shadow, graph = self._shadow, self._graph
+        variables = [graph.variable(i) for i in range(len(graph.nodes))]
+        handles = []
+        for index, (node, variable) in enumerate(zip(graph.nodes, variables, strict=True)):
+            if variable is None:
+                handles += [node.register_prehook(partial(self._enter, index))]
+                handles += [node.register_hook(self._leave)]
+        ones = torch.ones_like(losses)
+        shadow.mark(ones, own)
+        shadow.phase, shadow.on_operator = "backward", self._note_operator
+        try:
+            with shadow, plain_program(), watch_backward(operators) as self._python:
+                gradients([losses], [v for v in variables if v is not None], [ones])
+            self.in_python = self._python.names
+        finally:
+            shadow.on_operator = None
+            for handle in handles:
+                handle.remove()
 
-    between: list[Event] = []  # what hooks of the user did to a record since the last node ran
-
-    def leave(*_: Any) -> None:
-        close()
-        found.at = None
-        between.clear()
-
-    def note(index: int) -> Callable[[Sequence[Tensor | None]], None]:
-        def before(cotangents: Sequence[Tensor | None]) -> None:
-            close()
-            found.at = index
-            with outside_modes():
-                python.arrived(index, cotangents)
-                lays = [
-                    None if b is None or b.layout != torch.strided else shadow.layout(b)
-                    for b in cotangents
-                ]
-                found.layouts[index] = lays
-                if any(lay is not None and lay.kind == "mixed" for lay in lays):
-                    impure.add(index)
-                    found.meets.extend(between[:1])
-                    for b in cotangents:  # a row that one record alone looked up is no record
-                        if b is not None:
-                            shadow.labels(b).fill_(SEVERAL)
-
-        return before
-
-    def operator(func: Any, has_record: bool, has_several: bool) -> None:
-        # Behind the frontier no record may be met again: a mixed cotangent has no share of it.
-        if has_record and found.at is None and func not in _ADDS:
-            between.append(shadow.event(func))
-        if has_record and found.at in impure and not found.meets:
-            parents = [
-                i
-                for i, those in enumerate(graph.next)
-                if any(c and c[0] == found.at for c in those)
+    def _enter(self, index: int, cotangents: Sequence[Tensor | None]) -> None:
+        self._close()
+        self._node = index
+        with outside_modes():
+            self._python.arrived(index, cotangents)
+            self.layouts[index] = layouts = [
+                None if b is None or b.layout != torch.strided else self._shadow.layout(b)
+                for b in cotangents
             ]
-            blamed = [found.mixed_at[i] for i in parents if i in found.mixed_at]
-            found.meets.append(blamed[0] if blamed else shadow.event(func))
+            if any(layout is not None and layout.kind == "mixed" for layout in layouts):
+                self._mixed.add(index)
+                self.meetings.extend(self._between[:1])
+                for b in cotangents:  # a row that one record alone looked up is no record
+                    if b is not None:
+                        self._shadow.labels(b).fill_(SEVERAL)
 
-    inner = [(i, node) for i, node in enumerate(graph.nodes) if graph.variable(i) is None]
-    handles = [node.register_prehook(note(i)) for i, node in inner]
-    handles += [node.register_hook(leave) for _, node in inner]
-    leaves = [v for i in range(len(graph.nodes)) if (v := graph.variable(i)) is not None]
-    ones = torch.ones_like(losses)
-    shadow.mark(ones, own)
-    shadow.phase = "backward"
-    shadow.on_operator = operator
-    try:
-        with shadow, plain_program(), watch_backward(operators) as python:
-            gradients([losses], leaves, [ones])
-        found.in_python = python.names
-    finally:
-        shadow.on_operator = None
-        for handle in handles:
-            handle.remove()
-    return found
+    def _leave(self, *_: Any) -> None:
+        self._close()
+        self._node = None
+        self._between.clear()
+
+    def _close(self) -> None:
+        meetings = self._shadow.meetings
+        if self._node is not None and len(meetings) > self._num_meetings:
+            self._meeting_in.setdefault(self._node, meetings[self._num_meetings])
+        self._num_meetings = len(meetings)
+
+    def _note_operator(self, func: Any, has_record: bool, has_several: bool) -> None:
+        if not has_record:
+            return
+        if self._node is None and func not in _ADDS:
+            self._between.append(self._shadow.event(func))
+        # Behind the frontier no record may be met again: a mixed cotangent has no share of it.
+        if self._node in self._mixed and not self.meetings:
+            parents = (
+                index
+                for index, children in enumerate(self._graph.next)
+                if any(child and child[0] == self._node for child in children)
+            )
+            blamed = (self._meeting_in[i] for i in parents if i in self._meeting_in)
+            self.meetings.append(next(blamed, None) or self._shadow.event(func))
 
 
 # Between two nodes autograd itself adds up the cotangents of a tensor that was used twice.
@@ -281,34 +275,27 @@ _ADDS = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
 def _frontier(
     graph: Graph, layouts: dict[int, list[Layout | None]], names: dict[int, str]
 ) -> tuple[Site, ...]:
+    def is_behind(index: int, output: int) -> bool:
+        layout = layouts[index][output] if index in layouts else None
+        mixed = layout is not None and layout.kind == "mixed"
+        return mixed or graph.variable(index) is not None
+
     edges: dict[tuple[int, int], list[Edge]] = {}
-    for index, lays in sorted(layouts.items()):
-        present = [lay for lay in lays if lay is not None]
-        if any(lay.kind == "mixed" for lay in present):
-            continue
-        if all(lay.kind == "public" for lay in present):
+    for index, those in sorted(layouts.items()):
+        kinds = {layout.kind for layout in those if layout is not None}
+        if "mixed" in kinds or kinds <= {"public"}:
             continue
         for operand, child in enumerate(graph.next[index]):
-            if child is not None and _behind(graph, layouts, child):
-                edges.setdefault(child, []).append(Edge(index, operand, tuple(lays)))
+            if child is not None and is_behind(*child):
+                edges.setdefault(child, []).append(Edge(index, operand, tuple(those)))
     sites = []
-    for (node, output), those in sorted(edges.items()):
+    for (node, output), found in sorted(edges.items()):
         variable = graph.variable(node)
         shape = graph.shape(node, output) if variable is None else tuple(variable.shape)
         chain = moves_to_parameter(graph, node, output, names)
         leaves = tuple(parameters_below(graph, node))
-        sites.append(Site(node, output, shape, tuple(those), chain, leaves))
+        sites.append(Site(node, output, shape, tuple(found), chain, leaves))
     return tuple(sites)
-
-
-def _behind(graph: Graph, layouts: dict[int, list[Layout | None]], child: tuple[int, int]) -> bool:
-    index, output = child
-    if graph.variable(index) is not None:
-        return True
-    lays = layouts.get(index)
-    if lays is None or lays[output] is None:
-        return False
-    return lays[output].kind == "mixed"  # type: ignore[union-attr]
 
 
 def _why_alone(certificate: Certificate, graph: Graph, sites: tuple[Site, ...]) -> str | None:
@@ -323,12 +310,6 @@ def _why_alone(certificate: Certificate, graph: Graph, sites: tuple[Site, ...]) 
                     "backward pass takes parameters; register its rule with tacit.gradient_rule"
                 )
     return None
-
-
-def _written(shadow: Shadow, model: nn.Module) -> tuple[tuple[str, Event | None], ...]:
-    """The model's buffers and parameters that hold values of records after the pass."""
-    named = [*model.named_buffers(), *model.named_parameters()]
-    return tuple((n, shadow.origin(t)) for n, t in named if shadow.private(t))
 
 
 def _public(certificate: Certificate, model: nn.Module, written: frozenset[str]) -> frozenset[str]:
@@ -353,11 +334,7 @@ def _has_schema(operator: str) -> bool:
 
 
 def _entries_again(
-    model: nn.Module,
-    names: frozenset[str],
-    start: State,
-    private: Tree,
-    shadow: Shadow,
+    model: nn.Module, names: frozenset[str], start: State, private: Tree, shadow: Shadow
 ) -> dict[str, Tensor]:
     """What is written by a pass over another number of rows: that number is private as well."""
     rows = num_rows(private)

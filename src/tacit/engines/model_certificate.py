@@ -1,28 +1,27 @@
-"""Ask a program, on a few real records, for its certificate and for exact gradients.
+"""Whether a model may be trained: its certificate, on a few real records of the batch.
 
-A query comes here with its logical batch, before steps 1, 8, 64 … and at least two records, so the
-verdict does not depend on engine or piece size. Later plans, made for the shapes that run, are
-refused by the same verdict.
+A query comes here with its logical batch before steps 1, 8, 64 …, so the verdict does not depend
+on the engine or the piece size. Later plans, made for the shapes that run, meet the same verdict.
+There are three checks.
 
-Three things are asked.
-
-- *Proof*, before the first step: records stay apart, and nothing that a pass has left behind is in
-  the losses of a later one (`plan`). Not asked again: every step runs the operators that were
-  certified, on operands that are told apart by what they hold of records, or is planned anew.
-- *Exactness*, before steps 1 and 8: the rules' gradients and norms are autograd's. Again at step 8
-  because weights that begin at zero hide what lies behind them.
-- *Answers*, every time: what has no labels. Those are a record's place in the batch, the number of
-  records, what a program reads behind the dispatcher's back (in a thread, in a compiled extension)
-  and numbers that Python keeps from pass to pass. So records are asked beside others, beside
-  themselves and again, in float64 where the model runs in it, with random draws that are the same
-  for all. Three records are enough: that they do not mix is proved already.
+- *Proof*, before the first step. Records stay apart, and nothing that a pass has left behind is in
+  the losses of a later one (`gradient_plan`). It need not be repeated: every step runs the
+  operators that were certified, on operands told apart by what they hold of records, or is planned
+  anew.
+- *Exactness*, before steps 1 and 8. The rules' gradients and norms are autograd's. Step 8 repeats
+  it because weights that begin at zero hide what lies behind them.
+- *Answers*, every time. Some influences have no labels: a record's place in the batch, the number
+  of records, what a program reads behind the dispatcher's back (in a thread, in a compiled
+  extension), and numbers that Python keeps from pass to pass. So the same records run beside
+  others, beside copies of themselves, and again, with random draws that are the same for all, in
+  float64 where the model runs in it. Three records are enough: the proof says that they do not mix.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,10 +29,11 @@ import torch
 from torch import Tensor
 
 from tacit.checks.certificate import (
+    Certificate,
     refuse_mixing,
-    require_apart,
-    require_no_memory,
-    require_nothing_written,
+    refuse_stateful,
+    require_isolation,
+    require_no_writes,
 )
 from tacit.checks.side_effects import current_watch
 from tacit.engines.book_keeping import planned_pass, record_gradients, run_program
@@ -49,59 +49,67 @@ from tacit.pytrees import Tree, device_of, map_tensors, num_rows, take_rows, ten
 from tacit.sampling.batch import Batch
 from tacit.torch_internals import has_gradient_hooks, plain_program, swapped
 
+Records = tuple[Tree, Tree]  # inputs and targets
+
 _RECORDS = 8  # so that a model that mixes only larger batches is found at every piece size
 _MOST_IN_SETS = 16
-_ASKED = 3  # records whose answers are compared
+_COMPARED = 3  # records whose answers are compared
 _MOST_ROWS = 4096  # of a batch whose losses are compared with those of a few
 _LAST_EXACT = 8  # the last step before which gradients are compared with autograd's
 
 
-def certify(task: ClipTask, batch: Batch, seen: Callable[[Tree], Tree], *, alone: int = 0) -> bool:
+def certify(
+    task: ClipTask, batch: Batch, first_views: Callable[[Tree], Tree], *, alone: int = 0
+) -> bool:
     """Raise MixesRecords or UnsupportedModule unless each record's gradient is of that record.
 
-    `seen` makes of inputs what the model is given, one view of each record. An engine that runs
-    `alone` rows at a time, one record's or one set's, is asked only whether anything is remembered.
-    Returns whether there were records to ask with.
+    Args:
+        first_views: makes of inputs what the model is given, one view of each record.
+        alone: for an engine that runs so many rows at a time, one record's or one set's. Then only
+            statefulness is checked.
+
+    Returns whether there were records to check with.
     """
     if not alone:
         refuse_mixing(task.model)  # by name, where it is known
+    most = min(max(_RECORDS, 2 * alone), _MOST_IN_SETS)
     with ieee_float32():  # answers are compared, and TensorFloat-32 keeps ten bits of them
         try:
-            return _certify(task, batch, min(max(_RECORDS, 2 * alone), _MOST_IN_SETS), seen, alone)
+            return _certify(task, batch, most, first_views, alone)
         except torch.OutOfMemoryError:
-            return _certify(task, batch, 2, seen, alone)
+            return _certify(task, batch, 2, first_views, alone)
 
 
 def _certify(
-    task: ClipTask, batch: Batch, most: int, seen: Callable[[Tree], Tree], alone: int
+    task: ClipTask, batch: Batch, most: int, first_views: Callable[[Tree], Tree], alone: int
 ) -> bool:
-    inputs, targets = sample(batch, most)
+    inputs, targets = sample_records(batch, most)
     if num_rows(inputs) == 0:
         return False
     watch, state = current_watch(task.model), State(inputs, task.model)
     _require_known_gradients(task, bool(alone))
     try:
-        records = seen(inputs), targets
-        asked = _Asked(replace(task.flat(), views=1, active={}), state)
+        records = first_views(inputs), targets
+        probe = _Probe(replace(task.flat(), views=1, active={}), state)
         if alone:
             one, other = (take_rows(records, rows) for rows in (slice(alone), slice(-alone, None)))
-            asked.require_no_memory_alone(one)
-            asked.require_same_answers(one, other, alone=True)
+            probe.require_stateless(one)
+            probe.require_same_answers(one, other, alone=True)
             if alone > 1:
-                asked.require_no_memory_of_one(take_rows(records, slice(1)))
+                probe.require_stateless_for_one(take_rows(records, slice(1)))
             return True
         if watch.steps == 0:
-            watch.proved = asked.require_proof(records)
+            watch.proved = probe.require_proof(records)
         elif watch.proved and watch.steps < _LAST_EXACT:
-            asked.require_exact(take_rows(records, slice(2)))
-        few = take_rows(records, slice(_ASKED))
+            probe.require_exact(take_rows(records, slice(2)))
+        few = take_rows(records, slice(_COMPARED))
         last = num_rows(few[0]) - 1
         pair = take_rows(few, torch.full((2,), last, device=device_of(inputs)))
-        asked.require_same_answers(few, pair, alone=not watch.proved)
+        probe.require_same_answers(few, pair, alone=not watch.proved)
         if watch.proved:
-            asked.require_any_size(batch, seen)
+            probe.require_any_size(batch, first_views)
         if watch.steps == 0:
-            asked.require_no_memory_of_one(take_rows(records, slice(1)))
+            probe.require_stateless_for_one(take_rows(records, slice(1)))
     finally:
         state.restore_all()
     return True
@@ -123,7 +131,7 @@ def _require_known_gradients(task: ClipTask, alone: bool) -> None:
             )
 
 
-def sample(batch: Batch, most: int = _RECORDS) -> tuple[Tree, Tree]:
+def sample_records(batch: Batch, most: int = _RECORDS) -> Records:
     """Two to `most` records: the batch's own, and others of its dataset where it has few."""
     own = batch.indices if batch.mask is None else batch.indices[batch.mask]
     rows = own[:most]
@@ -138,11 +146,8 @@ def sample(batch: Batch, most: int = _RECORDS) -> tuple[Tree, Tree]:
     return whole.inputs, whole.targets
 
 
-Records = tuple[Tree, Tree]
-
-
 @dataclass(frozen=True)
-class _Asked:
+class _Probe:
     """A model and its loss, and the state in which every pass over records begins."""
 
     task: ClipTask
@@ -154,38 +159,38 @@ class _Asked:
         """Whether records are proved to stay apart in a batch; else each of them runs alone."""
         plan = self.require_exact(records)
         if plan.certificate.proves:
-            self._require_unread(records)
+            self._require_no_stale_reads(records)
         return plan.certificate.proves and not plan.alone
 
     def require_exact(self, records: Records) -> GradientPlan:
         """A pass under shadow memory, in which records stay apart and gradients are autograd's."""
         self.state.restore_entries()
         planned = planned_pass(self.task, *records, num_rows(records[0]))
-        require_apart(planned.plan.certificate, self.task.model)
+        require_isolation(planned.plan.certificate, self.task.model)
         if planned.plan.certificate.proves and not planned.plan.alone:
             self._compare_gradients(planned)
         return planned.plan
 
-    def require_no_memory_alone(self, records: Records) -> None:
-        """Asked of the rows of one record, or of one set: they count as one."""
+    def require_stateless(self, records: Records) -> None:
+        """For the rows of one record, or of one set: they count as one."""
         certificate = self._forward(records, 1)
-        require_nothing_written(certificate, self.task.model)
-        if not certificate.alone and not certificate.meets:
-            self._require_unread(records, 1)
+        require_no_writes(certificate, self.task.model)
+        if not certificate.alone and not certificate.meetings:
+            self._require_no_stale_reads(records, 1)
 
-    def require_no_memory_of_one(self, record: Records) -> None:
-        """A model may take another way with one row; where it cannot run with one, it does not."""
+    def require_stateless_for_one(self, record: Records) -> None:
+        """A model may take another path with one row. One that cannot run with one row does not."""
         try:
-            self.require_no_memory_alone(record)
+            self.require_stateless(record)
         except MixesRecords:
             raise
         except Exception:
             return
 
-    def _require_unread(self, records: Records, num_records: int | None = None) -> None:
+    def _require_no_stale_reads(self, records: Records, num_records: int | None = None) -> None:
         """What earlier passes have left behind does not reach the losses of a pass in new memory.
 
-        Told by whole storages at first, at no cost, and by labels where those cannot tell.
+        Whole storages tell at no cost; where they cannot tell, labels do.
         """
         self.state.restore_entries()
         inputs, targets = map_tensors(torch.clone, records)
@@ -195,10 +200,10 @@ class _Asked:
             return
         del losses
         again = self._forward(map_tensors(torch.clone, records), num_records)
-        if again.meets and not again.alone:
-            require_no_memory((*again.remembers, *again.meets)[0], self.task.model)
+        if again.meetings and not again.alone:
+            refuse_stateful((*again.stale_reads, *again.meetings)[0], self.task.model)
 
-    def _forward(self, records: Records, num_records: int | None = None) -> Any:
+    def _forward(self, records: Records, num_records: int | None = None) -> Certificate:
         """The certificate of a forward pass; with one record, of all rows together."""
         task = self.task
         self.state.restore_entries()
@@ -270,121 +275,109 @@ class _Asked:
     def _compare(self, some: Records, others: Records, alone: bool, double: bool) -> None:
         # The same operators on the same numbers: only the order of a GPU's additions may differ.
         again = 1e-7 if double else _tolerance(self.task, tensors_of(some)[0]) / 50
-        first, other = self._ask(some, alone, double), self._ask(others, alone, double)
+        beside = 1e-5 if double else 10 * again
+        first, other = self._answers(some, alone, double), self._answers(others, alone, double)
         comparable = not alone and not self.state.drew()
-        if not _same(first, self._ask(some, alone, double), again):
-            require_no_memory(None, self.task.model)
+        if not _same(first, self._answers(some, alone, double), again):
+            refuse_stateful(None, self.task.model)
         if alone and self.state.attributes_changed():
             self._compare_from_the_first(some, others, again)
-        if not comparable:
-            return
-        last = [first[0][-1:].repeat(2), *first[1:]]
-        if _same(last, other, 1e-5 if double else 10 * again):
+        if not comparable or _same([first[0][-1:].repeat(2), *first[1:]], other, beside):
             return
         rows = torch.arange(num_rows(some[0]), device=device_of(some)).roll(1)
-        turned = self._ask(take_rows(some, rows), alone, double)
-        by_place = not _same([first[0].roll(1)], turned[:1], 1e-5 if double else 10 * again)
-        depends, instead = _ON_PLACE if by_place else _ON_NUMBER
+        turned = self._answers(take_rows(some, rows), alone, double)
+        if _same([first[0].roll(1)], turned[:1], beside):
+            depends = (
+                "how many records are beside it, a number that is private, or on what they hold. "
+                "Use a constant in the place of the batch's length"
+            )
+        else:
+            depends = (
+                "the record's place in the batch, which changes when another record comes or goes. "
+                "Are positions added along the dimension of the records? Use the dimension of time "
+                "(batch_first)"
+            )
         raise MixesRecords(
             f"what {type(self.task.model).__name__} (or its loss) gives for a record depends on "
-            f"{depends} {instead}, or name engine=tacit.engines.PerRecord(), which runs each "
-            "record alone"
+            f"{depends}, or name engine=tacit.engines.PerRecord(), which runs each record alone"
         )
 
     def _compare_from_the_first(self, some: Records, others: Records, tolerance: float) -> None:
-        """Of the model as it was before all checks, both ways round.
+        """The same, of the model as it was before all checks, both ways round.
 
         A scale that is set once, or the largest number so far, was of the first records.
         """
         for one, other in ((some, others), (others, some)):
             self.state.restore_all()
-            before = self._ask(one, True)
+            before = self._answers(one, True)
             for buffers in (True, False):  # a cache that is filled once goes with its attribute
                 self.state.restore_all()
-                self._ask(other, True)
-                if _same(before, self._ask(one, True, buffers=buffers), tolerance):
+                self._answers(other, True)
+                if _same(before, self._answers(one, True, buffers=buffers), tolerance):
                     break
             else:
-                require_no_memory(None, self.task.model)
+                refuse_stateful(None, self.task.model)
 
-    def _ask(
+    def _answers(
         self, records: Records, alone: bool, double: bool = False, buffers: bool = True
     ) -> list[Tensor]:
         """The losses, and the gradient of their sum or of the last one."""
         self.state.restore_entries() if buffers else self.state.restore_draws()
-        with _in_double(self.task, records) if double else _as_it_is(self.task, records) as asked:
-            task, records = asked
-            with SteadyDraws():
-                losses = run_program(task.model, task.loss, *records)
-                of = losses.sum() if alone else losses[-1]
-                if not of.requires_grad:
-                    return [losses.detach()]
-                with plain_program():  # a checkpointed block runs again, and must run as before
-                    parameters = list(task.parameters.values())
-                    grads = gradients([of], parameters, [torch.ones_like(of)], retain_graph=False)
+        unchanged = nullcontext((self.task, records))
+        with _in_double(self.task, records) if double else unchanged as (task, rows), SteadyDraws():
+            losses = run_program(task.model, task.loss, *rows)
+            of = losses.sum() if alone else losses[-1]
+            if not of.requires_grad:
+                return [losses.detach()]
+            with plain_program():  # a checkpointed block runs again, and must run as before
+                parameters = list(task.parameters.values())
+                grads = gradients([of], parameters, [torch.ones_like(of)], retain_graph=False)
         return [losses.detach(), *(g.to_dense().flatten() for g in grads if g is not None)]
 
-    def require_any_size(self, batch: Batch, seen: Callable[[Tree], Tree]) -> None:
+    def require_any_size(self, batch: Batch, first_views: Callable[[Tree], Tree]) -> None:
         """The first records have the same losses in a whole batch, whatever its size."""
         most = min(len(batch), batch.max_physical or _MOST_ROWS, _MOST_ROWS)
         if most <= _RECORDS:
             return
         self.state.restore_draws()
-        inputs, targets = sample(batch.first(most), most)
-        records = seen(inputs), targets
-        answers: list[list[Tensor]] = []
-        for some in (records, take_rows(records, slice(_ASKED))):
+        inputs, targets = sample_records(batch.first(most), most)
+        records = first_views(inputs), targets
+        answers: list[Tensor] = []
+        for some in (records, take_rows(records, slice(_COMPARED))):
             self.state.restore_entries()
             with SteadyDraws():
                 losses = run_program(self.task.model, self.task.loss, *some)
             if self.state.drew():
                 return
-            answers.append([losses[:_ASKED].detach()])
-        if not _same(answers[0], answers[1], 10 * _tolerance(self.task, answers[0][0])):
+            answers.append(losses[:_COMPARED].detach())
+        if not _same(answers[:1], answers[1:], 10 * _tolerance(self.task, answers[0])):
             raise MixesRecords(
                 f"what {type(self.task.model).__name__} (or its loss) gives for a record among "
-                f"{most} is not what it gives among {_ASKED}, so it depends on the number of "
+                f"{most} is not what it gives among {_COMPARED}, so it depends on the number of "
                 "records, which is private. Use a constant in the place of the batch's length, or "
                 "name engine=tacit.engines.PerRecord(), which runs each record alone"
             )
 
 
-_ON_PLACE = (
-    "the record's place in the batch, which changes when another record comes or goes.",
-    "Are positions added along the dimension of the records? Use the dimension of time "
-    "(batch_first)",
-)
-_ON_NUMBER = (
-    "how many records are beside it, a number that is private, or on what they hold.",
-    "Use a constant in the place of the batch's length",
-)
-
-
 @contextmanager
 def _in_double(task: ClipTask, records: Records) -> Iterator[tuple[ClipTask, Records]]:
-    """The same question with float64 weights, buffers and records."""
+    """The same task and records in float64, with float64 weights and buffers in the model."""
 
     def double(tensor: Tensor) -> Tensor:
         return tensor.double() if tensor.is_floating_point() else tensor
 
-    model = task.model
-    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    named = dict(task.model.named_parameters()) | dict(task.model.named_buffers())
     copies = {
         name: double(t.detach()).clone().requires_grad_(t.requires_grad)
         for name, t in named.items()
     }
     parameters: Any = {name: copies[name] for name in task.parameters}
-    with swapped(model, copies), no_autocast(device_of(records)):
+    with swapped(task.model, copies), no_autocast(device_of(records)):
         yield replace(task, parameters=parameters), map_tensors(double, records)
 
 
-@contextmanager
-def _as_it_is(task: ClipTask, records: Records) -> Iterator[tuple[ClipTask, Records]]:
-    yield task, records
-
-
 def _same(one: list[Tensor], other: list[Tensor], tolerance: float) -> bool:
-    """Equal up to roundings; numbers that are not finite say nothing."""
+    """Equal up to rounding. Numbers that are not finite say nothing."""
     if [t.shape for t in one] != [t.shape for t in other]:
         return False
     size = error = 0.0
@@ -395,9 +388,7 @@ def _same(one: list[Tensor], other: list[Tensor], tolerance: float) -> bool:
             a, difference = a[told], difference[told]
         size += _square(a)
         error += _square(difference)
-    if math.isinf(size):
-        return True
-    return error**0.5 <= tolerance * size**0.5 + 1e-6
+    return math.isinf(size) or error**0.5 <= tolerance * size**0.5 + 1e-6
 
 
 def _square(x: Tensor) -> float:

@@ -35,14 +35,12 @@ from tacit.engines.shadow_labels import (
     LabelMemory,
     Layout,
     bounds,
-    combine,
     has_elements,
     has_several,
     is_private,
     is_wrapper,
     layout,
     parts,
-    reduce_labels,
 )
 from tacit.engines.shadow_rules import (
     ALIASES,
@@ -53,11 +51,11 @@ from tacit.engines.shadow_rules import (
     decomposition,
     find_rule,
     flat,
-    label_rule,
 )
 from tacit.torch_internals import TorchDispatchMode, memory_of, without_functions
 
-__all__ = ["Event", "Layout", "Shadow", "combine", "label_rule", "layout", "reduce_labels"]
+#: The kinds of events that a `Shadow` reports.
+KINDS = ("meetings", "looks", "selections", "reorders", "unknown")
 
 
 class Shadow(TorchDispatchMode):
@@ -95,12 +93,11 @@ class Shadow(TorchDispatchMode):
         self.num_records = num_records
         self.phase = "forward"
         self.on_operator: Callable[[Any, bool, bool], None] | None = None
-        kinds = ("meetings", "looks", "selections", "reorders", "unknown")
-        self._events: dict[str, dict[Event, None]] = {kind: {} for kind in kinds}
+        self._events: dict[str, dict[Event, None]] = {kind: {} for kind in KINDS}
         self._memory = LabelMemory()
         self._counting: dict[int, Tensor] = {}  # what `arange` made, by its storage
         self._whole: list[Call] = []  # the operators whose decomposition is running
-        self._watch = PythonWatch(self.private, self._note_name, self._note_error)
+        self._watch = PythonWatch(self)
         self._sources = SourceLines()
 
     def __enter__(self) -> Shadow:
@@ -126,7 +123,7 @@ class Shadow(TorchDispatchMode):
         with without_functions():
             labels = labels.detach().to(device=tensor.device, dtype=torch.int32)
             rows = labels.reshape(-1, *[1] * (tensor.dim() - 1))
-            self._memory.mark(tensor, rows.expand(tensor.shape))
+            self._memory.write(tensor, rows.expand(tensor.shape))
 
     def labels(self, tensor: Tensor) -> Tensor:
         """The int32 labels of a tensor, of its shape. Writing to them marks the tensor.
@@ -164,11 +161,7 @@ class Shadow(TorchDispatchMode):
     # --- one operator -----------------------------------------------------------------------------
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if self._whole:
@@ -178,7 +171,7 @@ class Shadow(TorchDispatchMode):
             output = func(*args, **kwargs)
         except Exception:
             # The program may catch the error, and go another way.
-            self._note_error(operator_name(func), [*args, *kwargs.values()])
+            self.note_error(operator_name(func), [*args, *kwargs.values()])
             raise
         with without_functions():
             if getattr(func, "overloadpacket", None) is torch.ops.aten.arange:
@@ -339,7 +332,7 @@ class Shadow(TorchDispatchMode):
 
     def _note(self, kind: str, func: Any) -> None:
         if not self._whole:
-            self._note_name(kind, operator_name(func))
+            self.note(kind, operator_name(func))
         elif kind == "selections":
             self._whole[-1].selects = True
         elif kind == "reorders":
@@ -347,14 +340,14 @@ class Shadow(TorchDispatchMode):
         elif kind != "meetings":
             raise NotImplementedError(f"{kind} in the decomposition of {self._whole[-1].name}")
 
-    def _note_name(self, kind: str, name: str) -> None:
+    def note(self, kind: str, name: str) -> None:
         self._events[kind][Event(name, self._sources.where(), self.phase)] = None
 
-    def _note_error(self, name: str, operands: Any) -> None:
+    def note_error(self, name: str, operands: Any) -> None:
         with without_functions():
             private = any(self.private(t) for t in flat(operands) if isinstance(t, Tensor))
             if private and not self._whole:
-                self._note_name("looks", f"the error of {name}")
+                self.note("looks", f"the error of {name}")
 
 
 def _expand(label: Any, tensor: Tensor | None) -> Any:

@@ -1,7 +1,8 @@
-"""What shadow memory reports, and what it notices beside PyTorch's dispatcher.
+"""What shadow memory reports: source lines, and values that leave PyTorch's dispatcher.
 
 An event is an operator and the line of the user's program that called it. An operator of the
-backward pass is reported with the line of the forward pass that it belongs to.
+backward pass is reported with the line of the forward pass that it belongs to. `PythonWatch` sees
+the functions that hand values or memory of a tensor to Python or to another library.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import linecache
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,7 +24,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tacit import torch_internals
-from tacit.checks.certificate import Event
 from tacit.engines.shadow_labels import has_elements
 from tacit.engines.shadow_rules import names
 from tacit.torch_internals import (
@@ -34,7 +34,8 @@ from tacit.torch_internals import (
     running_node,
 )
 
-__all__ = ["Event", "PythonWatch", "SourceLines", "operator_name"]
+if TYPE_CHECKING:
+    from tacit.engines.shadow import Shadow
 
 #: Methods of a tensor that hand its values to something other than the dispatcher.
 _HANDS_OUT_VALUES = names(
@@ -63,27 +64,27 @@ class SourceLines:
     """Finds the source line of the operator that is running."""
 
     def __init__(self) -> None:
-        self._lines: dict[int, tuple[str, int]] = {}
+        self._lines: dict[int, tuple[str, int]] = {}  # by the number of the backward node
 
     def remember(self) -> None:
         """Note which line the newest backward node belongs to."""
         frame = _user_frame()
         if frame is not None:
-            number = newest_node_number()
-            self._lines.setdefault(number, (frame.f_code.co_filename, frame.f_lineno))
+            line = frame.f_code.co_filename, frame.f_lineno
+            self._lines.setdefault(newest_node_number(), line)
 
     def where(self) -> str:
         """The innermost line outside PyTorch and this package, as `file.py:12: z = z.mean(0)`."""
-        frame = _user_frame(stop_at_backward=True)
-        if frame is not None:
-            return _format_line(frame.f_code.co_filename, frame.f_lineno)
-        node = running_node()
-        if node is not None and number_of(node) in self._lines:
-            return _format_line(*self._lines[number_of(node)])
-        frame = _user_frame()
-        if frame is not None:
-            return _format_line(frame.f_code.co_filename, frame.f_lineno)
-        return "unknown source line" if node is None else f"backward of {node.name()}"
+        frame, node = _user_frame(stop_at_backward=True), running_node()
+        line = None if node is None or frame is not None else self._lines.get(number_of(node))
+        frame = frame or _user_frame()
+        if line is None and frame is not None:
+            line = frame.f_code.co_filename, frame.f_lineno
+        if line is None:
+            return "unknown source line" if node is None else f"backward of {node.name()}"
+        filename, number = line
+        text = linecache.getline(filename, number).strip()
+        return f"{os.path.basename(filename)}:{number}: {text}"
 
 
 def operator_name(func: Any) -> str:
@@ -123,32 +124,16 @@ def _is_user_file(name: str) -> bool:
     return not name.startswith(skipped)
 
 
-def _format_line(filename: str, number: int) -> str:
-    line = linecache.getline(filename, number).strip()
-    return f"{os.path.basename(filename)}:{number}: {line}"
-
-
 class PythonWatch(TorchFunctionMode):
     """Notices what the dispatcher does not: values and memory handed to other libraries."""
 
-    def __init__(
-        self,
-        private: Callable[[Tensor], bool],
-        note: Callable[[str, str], None],
-        note_error: Callable[[str, Any], None],
-    ) -> None:
+    def __init__(self, shadow: Shadow) -> None:
         super().__init__()
-        self._private = private
-        self._note = note
-        self._note_error = note_error
+        self._shadow = shadow
         self.inside_check = False
 
     def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
@@ -168,7 +153,7 @@ class PythonWatch(TorchFunctionMode):
             try:
                 return func(*args, **kwargs)
             except Exception:
-                self._note_error(name, [*args, *kwargs.values()])
+                self._shadow.note_error(name, [*args, *kwargs.values()])
                 raise
             finally:
                 self.inside_check = False
@@ -184,8 +169,8 @@ class PythonWatch(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _look_for(self, kind: str, name: str, values: Iterable[Any]) -> None:
-        if any(isinstance(value, Tensor) and self._private(value) for value in values):
-            self._note(kind, f"Tensor.{name}")
+        if any(isinstance(value, Tensor) and self._shadow.private(value) for value in values):
+            self._shadow.note(kind, f"Tensor.{name}")
 
 
 def _scalars_in(value: Any) -> Iterator[Tensor]:

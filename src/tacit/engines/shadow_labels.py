@@ -68,7 +68,7 @@ def compact(labels: Tensor) -> Tensor:
 
 
 def has_several(labels: Tensor | None) -> bool:
-    return labels is not None and labels.numel() > 0 and bool((distinct(labels) < 0).any())
+    return labels is not None and bool((distinct(labels) < 0).any())
 
 
 def is_private(labels: Tensor | None) -> bool:
@@ -208,17 +208,14 @@ def _block_candidates(shape: Sequence[int], num_records: int) -> list[tuple[int,
 # --- memory -----------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
 class _Block:
     """The labels of one storage, one per `chunk` bytes, and what first made it private."""
 
-    __slots__ = ("chunk", "labels", "marked", "origin", "storage")
-
-    def __init__(self, storage: Any, chunk: int, labels: Tensor, origin: Event | None) -> None:
-        self.storage = storage
-        self.chunk = chunk
-        self.labels = labels
-        self.origin = origin
-        self.marked = False
+    storage: Any  # a weak reference
+    chunk: int
+    labels: Tensor
+    origin: Event | None
 
     def view(self, tensor: Tensor, writable: bool = False) -> Tensor:
         """The labels of a tensor. One that may be written to has one label for each element."""
@@ -272,6 +269,10 @@ class LabelMemory:
         self._blocks: dict[int, _Block] = {}
         self._sweep_at = 256
 
+    def __len__(self) -> int:
+        """The number of storages with labels, some of which may have died since."""
+        return len(self._blocks)
+
     def known(self, tensor: Tensor) -> bool:
         """Whether a tensor's storage may hold something private. Cheap: no label is read."""
         return _handle(tensor) in self._blocks
@@ -284,11 +285,6 @@ class LabelMemory:
     def open(self, tensor: Tensor, origin: Event | None = None) -> Tensor:
         """The labels of a tensor, as a view that may be written to."""
         return self._block(tensor, origin).view(tensor, writable=True)
-
-    def mark(self, tensor: Tensor, labels: Tensor) -> None:
-        """Set labels on the caller's behalf: nothing made this storage private but the caller."""
-        self.write(tensor, labels)
-        self._blocks[_handle(tensor)].marked = True
 
     def write(self, tensor: Tensor, labels: Tensor | int, origin: Event | None = None) -> None:
         """Set the labels of a tensor, broadcasting them to its shape."""
@@ -323,16 +319,12 @@ class LabelMemory:
             block = _Block(weak_memory(tensor), chunk, labels, origin)
             self._blocks[handle] = block
             if len(self._blocks) >= self._sweep_at:
-                self._sweep()
-        elif block.origin is None and not block.marked:
+                alive = ((h, b) for h, b in self._blocks.items() if not b.storage.expired())
+                self._blocks = dict(alive)
+                self._sweep_at = max(256, 2 * len(self._blocks))
+        elif block.origin is None:
             block.origin = origin
         return block
-
-    def _sweep(self) -> None:
-        for handle, block in list(self._blocks.items()):
-            if block.storage.expired():
-                del self._blocks[handle]
-        self._sweep_at = max(256, 2 * len(self._blocks))
 
 
 def _largest_chunk(chunk: int, item: int, offset: int, steps: list[tuple[int, int]]) -> int:

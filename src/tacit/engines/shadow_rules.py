@@ -379,7 +379,8 @@ def signature(text: str) -> Rule:
         fixed = tuple(ranks.items())
         groups = call.get("groups", call.get("group", 1))
         operands: list[tuple[Tensor, dict[str, int]]] = []
-        for k, value in enumerate(_tensor_arguments(call)):
+        parameters = [p for p in describe(call.func)[1] if p.is_tensor and p.is_read]
+        for k, value in enumerate(call[parameter.name] for parameter in parameters):
             term = left[min(k, len(left) - 1)]
             for tensor in flat(value):
                 if term == "-" or not isinstance(tensor, Tensor):
@@ -392,7 +393,7 @@ def signature(text: str) -> Rule:
                     labels = call.labels(tensor) if sizes else reduce_labels(call.labels(tensor))
                     operands.append((labels.reshape(list(sizes.values())), sizes))
         bound = tuple(ranks.items())
-        results: list[Tensor | int | None] = []
+        results: list[Tensor | int] = []
         for k, output in enumerate(call.outputs):
             term = right[min(k, len(right) - 1)]
             if output is None or term == "-":
@@ -406,10 +407,6 @@ def signature(text: str) -> Rule:
         return results
 
     return rule
-
-
-def _tensor_arguments(call: Call) -> list[Any]:
-    return [call[p.name] for p in describe(call.func)[1] if p.is_tensor and p.is_read]
 
 
 @lru_cache(4096)
@@ -585,12 +582,10 @@ def _grouped_mm(call: Call) -> Labels:
 
 @label_rule("_trilinear")
 def _trilinear(call: Call) -> Labels:
-    operands = []
-    for name, expand in (("i1", "expand1"), ("i2", "expand2"), ("i3", "expand3")):
-        labels = call.need(name)
-        for dim in sorted(call[expand]):
-            labels = labels.unsqueeze(dim)
-        operands.append(labels)
+    operands = [call.need("i1"), call.need("i2"), call.need("i3")]
+    for k in range(3):
+        for dim in sorted(call[f"expand{k + 1}"]):
+            operands[k] = operands[k].unsqueeze(dim)
     joined = combine(*operands)
     return reduce_labels(joined, call["sumdim"]) if call["sumdim"] else joined
 
@@ -602,10 +597,8 @@ def _pad(call: Call) -> Labels:
 
 @label_rule("bernoulli")
 def _bernoulli(call: Call) -> Labels:
-    if "p" in call.arguments:
-        # The tensor only gives the shape.
-        probability = call.of("p")
-        return 0 if probability is None else probability
+    if "p" in call.arguments:  # the other tensor only gives the shape
+        return combine(call.of("p"))
     return call.need("self")
 
 

@@ -17,7 +17,7 @@ from tacit.data.augmentation import Augmentation
 from tacit.engines.book_keeping import planned_pass
 from tacit.engines.clipping import CLIP, ClipRule, ClipTask
 from tacit.engines.draws import State
-from tacit.engines.model_certificate import certify, sample
+from tacit.engines.model_certificate import certify, sample_records
 from tacit.errors import MixesRecords
 from tacit.lipschitz.rounding import ROWS_AT_ONCE
 from tacit.queries.bounded_gradient import Blocks, BoundedGradient, Loss
@@ -176,7 +176,7 @@ class BatchClip(ClippedQuery):
 
     def _keeps_apart(self, task: ClipTask, batch: Batch) -> bool:
         """Whether a pass under shadow memory proves it, in a program that is planned once."""
-        inputs, targets = sample(batch, 2)
+        inputs, targets = sample_records(batch, 2)
         start = State(inputs, task.model)
         try:
             plan = planned_pass(task, self._views.first(inputs), targets, 2).plan

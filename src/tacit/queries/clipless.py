@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tacit.checks.side_effects import kind_of, watched_step
+from tacit.checks.side_effects import function_kind, watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.engines.automatic import padded, rows_for
 from tacit.engines.clipping import ClipTask, accumulator, centred_count, flattened
@@ -268,7 +268,7 @@ class Clipless(Following):
             task = ClipTask(program, loss, parameters, (tuple(parameters),), (1.0,))
             return certify(task, batch, seen)
 
-        with watched_step(program, check, (kind_of(loss), tuple(parameters))):
+        with watched_step(program, check, (function_kind(loss), tuple(parameters))):
             for piece in self._views.of(batch.at_most(ROWS_AT_ONCE, self._views.views)):
                 _require_shape(batch, piece.records.shape)
                 sums = self.engine.run(asked, piece)

@@ -17,7 +17,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from tacit.checks.side_effects import kind_of
+from tacit.checks.side_effects import function_kind
 from tacit.engines.book_keeping import PerRecord
 from tacit.engines.clipping import (
     Clipped,
@@ -343,7 +343,7 @@ def check_records(
 
 def check_key(task: ClipTask, *more: object) -> Hashable:
     """What a check depends on, apart from the model: who computes what of which loss."""
-    kinds = tuple(map(kind_of, (task.loss, *more)))
+    kinds = tuple(map(function_kind, (task.loss, *more)))
     return kinds, tuple(task.parameters), needs_pre_activations(task.loss)
 
 

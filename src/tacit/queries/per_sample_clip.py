@@ -17,12 +17,12 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from tacit.checks.side_effects import require_views_apart, watched_step
+from tacit.checks.side_effects import require_isolated_views, watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.engines.automatic import Automatic
 from tacit.engines.clipping import CLIP, ClipRule, Engine
 from tacit.engines.draws import State
-from tacit.engines.model_certificate import sample
+from tacit.engines.model_certificate import sample_records
 from tacit.lipschitz.rounding import ROWS_AT_ONCE
 from tacit.losses.pre_activations import watched
 from tacit.pytrees import Tree, map_tensors, tensors_of
@@ -100,7 +100,7 @@ class ViewBatches:
     def _check(augmentation: Augmentation, batch: Batch) -> bool:
         if augmentation.rows_apart:
             return True
-        inputs, _ = sample(batch, 256)
+        inputs, _ = sample_records(batch, 256)
         state = State(inputs)
 
         def views_of(x: Tree) -> Tensor:
@@ -108,7 +108,9 @@ class ViewBatches:
             return torch.cat([t.flatten(1) for t in tensors_of(augmentation.views_of(x))], dim=1)
 
         try:
-            return require_views_apart(augmentation.transform, views_of, inputs, augmentation.views)
+            return require_isolated_views(
+                augmentation.transform, views_of, inputs, augmentation.views
+            )
         finally:
             state.restore_draws()
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tacit
-from tacit.checks.side_effects import kind_of
+from tacit.checks.side_effects import function_kind
 from tacit.engines import BookKeeping, PerRecord
 from tacit.engines import model_certificate as certify
 from tacit.errors import MixesRecords
@@ -115,26 +115,26 @@ def test_a_flag_of_a_loss_is_turned_after_a_step(made):
 
 @pytest.mark.parametrize("made", LOSSES.values(), ids=LOSSES)
 def test_a_loss_that_is_made_anew_is_the_same(made):
-    assert kind_of(made(False)) == kind_of(made(False)) != kind_of(made(True))
-    assert hash(kind_of(made(False))) == hash(kind_of(made(False)))
+    assert function_kind(made(False)) == function_kind(made(False)) != function_kind(made(True))
+    assert hash(function_kind(made(False))) == hash(function_kind(made(False)))
 
 
 def test_tensors_and_floats_of_a_loss_do_not_matter():
     def made(weight, rate):
         return partial(lambda x, y, rate: rate * F.cross_entropy(x, y, weight), rate=rate)
 
-    assert kind_of(made(torch.ones(3), 0.1)) == kind_of(made(torch.zeros(3), 0.2))
+    assert function_kind(made(torch.ones(3), 0.1)) == function_kind(made(torch.zeros(3), 0.2))
 
 
 def test_two_builtin_functions_are_two_kinds():
-    assert kind_of(torch.add) != kind_of(torch.sub)
+    assert function_kind(torch.add) != function_kind(torch.sub)
 
 
 def test_a_function_that_calls_itself_has_a_kind():
     def loss(depth):
         return loss(depth - 1) if depth else 0
 
-    assert hash(kind_of(loss)) == hash(kind_of(loss))
+    assert hash(function_kind(loss)) == hash(function_kind(loss))
 
 
 def test_counters_and_temperatures_cause_few_checks(monkeypatch):
