@@ -69,7 +69,7 @@ def test_a_product_that_forgets_a_factor_would_be_seen(points):
 
 def test_a_grid_that_rounds_losses_down_would_be_seen(monkeypatch):
     """The planted mistake, inside: each loss gets the δ of the next grid point."""
-    module = importlib.import_module("tacit.accounting.tensor_product")
+    module = importlib.import_module("tacit.accounting.f_dp")
     honest = module.symmetric_pmf
 
     def lower(deltas, interval):
