@@ -5,24 +5,22 @@ Trains the network that a search has chosen, then moves every test record uphill
 robust accuracy from above, certified accuracy bounds it from below. Ends with an error if a
 certified record falls.
 
-    python experiments/clipless/attacked.py --chosen search.jsonl --out attacked.json
+    python -m experiments.clipless attacked --chosen search.jsonl --out attacked.json
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from figure_3b import lines_of
-from image_data import parts
-from image_runs import PIXEL, Job, pixel_unit, run_once
-from image_search import best_of, in_small
-from image_settings import default_epsilon, is_certified
-from image_spaces import KNOWN, tasks
 from torch import Tensor, nn
 
+from experiments.clipless.networks import default_epsilon, is_certified
+from experiments.clipless.search import SMALL_RECORDS, best_of
+from experiments.clipless.spaces import KNOWN
+from experiments.clipless.training import PIXEL, Trial, parts, pixel_unit, run_once, small
+from experiments.runner import options, plain, read_lines
 from tacit import Records
 from tacit.certificates import certified_radius
 from tacit.data.catalogue import lookup
@@ -91,38 +89,34 @@ def rows(model: nn.Module, test: Records, dataset: str, steps: int) -> list[dict
 
 
 def main(arguments: Sequence[str] | None = None) -> dict:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    certified = [task for task in tasks() if is_certified(task)]
-    parser.add_argument("--task", choices=certified, default="cifar10/certified")
+    """Certificates under attack: no certified record may change its class within its radius."""
+    parser = options("Certificates under attack")
+    tasks = [task for task in KNOWN if is_certified(task)]
+    parser.add_argument("--task", choices=tasks, default="cifar10/certified")
     parser.add_argument("--chosen", type=Path, help="a search's file; else what is known to work")
     parser.add_argument("--epsilon", type=float, help="else that of the task's search")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=20, help="of ascent, from each beginning")
-    parser.add_argument("--records", type=int, help="use so few records and three steps")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=20, help="of ascent, from each start")
     asked = parser.parse_args(arguments)
     setting = KNOWN[asked.task][0]
     if asked.chosen is not None:
-        setting = best_of(lines_of(asked.chosen))[asked.task]
-    epsilon = asked.epsilon or default_epsilon(asked.task)
-    job = Job(asked.task, setting, epsilon, asked.seed, held_out=False)
-    if asked.records is not None:
-        job = in_small(job, asked.records)
-    train, test = parts(job.dataset, setting.features, asked.device, False, asked.records)
-    model, facts = run_once(job.setting, train, epsilon, asked.seed)
-    found = {
-        **job.facts(),
+        setting = best_of(read_lines(asked.chosen))[asked.task]
+    trial = Trial(asked.task, setting, asked.epsilon or default_epsilon(asked.task))
+    trial = small(trial) if asked.small else trial
+    limit = SMALL_RECORDS if asked.small else None
+    seed = (asked.seeds or [0])[0]
+    train, test = parts(trial.dataset, setting.features, asked.device, False, limit)
+    model, facts = run_once(trial.setting, train, trial.epsilon, seed)
+    report = {
+        "task": trial.task,
+        "seed": seed,
+        "setting": vars(trial.setting),
         **facts,
         "steps_of_ascent": 2 * asked.steps,
-        "rows": rows(model.eval(), test, job.dataset, asked.steps),
+        "rows": rows(model.eval(), test, trial.dataset, asked.steps),
         "environment": environment(),
     }
-    asked.out.write_text(to_json(found) + "\n", encoding="utf-8")
-    if any(row["certified_that_fell"] for row in found["rows"]):
+    if asked.out is not None:
+        asked.out.write_text(to_json(report) + "\n", encoding="utf-8")
+    if any(row["certified_that_fell"] for row in report["rows"]):
         raise SystemExit("a certified record fell: its certificate is wrong")
-    return found
-
-
-if __name__ == "__main__":
-    main()
+    return plain(report)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 
 import pytest
 import torch
 
-pytestmark = pytest.mark.usefixtures("clipless_folder")
+from experiments.clipless import table_7 as table
+from experiments.clipless import table_7_models as models
 
 
 def a_setting(**changes: object):
-    models = importlib.import_module("table_7_models")
     given = {
         "standardise": False,
         "features": 40,
@@ -32,7 +31,6 @@ def a_setting(**changes: object):
 
 
 def test_a_record_has_norm_one_and_depends_on_no_other_record() -> None:
-    models = importlib.import_module("table_7_models")
     inputs = torch.randn(30, 3) * 4
     rows = models.prepared("yeast", inputs, a_setting(), None)
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(30))
@@ -41,7 +39,6 @@ def test_a_record_has_norm_one_and_depends_on_no_other_record() -> None:
 
 
 def test_a_record_that_is_not_finite_keeps_to_the_bound() -> None:
-    models = importlib.import_module("table_7_models")
     inputs = torch.tensor([[torch.nan, 0.0, 1.0], [torch.inf, 0.0, 1.0]])
     rows = models.prepared("yeast", inputs, a_setting(), None)
     assert rows.isfinite().all()
@@ -49,7 +46,6 @@ def test_a_record_that_is_not_finite_keeps_to_the_bound() -> None:
 
 
 def test_the_filter_is_symmetric_and_enlarges_nothing() -> None:
-    models = importlib.import_module("table_7_models")
     matrix = models.gradient_filter(3, a_setting())
     torch.testing.assert_close(matrix, matrix.T, atol=1e-4, rtol=1e-3)
     eigenvalues = torch.linalg.eigvalsh(matrix)
@@ -58,7 +54,6 @@ def test_the_filter_is_symmetric_and_enlarges_nothing() -> None:
 
 
 def test_the_filter_acts_on_the_released_gradient() -> None:
-    models = importlib.import_module("table_7_models")
     model = models.network(40, a_setting())
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     matrix = models.gradient_filter(3, a_setting())
@@ -70,7 +65,6 @@ def test_the_filter_acts_on_the_released_gradient() -> None:
 
 
 def test_the_log_odds_are_a_constant_of_the_head() -> None:
-    models = importlib.import_module("table_7_models")
     setting = a_setting()
     model = models.network(40, setting)
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["1.weight"]
@@ -79,7 +73,6 @@ def test_the_log_odds_are_a_constant_of_the_head() -> None:
 
 
 def test_training_ends_at_epsilon_one() -> None:
-    table = importlib.import_module("table_7")
     torch.manual_seed(0)
     x = torch.randn(4000, 3)
     y = (x[:, 0] + x[:, 1] ** 2 > 1).long()
@@ -89,7 +82,6 @@ def test_training_ends_at_epsilon_one() -> None:
 
 
 def test_every_kernel_setting_is_in_its_space() -> None:
-    table = importlib.import_module("table_7")
     for space in table.KERNELS.values():
         setting = table.draw_kernel(random.Random(0), space, 4)
         assert len(setting.relevance) == 4
@@ -103,7 +95,6 @@ def test_every_kernel_setting_is_in_its_space() -> None:
 def test_a_nested_choice_is_given_the_training_records_of_its_own_seed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    table = importlib.import_module("table_7")
     seen: list[torch.Tensor] = []
     choose = table.choose
 
@@ -121,5 +112,13 @@ def test_a_nested_choice_is_given_the_training_records_of_its_own_seed(
 
 @pytest.mark.usefixtures("real_data")
 def test_ceilings() -> None:
-    found = importlib.import_module("table_7_ceilings").ceilings("yeast", repeats=1)
+    found = table.ceilings("yeast", repeats=1)
     assert all(55 < row["mean"] < 90 for row in found)
+
+
+@pytest.mark.usefixtures("real_data")
+def test_a_set_reports_its_choice_and_its_epsilon() -> None:
+    row = table.one_set("yeast", trials=2, seeds=2, seconds=60.0)
+    assert 40 < row["mean"] < 90
+    assert row["epsilon"] <= 1.0
+    assert row["trials"] == 2

@@ -2,7 +2,7 @@
 
 Not private: it reads raw records and raw gradients.
 
-    python experiments/clipless/figures_8_9_11_12.py --dataset cifar10 --out figures/
+    python -m experiments.clipless norms --dataset cifar10 --out figures/
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from image_data import first
-from image_networks import build
-from image_runs import run_once
-from image_settings import Setting, loss_of
 from torch import nn
 
 import tacit
+from experiments.clipless.networks import Setting, build, loss_of
+from experiments.clipless.training import run_once
+from experiments.images import first
 from tacit.canvas import blank, save
 from tacit.data import PublicScaler
 from tacit.data.catalogue import lookup
@@ -34,7 +33,8 @@ MODELS = ["mlp:256", "mixer:4:64", "pooled:6:3:64:2"]
 
 
 def main(arguments: Sequence[str] | None = None) -> dict:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Figures 8, 9, 11 and 12: norms of inputs, and of gradients beside their bounds."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument(
         "--dataset", default="cifar10", choices=["mnist", "fashion-mnist", "cifar10"]
     )
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> dict:
     parser.add_argument("--records", type=int, default=10_000, help="to train on")
     parser.add_argument("--steps", type=int, default=SETTING.steps)
     parser.add_argument("--epsilon", type=float, default=8.0)
-    parser.add_argument("--looked-at", type=int, default=256, help="records whose norms are shown")
+    parser.add_argument("--shown", type=int, default=256, help="records whose norms are shown")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args(arguments)
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> dict:
     inputs.plot(asked.out / f"figure_8_{asked.dataset}.png")
     report: dict = {"dataset": asked.dataset, "input_spread": inputs.spread(), "models": {}}
     train = first(tacit.load(asked.dataset)[0], asked.records).to(asked.device)
-    shown = first(train, asked.looked_at)
+    shown = first(train, asked.shown)
     for model in asked.models:
         batch = min(SETTING.batch_size, asked.records // 4)
         setting = replace(SETTING, model=model, batch_size=batch, steps=asked.steps)
@@ -98,7 +98,7 @@ def shares(found: Mapping[str, GradientNorms], model: nn.Module) -> dict:
 
 
 def plot(found: Mapping[str, GradientNorms], model: nn.Module, path: Path) -> None:
-    """A panel a layer: histograms of norm over bound, which is 1 at the red bar."""
+    """A panel per layer: histograms of norm over bound, which is 1 at the red bar."""
     layers = layers_of(model)
     relative = {
         (moment, name): norms.norms[name].numpy() / norms.bounds[name]
@@ -130,7 +130,3 @@ def layers_of(model: nn.Module) -> dict[str, str]:
         layer = type(model.get_submodule(name.rpartition(".")[0])).__name__
         said[name] = f"{number}. {layer} {'×'.join(map(str, weight.shape))}"
     return said
-
-
-if __name__ == "__main__":
-    main()

@@ -1,88 +1,126 @@
-"""One clipless run on images, and what is read off it.
+"""One clipless run on images, and what is measured of it.
 
 Every run is a whole private run: Poisson sampling, noise calibrated by PLD, the ledger. A seed
-fixes it: these are experiments, and no releases.
+fixes it: these are experiments, not releases.
 """
 
 from __future__ import annotations
 
 import functools
-import gc
 import math
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import dp_accounting as dpa
 import torch
-from image_data import about_centre, parts, release_middle, standardised
-from image_networks import build, has_certificates, kind_and_sizes
-from image_settings import DELTA, Setting, is_certified, loss_of
 from torch import nn
 
 import tacit
+from experiments.clipless.networks import (
+    Moved,
+    Setting,
+    build,
+    fixed_filters,
+    has_certificates,
+    is_certified,
+    kind_and_sizes,
+    loss_of,
+)
+from experiments.images import featured, mapped, release_maps, sides
+from experiments.runner import DELTA, Job
 from tacit import Records
 from tacit.certificates import certified_accuracy
 from tacit.certificates.certifier import scaler_lipschitz
 from tacit.data import PublicScaler
 from tacit.data.catalogue import lookup
+from tacit.data.private_scaling import release_centre
 
 PIXEL = 1 / 255
 
 
 @dataclass(frozen=True)
-class Job:
-    """A run of a task: on held-out training records while searching, else on the test records."""
+class Trial:
+    """A setting for a task ("cifar10/pixels") at one ε."""
 
     task: str
     setting: Setting
     epsilon: float
-    seed: int
-    held_out: bool
 
     @property
     def dataset(self) -> str:
         return self.task.partition("/")[0]
 
-    def facts(self) -> dict:
-        return {
-            "task": self.task,
-            "held_out": self.held_out,
-            "target_epsilon": self.epsilon,
-            "seed": self.seed,
-            "setting": asdict(self.setting),
-        }
+
+def trial_of(line: Mapping[str, Any]) -> Trial:
+    """The trial of a results line; the records of 2026-11 hold its parts side by side."""
+    facts = line["setting"] if "setting" in line["setting"] else {
+        "task": line["task"], "setting": line["setting"], "epsilon": line["target_epsilon"]
+    }  # fmt: skip
+    return Trial(facts["task"], Setting(**facts["setting"]), facts["epsilon"])
 
 
-def work(job: Job, device: str, limit: int | None) -> dict:
-    """Run it; afterwards its recorded graphs are given back."""
-    try:
-        return _measured(job, device, limit)
-    finally:
-        gc.collect()  # a scheduler holds its optimizer in a circle, and with it recorded graphs
-        if device != "cpu":
-            torch.cuda.empty_cache()
+def small(trial: Trial) -> Trial:
+    """Three steps on a few records."""
+    return replace(trial, setting=replace(trial.setting, batch_size=50, steps=3))
 
 
-def _measured(job: Job, device: str, limit: int | None) -> dict:
-    setting = job.setting
-    train, looked_at = parts(job.dataset, setting.features, device, job.held_out, limit)
-    prelude: tuple[dpa.DpEvent, ...] = ()
-    apart = 10**6 + job.seed  # the run's own noise must not repeat what is released first
-    if setting.channels is not None:
-        train, looked_at, event = standardised(train, looked_at, setting.channels, apart)
-        prelude = (event,)
-    if setting.centre is not None:
-        train, looked_at, event = about_centre(train, looked_at, setting.centre, apart + 10**6)
-        prelude = (*prelude, event)
-    model, found = run_once(setting, train, job.epsilon, job.seed, prelude)
-    found["accuracy"] = tacit.evaluate(model, looked_at, loss_of(setting)).accuracy
+def group_of(task: str) -> str:
+    """Tasks on the same records: pixels serve certified ones too."""
+    dataset, kind = task.split("/")
+    return f"{dataset}/{'scattering' if kind == 'scattering' else 'pixels'}"
+
+
+@functools.lru_cache(maxsize=2)
+def parts(
+    dataset: str, features: str, device: str, held_out: bool, limit: int | None = None
+) -> tuple[Records, Records]:
+    """Records to train on and records to evaluate on, as features."""
+    train, evaluated = sides(dataset, held_out, limit)
+    return features_of(train, features, device), features_of(evaluated, features, device)
+
+
+def features_of(records: Records, features: str, device: str) -> Records:
+    if not features.startswith("filters:"):
+        return featured(records, features, device)
+    filters = fixed_filters(features, records.shape).to(device)
+    made = [filters(chunk.to(device)) for chunk in records.inputs.split(1024)]
+    return replace(records.to(device), inputs=torch.cat(made))
+
+
+def work(job: Job) -> dict:
+    """One run with its accuracy, certified accuracy, and the score that a search maximises."""
+    trial: Trial = job.setting
+    setting = trial.setting
+    train, evaluated = parts(trial.dataset, setting.features, job.device, job.held_out, job.limit)
+    apart = 10**6 + job.seed  # the run's own noise must not repeat that of the releases
+    maps, prelude = release_maps(train, setting.channels, setting.centre, (apart, apart + 10**6))
+    train, evaluated = mapped(train, maps), mapped(evaluated, maps)
+    model, report = run_once(setting, train, trial.epsilon, job.seed, prelude)
+    report["accuracy"] = tacit.evaluate(model, evaluated, loss_of(setting)).accuracy
     if has_certificates(setting):
-        found["certified"] = certified(model, looked_at, job.dataset)
-    found["score"] = found["accuracy"]
-    if is_certified(job.task):
-        found["score"] = statistics.mean(found["certified"].values())
-    return found
+        report["certified"] = certified(model, evaluated, trial.dataset)
+    report["score"] = report["accuracy"]
+    if is_certified(trial.task):
+        report["score"] = statistics.mean(report["certified"].values())
+    return report
+
+
+def release_middle(
+    model: nn.Sequential, train: Records, noise_multiplier: float, seed: int
+) -> dpa.DpEvent:
+    """Release the mean, on the sphere, of the inputs of `Moved` as the filters are; its cost."""
+    at = next(i for i, layer in enumerate(model) if isinstance(layer, Moved))
+    with torch.no_grad():
+        coming = torch.cat([model[:at](chunk) for chunk in train.inputs.split(2048)])
+    size = train.require_public_size("a released mean")
+    released, event = release_centre(
+        coming, noise_multiplier=noise_multiplier, public_size=size, seed=seed
+    )
+    model[at].centre.copy_(released.centre)
+    return event
 
 
 def run_once(

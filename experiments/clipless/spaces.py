@@ -6,12 +6,11 @@ The first of `KNOWN` is trial 0; a pair (low, high) is drawn on a logarithmic sc
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from image_networks import kind_and_sizes
-from image_settings import Setting, log_between
+from experiments.clipless.networks import Setting, kind_and_sizes, log_between
 
 Space = Mapping[str, tuple[float, float] | list]
 
@@ -243,7 +242,3 @@ def _affordable(task: str, setting: Setting) -> Setting:
     return replace(
         setting, batch_size=min(setting.batch_size, 16_384), steps=min(setting.steps, 200)
     )
-
-
-def tasks() -> Sequence[str]:
-    return list(KNOWN)
