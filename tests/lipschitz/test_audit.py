@@ -126,7 +126,7 @@ PLANTED = [
     (HalfAsSteep(), (4,), "Lipschitz constant"),
     (SteepForwardsOnly(), (4,), "Lipschitz constant"),
     (NormalisesTheBatch(), (4,), "outputs of the others"),
-    (RemembersTheBatch(), (4,), "remembers"),
+    (RemembersTheBatch(), (4,), "depends on the records"),
     (ClipsTheWholeBatch(), (4,), "cotangents of the others"),
     (ForgetsWhatZeroBecomes(), (9,), "output norm"),
     (NotANumberAtZero(), (4,), "Lipschitz constant"),

@@ -1,8 +1,7 @@
-"""Gradient ascent against a bound, and neighbours against a module's word.
+"""Attacks on a module: gradient ascent against a bound, and neighbours against isolation.
 
-Gradient ascent against a bound: over inputs, cotangents and feasible weights, in float64.
-
-Does a module treat each record by itself? Asked by adding, removing and replacing records.
+Ascent is over inputs, cotangents and feasible weights, in float64. Records are added, removed and
+replaced to see whether one of them touches another. `audit` compares the results with claims.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tacit.lipschitz.projection import project
 
 @dataclass
 class Points:
-    """Rows of points in a ball of `radius`, or on the unit sphere; where ascent may move."""
+    """Rows of points that ascent moves, in a ball of `radius` or on the unit sphere."""
 
     rows: Tensor
     radius: float
@@ -27,10 +26,10 @@ class Points:
     generator: torch.Generator
 
     def move(self, uphill: Tensor | None, stride: float, wander: bool) -> None:
-        """A normalised step up. On the sphere, straight to where the gradient points.
+        """A normalised step along the gradient; on the sphere, straight to its direction.
 
-        Cotangents are on the sphere, and what is maximised is convex in them (the norm of a linear
-        image): going to the normalised gradient is power iteration, which only ever rises.
+        Cotangents are on the sphere, and the value is convex in them (the norm of a linear image):
+        moving to the normalised gradient is power iteration, which only ever rises.
         """
         flat = self.rows.detach().flatten(1)
         up = torch.zeros_like(flat) if uphill is None else uphill.flatten(1).nan_to_num(0.0)
@@ -44,7 +43,7 @@ class Points:
             norms = moved.norm(dim=1, keepdim=True).clamp_min(1e-300)
             moved = moved * (self.radius / norms).clamp(max=1.0)
         if wander:
-            # Piecewise linear functions have no way up: try another piece.
+            # A gradient of 0 is common for piecewise linear functions: try another piece.
             fresh = torch.randn(flat.shape, generator=self.generator, dtype=flat.dtype)
             fresh = fresh * flat.norm(dim=1, keepdim=True) / fresh.norm(dim=1, keepdim=True)
             moved = torch.where(length > 0, moved, fresh)
@@ -54,9 +53,9 @@ class Points:
 def start_points(
     shape: Sequence[int], radius: float, rows: int, generator: torch.Generator, sphere: bool = False
 ) -> Points:
-    """Constant, a single number, a chequer of signs, and random: most bounds have one as extreme.
+    """A constant, a single entry, alternating signs, and random rows: typical extreme points.
 
-    In a ball one row is well inside and one at 0: functions can be steepest there, or undefined.
+    In a ball one row is well inside and one at 0, where functions can be steepest or undefined.
     """
     n = math.prod(shape)
     start = torch.randn(rows, n, generator=generator, dtype=torch.float64)
@@ -76,8 +75,8 @@ def climb(
 ) -> float:
     """The largest value reached; NaN or ∞ if one appears.
 
-    `values` gives one number a row. At first all rows climb, at last the best one alone, so that
-    the weights, which rows share, serve it. Weights are projected after each of their steps.
+    `values` gives one number per row. In the first half all rows climb, in the second the best one
+    alone, so that the weights, which rows share, serve it. Weights are projected after each step.
     """
     weights = [p for p in model.parameters() if p.requires_grad]
     best = 0.0
@@ -103,7 +102,7 @@ def _gradients(goal: Tensor, of: list[Tensor]) -> Sequence[Tensor | None]:
     try:
         return torch.autograd.grad(goal, of, allow_unused=True)
     except RuntimeError:
-        # Not differentiable once more: a constant, or a backward pass of its own. Points wander.
+        # Not differentiable twice: a constant, or a backward pass of its own. The points wander.
         return [None] * len(of)
 
 
@@ -119,7 +118,7 @@ def _move_weights(
 
 
 def randomise(model: nn.Module, generator: torch.Generator) -> None:
-    """Other feasible weights: large random ones, projected."""
+    """Replace the weights by other feasible ones: large random ones, projected."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.requires_grad:
@@ -133,12 +132,12 @@ _ROUNDING = 1e-9
 
 
 def same_draws(module: nn.Module, x: Tensor, seed: int = 0) -> Tensor:
-    """module(x) with the same random numbers each time, and the caller's left as they were."""
+    """module(x) with the same random numbers each time; the caller's generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         # A copy: a module may write into its input.
-        found: Tensor = module(x.clone())
-    return found
+        output: Tensor = module(x.clone())
+    return output
 
 
 def find_faults(
@@ -146,71 +145,67 @@ def find_faults(
 ) -> list[str]:
     """In words, every way in which one record was seen to touch another.
 
-    `records` are distinct; `replacement` is one record unlike them. Values and cotangents of the
-    others must stay, buffers must too, and the gradient of a sum must be the sum of gradients.
-    Cotangents of the inputs need not be finite unless `backwards`.
+    `records` are distinct, and `replacement` is one record unlike them. The values and cotangents
+    of the others must stay, and so must buffers; the gradient of a sum must be the sum of
+    gradients. Cotangents of the inputs need not be finite unless `backwards`.
     """
-    found: list[str] = []
+    faults: list[str] = []
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     random = _differ(same_draws(module, records, 1), same_draws(module, records, 2))
     changes = {"replacing": torch.cat((records[:-1], replacement))}
-    # Another size of batch draws other random numbers, so that nothing can be compared.
+    # Another batch size draws other random numbers, so nothing can be compared.
     if not random:
         changes |= {"removing": records[:-1], "adding": torch.cat((records, replacement))}
     values, cotangents = _pass(module, records)
     if not values.isfinite().all():
-        found.append("a finite record has an output that is not finite")
+        faults.append("a finite record has an output that is not finite")
     if backwards and not cotangents.isfinite().all():
-        found.append("a finite record has a cotangent that is not finite")
+        faults.append("a finite record has a cotangent that is not finite")
     for verb, changed in changes.items():
         kept = len(records) if verb == "adding" else len(records) - 1
         new_values, new_cotangents = _pass(module, changed)
         if _differ(new_values[:kept], values[:kept]):
-            found.append(f"{verb} a record changes the outputs of the others")
+            faults.append(f"{verb} a record changes the outputs of the others")
         if _differ(new_cotangents[:kept], cotangents[:kept]):
-            found.append(f"{verb} a record changes the cotangents of the others")
+            faults.append(f"{verb} a record changes the cotangents of the others")
     if not random:
-        found += _faults_by_size(module, torch.cat((records, replacement)))
+        faults += _faults_by_size(module, torch.cat((records, replacement)))
     for name, buffer in module.named_buffers():
         if not torch.equal(buffer, before[name]):
-            found.append(f"buffer {name!r} remembers the records it saw, which releases them")
+            faults.append(f"buffer {name!r} depends on the records it saw, which releases them")
     if _lengthens_its_input(module, records):
-        found.append("it writes something longer over its input, which others may read")
-    return found
+        faults.append("it writes something longer over its input, which others may read")
+    return faults
 
 
 def _faults_by_size(module: nn.Module, rows: Tensor) -> list[str]:
-    """A forward may look at the number of records: 1, 2, 3 and 7 of the same ones are alike."""
-    found: list[str] = []
+    """A forward may read the number of records: 1, 2, 3 and 7 of the same ones must agree."""
+    faults: list[str] = []
     values, cotangents = _pass(module, rows)
     alone = [_parameter_gradient(module, row.unsqueeze(0)) for row in rows]
     for size in SIZES:
         some_values, some_cotangents = _pass(module, rows[:size])
         if _differ(some_values, values[:size]):
-            found.append(f"{size} records have other outputs than the same among {len(rows)}")
+            faults.append(f"{size} records have other outputs than the same among {len(rows)}")
         if _differ(some_cotangents, cotangents[:size]):
-            found.append(f"{size} records have other cotangents than the same among {len(rows)}")
+            faults.append(f"{size} records have other cotangents than the same among {len(rows)}")
         expected = torch.stack(alone[:size]).sum(dim=0)
         if _differ(_parameter_gradient(module, rows[:size]), expected):
-            found.append(f"the gradient of {size} records is not the sum of their gradients")
-    return found
+            faults.append(f"the gradient of {size} records is not the sum of their gradients")
+    return faults
 
 
 def find_differences(module: nn.Module, program: nn.Module, rows: Tensor) -> list[str]:
-    """In words, where a module is not the program that was compiled from it.
-
-    The program is what is bounded and trained. A module that computes something else is not what
-    was trained, once it is used.
-    """
-    found = []
+    """In words, where a module differs from the program that is bounded and trained."""
+    differences = []
     for size in SIZES:
         some = rows[:size]
         pairs = [*zip(_pass(module, some), _pass(program, some), strict=True)]
         parameters = [p for p in module.parameters() if p.requires_grad]
         gradients = [_parameter_gradient(m, some, parameters) for m in (module, program)]
         if any(_differ(one, other) for one, other in [*pairs, gradients]):
-            found.append(f"for {size} records its forward is not the program that is bounded")
-    return found
+            differences.append(f"for {size} records its forward is not the program that is bounded")
+    return differences
 
 
 def _pass(module: nn.Module, records: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,15 +226,12 @@ def _weighted(y: Tensor) -> Tensor:
 def _parameter_gradient(
     module: nn.Module, rows: Tensor, parameters: Sequence[Tensor] | None = None
 ) -> Tensor:
-    """Of Σ_i ⟨g, y_i⟩, for all trainable parameters end to end."""
-    chosen = (
-        [p for p in module.parameters() if p.requires_grad] if parameters is None else parameters
-    )
+    """The gradient of Σ_i ⟨g, y_i⟩ in all trainable parameters, as one vector."""
+    chosen = parameters or [p for p in module.parameters() if p.requires_grad]
     total = _weighted(same_draws(module, rows))
     if not (chosen and total.requires_grad):
         return torch.zeros(1)
-    found = torch.autograd.grad(total, chosen, allow_unused=True)
-    each = zip(found, chosen, strict=True)
+    each = zip(torch.autograd.grad(total, chosen, allow_unused=True), chosen, strict=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in each])
 
 
@@ -252,7 +244,7 @@ def _lengthens_its_input(module: nn.Module, records: Tensor) -> bool:
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:
-    """By more than rounding; what is not finite is another fault."""
+    """Whether they differ by more than rounding. Values that are not finite are another fault."""
     if a.shape != b.shape:
         return True
     a, b = a.nan_to_num(0.0), b.nan_to_num(0.0)

@@ -1,13 +1,11 @@
-"""Attacks the bounds that layers and models claim.
-
-What an audit found.
-
-Attacks the bounds that layers and models claim. For whoever writes a layer of their own.
+"""Attacks the bounds that layers and models claim, for authors of layers.
 
     from tacit.lipschitz import audit_layer
     print(audit_layer(MyLayer(), input_shape=(3, 8, 8), input_norm=2.0).require())
 
-An attack that finds nothing proves nothing, and one that finds something settles the matter.
+Gradient ascent over inputs, cotangents and feasible weights, in float64, looks for a value above a
+bound. Adding, removing and replacing records shows whether one record touches another. An attack
+that finds nothing proves nothing; one that finds something settles the matter.
 """
 
 from __future__ import annotations
@@ -36,36 +34,36 @@ from tacit.lipschitz.projection import enforce
 from tacit.lipschitz.propagation import input_lipschitz, sensitivities_of
 from tacit.losses.record_loss import loss_constant
 
-# Everything is float64, so what passes a bound by more than this is not rounding.
+# All numbers are float64, so a value above a bound by more than this is not rounding.
 TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One claimed bound, and the largest value that the attack reached. It comes from below."""
+    """One claimed bound, and the largest value that the attack reached."""
 
     what: str
     claimed: float
-    found: float
+    reached: float
 
     @property
     def tightness(self) -> float:
-        """found/claimed: near 1 the bound wastes no noise; far below 1 it may, or it resisted."""
-        if self.claimed == self.found:
+        """reached/claimed. Far below 1, the bound wastes noise or the attack was too weak."""
+        if self.claimed == self.reached:
             return 1.0
-        return self.found / self.claimed if self.claimed else math.inf
+        return self.reached / self.claimed if self.claimed else math.inf
 
     @property
     def holds(self) -> bool:
-        # Not `found > claimed`, which is False for a NaN.
-        return self.found <= self.claimed * (1 + TOLERANCE) + 1e-12
+        # Not `reached > claimed`, which is False for a NaN.
+        return self.reached <= self.claimed * (1 + TOLERANCE) + 1e-12
 
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Every claim of a layer or a model against what was found, and the violations in words.
+    """Each claim of a layer or a model, the value reached against it, and the violations in words.
 
-    `passed` means that this attack found nothing. A proof is what a docstring has.
+    `passed` means that this attack found nothing. It is no proof.
     """
 
     subject: str
@@ -74,11 +72,11 @@ class AuditReport:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        broken = (f for f in self.findings if not f.holds)
         return self.faults + tuple(
-            f"{f.what}: claimed at most {f.claimed:.6g}, found {f.found:.6g} "
+            f"{f.what}: claimed at most {f.claimed:.6g}, found {f.reached:.6g} "
             f"({f.tightness:.3g} times as much)"
-            for f in broken
+            for f in self.findings
+            if not f.holds
         )
 
     @property
@@ -86,11 +84,11 @@ class AuditReport:
         return not self.violations
 
     def tightness(self, what: str) -> float:
-        """Of the claim of that name."""
+        """The tightness of the claim of that name."""
         return next(f.tightness for f in self.findings if f.what == what)
 
     def require(self) -> AuditReport:
-        """Itself if it passed; otherwise raises `UnboundedLayer` with every violation."""
+        """Return the report if it passed, else raise `UnboundedLayer` with every violation."""
         if not self.passed:
             raise UnboundedLayer(
                 f"{self.subject} breaks its own bounds, so no noise calibrated to them is enough: "
@@ -101,7 +99,7 @@ class AuditReport:
     def __str__(self) -> str:
         lines = [f"{self.subject}: {'passed' if self.passed else 'FAILED'}"]
         lines += [
-            f"  {f.what:<32} claimed {f.claimed:<12.6g} found {f.found:<12.6g} {f.tightness:.3f}"
+            f"  {f.what:<32} claimed {f.claimed:<12.6g} found {f.reached:<12.6g} {f.tightness:.3f}"
             for f in self.findings
         ]
         return "\n".join(lines + [f"  violation: {v}" for v in self.violations])
@@ -123,8 +121,8 @@ def audit_layer(
     """Attack the three answers of a layer, or of a network without its loss.
 
     The answers are those of `propagate` for inputs of norm at most `input_norm` and cotangents of
-    norm at most 1. Ascent starts from `rows` points at once, with the weights as they are and then
-    `restarts - 1` times with other feasible ones. Works on a copy in float64 on the CPU, in the
+    norm at most 1. Ascent starts from `rows` points at once, with the present weights and then
+    `restarts - 1` times with other feasible ones. It works on a copy in float64 on the CPU, in the
     layer's present mode. Batches of 1, 2, 3 and 7 records must agree with each other and with the
     program that is bounded, in outputs, cotangents and parameter gradients. Raises `UnboundedLayer`
     if the layer claims nothing.
@@ -158,9 +156,9 @@ def audit_model(
 ) -> AuditReport:
     """Attack the bound on one record's gradient of each parameter, and the loss's constant.
 
-    `targets` are the targets to try, such as `torch.arange(num_classes)`, one a row. Inputs are of
-    any size, unless the model counts on `input_norm`. The loss is asked on a batch too: it must be
-    the mean or the sum of its records' losses, else one record changes what another contributes.
+    `targets` are the targets to try, one per row, such as `torch.arange(num_classes)`. Inputs have
+    any norm, unless the model relies on `input_norm`. The loss of a batch must be the mean or the
+    sum of its records' losses, else one record changes what another contributes.
     """
     work = _Copy(model, input_shape, input_norm, steps, rows, restarts, seed)
     if targets.is_floating_point():
@@ -180,7 +178,7 @@ def audit_model(
 
 
 class _Copy:
-    """The module under attack, and what can be asked of it: one number a row."""
+    """The module under attack, and the values that ascent maximises: one number per row."""
 
     def __init__(
         self,
@@ -203,16 +201,16 @@ class _Copy:
         self.program = compile_program(self.original)
 
     def largest(self, values: Callable[..., Tensor], free: str) -> float:
-        """The most that ascent finds. `free` says what moves: x an input, g a unit cotangent."""
-        found = []
+        """The most that ascent reaches. `free` says what moves: x an input, g a unit cotangent."""
+        reached = []
         for attempt in range(self.restarts):
             self.model = copy.deepcopy(self.original)
             if attempt:
                 randomise(self.model, self.generator)
             points = [self._inputs() if kind == "x" else self._cotangents() for kind in free]
-            found.append(climb(values, points, self.model, self.steps))
+            reached.append(climb(values, points, self.model, self.steps))
         self.model = self.original
-        return _worst(found)
+        return _worst(reached)
 
     def output_norms(self, x: Tensor) -> Tensor:
         return _row_norms(same_draws(self.model, x))
@@ -227,26 +225,20 @@ class _Copy:
     def secants(self, x: Tensor, other: Tensor) -> Tensor:
         """‖f(x) − f(x')‖/‖x − x'‖, for half of the rows with x' close to x."""
         near = x.detach().lerp(other, 1e-4)
-        other = torch.where(_as_rows(torch.arange(len(x)) % 2 == 0, x), near, other)
+        even = (torch.arange(len(x)) % 2 == 0).view((len(x),) + (1,) * (x.dim() - 1))
+        other = torch.where(even, near, other)
         moved = same_draws(self.model, x) - same_draws(self.model, other)
         # Closer than this, the difference of two outputs is rounding.
         apart = _row_norms(x - other).clamp_min(1e-8 * min(self.input_norm, 1.0))
         return _row_norms(moved) / apart
 
     def gradient_norms_of(self, name: str) -> Callable[[Tensor, Tensor], Tensor]:
-        def values(x: Tensor, g: Tensor) -> Tensor:
-            return self._norms(name, (g * same_draws(self.model, x)).flatten(1).sum(dim=1))
-
-        return values
+        return lambda x, g: self._norms(name, (g * same_draws(self.model, x)).flatten(1).sum(dim=1))
 
     def loss_gradient_norms_of(
         self, name: str, loss: Loss, labels: Tensor
     ) -> Callable[[Tensor], Tensor]:
-        def values(x: Tensor) -> Tensor:
-            y = same_draws(self.model, x)
-            return self._norms(name, _alone(loss, y, labels))
-
-        return values
+        return lambda x: self._norms(name, _alone(loss, same_draws(self.model, x), labels))
 
     def _norms(self, name: str, of_rows: Tensor) -> Tensor:
         parameter = self.model.get_parameter(name)
@@ -260,7 +252,6 @@ class _Copy:
     def faults(self, backwards: bool) -> list[str]:
         records, replacement = self._batch()
         rows = torch.cat((records, replacement))
-        # Last, since to lose track of records is worse than to be run by another forward.
         return [
             *find_faults(self.original, records, replacement, backwards),
             *find_differences(self.original, self.program, rows),
@@ -269,7 +260,7 @@ class _Copy:
     def loss_faults(self, loss: Loss, targets: Tensor, bounds: dict[str, float]) -> list[str]:
         """Whether the loss of a batch is the mean, or the sum, of its records' losses."""
         records, _ = self._batch()
-        # Most records of one class and one alone in its own: what class counts stumble over.
+        # One record is alone in its class, which shows a loss that divides by class counts.
         labels = targets[torch.tensor([0] * (RECORDS - 1) + [len(targets) - 1])]
         outputs = self.original(records)
         together, alone = loss(outputs, labels), _alone(loss, outputs, labels)
@@ -299,7 +290,7 @@ class _Copy:
 
     def _batch(self) -> tuple[Tensor, Tensor]:
         points = start_points(self.shape, self.input_norm, RECORDS + 1, self.generator).rows
-        # From the last rows, which are random, to the first, which is unlike them all.
+        # The first row is unlike all others.
         return points[1:], points[:1]
 
     def _inputs(self) -> Points:
@@ -310,9 +301,9 @@ class _Copy:
         return start_points(shape, 1.0, self.rows, self.generator, sphere=True)
 
 
-def _worst(found: Sequence[float]) -> float:
+def _worst(values: Sequence[float]) -> float:
     """The largest; max() would drop a NaN that does not come first."""
-    return next((f for f in found if not math.isfinite(f)), max(found))
+    return next((value for value in values if not math.isfinite(value)), max(values))
 
 
 def _alone(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -329,7 +320,3 @@ def _steepness(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _row_norms(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows.flatten(1), dim=1)
-
-
-def _as_rows(keep: Tensor, like: Tensor) -> Tensor:
-    return keep.view((len(like),) + (1,) * (like.dim() - 1))
