@@ -120,9 +120,9 @@ def test_changes_name_the_layer_what_it_was_what_it_is_and_why():
         "layer 'features.1': BatchNorm2d(64) → GroupNorm(16, 64): batch statistics mix records",
         "layer 'scale': InstanceNorm2d(64) with running statistics → without: they are not noised",
         "layer 'table': Embedding with max_norm=1.5 → without: it rewrites the rows that records "
-        "ask for",
+        "read",
         "layer 'bag': EmbeddingBag with max_norm=2 → without: it rewrites the rows that records "
-        "ask for",
+        "read",
     )
     assert model.table.max_norm == 1.5
     assert model.scale.track_running_stats

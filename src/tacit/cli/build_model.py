@@ -15,8 +15,6 @@ from tacit.lipschitz.twin import lipschitz_twin
 from tacit.losses.record_loss import needs_pre_activations
 from tacit.losses.registry import loss_named, numbers_of, registered_losses
 from tacit.losses.task import Task
-from tacit.models import default_model
-from tacit.models.convolutional import convnet, image_shape, lenet, lenet5, vgg
 from tacit.models.lipschitz_networks import (
     lipschitz_lenet,
     lipschitz_linear,
@@ -25,9 +23,19 @@ from tacit.models.lipschitz_networks import (
     lipschitz_resnet,
     lipschitz_vgg,
 )
-from tacit.models.losing_less import cifar_cnn, mnist_cnn
 from tacit.models.make_trainable import Trainable, make_trainable
-from tacit.models.perceptrons import mlp, mlp_mixer
+from tacit.models.networks import (
+    cifar_cnn,
+    convnet,
+    default_model,
+    image_shape,
+    lenet,
+    lenet5,
+    mlp,
+    mlp_mixer,
+    mnist_cnn,
+    vgg,
+)
 from tacit.models.residual import resnet, resnet18, wide_resnet
 
 Shape = Sequence[int]

@@ -1,7 +1,7 @@
-"""The Lipschitz networks of DP-SGD Without Clipping, at the sizes that it uses.
+"""The Lipschitz networks of DP-SGD Without Clipping, at the paper's sizes.
 
-Each begins by centring a record and putting it on a sphere, so that the bound on the input is true
-and no noise is spent on records shorter than it; activations and pooling keep the norms of
+Each begins by centring a record and scaling it onto a sphere, so that the bound on the input is
+enforced and no noise is spent on shorter records. Activations and pooling keep the norms of
 gradients where they can  [clipless paper, App. C.2].
 """
 
@@ -19,22 +19,22 @@ from tacit.lipschitz.layers.inputs import BoundedInput, LayerCentering
 from tacit.lipschitz.layers.linear import SpectralLinear
 from tacit.lipschitz.layers.rearranging import Permute, ScaledL2NormPool2d, Tokens
 from tacit.lipschitz.sets import SpectralBall
-from tacit.models.convolutional import image_shape
+from tacit.models.networks import image_shape
 
 
 def bounded_front(input_norm: float = 1.0) -> list[nn.Module]:
-    """Per-record centring and the sphere: both free of privacy, as they look at one record."""
+    """Per-record centring and the sphere. Both read one record and cost no privacy."""
     return [LayerCentering(), BoundedInput(input_norm, sphere=True)]
 
 
 def lipschitz_linear(
     shape: Sequence[int], num_classes: int, input_norm: float = 1.0
 ) -> nn.Sequential:
-    """One layer on the sphere, its spectral norm at most 1, that begins at 0.
+    """One layer on the sphere with a spectral norm of at most 1, initialised at 0.
 
-    For features that say much already, such as scattering ones. Its loss is convex in the weights,
-    so that it needs no random beginning; the ball keeps noise from carrying them away, and a norm
-    of exactly 1, as orthogonal layers have, would be too much of a constraint on one layer.
+    For informative features, such as scattering ones. Its loss is convex in the weights, so it
+    needs no random start; the ball keeps noise from carrying the weights away, and a norm of
+    exactly 1, as orthogonal layers have, would constrain a single layer too much.
     """
     last = SpectralLinear(math.prod(shape), num_classes, within=SpectralBall)
     nn.init.zeros_(last.weight)
@@ -65,16 +65,12 @@ def lipschitz_lenet(
     return nn.Sequential(
         *bounded_front(input_norm),
         SpectralConv2d(channels, 32, 3, padding=1, input_size=(height, width)),
-        MaxMin(),
-        ScaledL2NormPool2d(2),
+        MaxMin(), ScaledL2NormPool2d(2),
         SpectralConv2d(32, 64, 3, padding=1, input_size=half),
-        MaxMin(),
-        ScaledL2NormPool2d(2),
-        nn.Flatten(),
-        SpectralLinear(64 * (half[0] // 2) * (half[1] // 2), 512),
-        MaxMin(),
+        MaxMin(), ScaledL2NormPool2d(2),
+        nn.Flatten(), SpectralLinear(64 * (half[0] // 2) * (half[1] // 2), 512), MaxMin(),
         SpectralLinear(512, num_classes),
-    )
+    )  # fmt: skip
 
 
 def lipschitz_vgg(
@@ -139,7 +135,7 @@ def lipschitz_mixer(
     depth: int = 1,
     input_norm: float = 1.0,
 ) -> nn.Sequential:
-    """Disjoint patches, then `depth` times square layers over patches and over channels.
+    """Disjoint patches, then `depth` pairs of square layers over patches and over channels.
 
     Square orthogonal matrices and patches that do not overlap: norms of gradients are kept
     exactly, and every weight's bound is X·G  [clipless paper, App. C.2.4].
@@ -152,12 +148,6 @@ def lipschitz_mixer(
         Tokens(),
     ]
     for _ in range(depth):
-        layers += [
-            Permute(2, 1),
-            SpectralLinear(tokens, tokens),
-            Permute(2, 1),
-            MaxMin(axis=-1),
-            SpectralLinear(width, width),
-            MaxMin(axis=-1),
-        ]
+        layers += [Permute(2, 1), SpectralLinear(tokens, tokens), Permute(2, 1), MaxMin(axis=-1)]
+        layers += [SpectralLinear(width, width), MaxMin(axis=-1)]
     return nn.Sequential(*layers, nn.Flatten(), SpectralLinear(tokens * width, num_classes))

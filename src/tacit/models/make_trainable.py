@@ -1,4 +1,4 @@
-"""Replaces what cannot be trained record by record, and says what it replaced."""
+"""Replaces the parts of a model that mix records, such as BatchNorm, and reports each change."""
 
 from __future__ import annotations
 
@@ -33,19 +33,21 @@ def make_trainable(model: nn.Module, norm: Norm | WeightStandardised = SIXTEEN_G
     """A copy of the model in which no module mixes records, and what was changed in it.
 
     BatchNorm, in either mode, becomes `norm(channels)`, by default GroupNorm, with the same
-    weights, followed by the activation and dropout that some libraries put inside of it. Running
-    statistics of InstanceNorm and max_norm of embeddings are dropped. What is shared or tied stays
-    so. The changed layers compute something else than before: train, or fine-tune, what comes out.
+    weights, followed by the activation and dropout that some libraries put inside it. Running
+    statistics of InstanceNorm and max_norm of embeddings are dropped. Shared modules and tied
+    weights stay so. The changed layers compute a different function: train or fine-tune the result.
 
     `norm=WeightStandardised()` also standardises the weights of the convolution that feeds a
-    BatchNorm. That is the `nn.Conv2d` which the same parent registered just before it, with as
-    many filters as the norm has channels; a forward pass is not looked at.
+    BatchNorm: the `nn.Conv2d` that the same parent registered just before it, with as many filters
+    as the norm has channels. The forward pass is not examined.
 
-    Raises MixesRecords or UnsupportedModule for what it cannot replace.
+    Raises MixesRecords or UnsupportedModule for parts that it cannot replace.
+
+        model, changes = tacit.make_trainable(torchvision.models.resnet18(num_classes=10))
     """
     changes: list[str] = []
-    # What deepcopy finds here it takes for copied already, so that all that refers to a replaced
-    # module or to its weights, in any way, refers to the replacement in the copy.
+    # deepcopy takes the entries of its memo for copied already, so every reference to a replaced
+    # module or to its weights becomes one to the replacement.
     memo: dict[int, Any] = {}
     feeding = _feeding(model) if isinstance(norm, WeightStandardised) else set()
     make_norm = norm.norm if isinstance(norm, WeightStandardised) else norm
@@ -115,16 +117,15 @@ def _normalisation(
 
 
 def _is_followed_by_its_children(module: _BatchNorm) -> bool:
-    """Whether the module is a BatchNorm and then its children, one after another.
+    """Whether the module is a BatchNorm followed by its children in order.
 
-    So are the layers of timm that normalise, drop and activate. Asked with numbers, in evaluation
-    mode: a forward pass of one's own may do anything.
+    timm has such layers, which normalise, drop and activate. The test is numerical, in evaluation
+    mode, because a subclass's forward pass may do anything.
     """
-    asked = copy.deepcopy(module).eval()
-    like = next(
-        (t for t in chain(asked.parameters(), asked.buffers()) if t.is_floating_point()), None
-    )
-    if like is None or asked.running_mean is None:
+    copied = copy.deepcopy(module).eval()
+    tensors = chain(copied.parameters(), copied.buffers())
+    like = next((t for t in tensors if t.is_floating_point()), None)
+    if like is None or copied.running_mean is None:
         return False
     shape = {nn.BatchNorm1d: (), nn.BatchNorm2d: (5, 3), nn.BatchNorm3d: (2, 5, 3)}
     sizes = next((size for base, size in shape.items() if isinstance(module, base)), None)
@@ -134,27 +135,19 @@ def _is_followed_by_its_children(module: _BatchNorm) -> bool:
     x = x.to(like).reshape(2, module.num_features, *sizes)
     try:
         with torch.no_grad():
-            expected = _BatchNorm.forward(asked, x)
-            for child in asked.children():
+            expected = _BatchNorm.forward(copied, x)
+            for child in copied.children():
                 expected = child(expected)
-            return bool(torch.allclose(asked(x), expected))
+            return bool(torch.allclose(copied(x), expected))
     except Exception:  # a forward pass that takes something else
         return False
 
 
 def _standardised(module: nn.Conv2d, memo: dict[int, Any]) -> WeightStandardisedConv2d:
-    made = WeightStandardisedConv2d(
-        module.in_channels,
-        module.out_channels,
-        module.kernel_size,  # type: ignore[arg-type]
-        module.stride,  # type: ignore[arg-type]
-        module.padding,  # type: ignore[arg-type]
-        module.dilation,  # type: ignore[arg-type]
-        module.groups,
-        module.bias is not None,
-        module.padding_mode,
-        device="meta",  # its own weights are never used
-    )
+    names = "in_channels out_channels kernel_size stride padding dilation groups padding_mode"
+    settings: Any = {name: getattr(module, name) for name in names.split()}
+    settings |= {"bias": module.bias is not None, "device": "meta"}  # its weights are replaced
+    made = WeightStandardisedConv2d(**settings)
     made.weight, made.bias = copy.deepcopy((module.weight, module.bias), memo)
     return made.train(module.training)
 
@@ -173,11 +166,11 @@ def _feeding(model: nn.Module) -> set[nn.Module]:
 
 
 def _simplified(module: nn.Module) -> str | None:
-    """Switch off the options that mix records; say so in words, or None if there were none."""
+    """Switch off the options that mix records. Returns the change in words, or None."""
     kind = type(module).__name__
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
         was, module.max_norm = f"max_norm={module.max_norm:g}", None
-        return f"{kind} with {was} → without: it rewrites the rows that records ask for"
+        return f"{kind} with {was} → without: it rewrites the rows that records read"
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         module.track_running_stats = False
         module.running_mean = module.running_var = module.num_batches_tracked = None
@@ -187,7 +180,7 @@ def _simplified(module: nn.Module) -> str | None:
 
 
 def _paths(model: nn.Module) -> dict[nn.Module, list[str]]:
-    """All names of each module; a shared one has several."""
+    """All names of each module; a shared module has several."""
     paths: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         paths.setdefault(module, []).append(name)

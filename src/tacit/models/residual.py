@@ -1,12 +1,6 @@
-"""Residual networks for small images, and the normalisations that they can have.
+"""Residual networks for small images, and the normalisations to choose from.
 
-The normalisation of a network, chosen as a function from channels to a module.
-
-Convolutions whose filters are standardised before use.
-
-Residual networks for small images: a 3×3 stem and no pooling before the end  [He 2016].
-
-Wide residual networks as DP-SGD trains them  [Zagoruyko 2016; De 2022].
+`Norm` is a function from a number of channels to a module.
 """
 
 from __future__ import annotations
@@ -22,11 +16,11 @@ Norm = Callable[[int], nn.Module]
 
 
 def group_norm(groups: int = 16, least: int = 2) -> Norm:
-    """GroupNorm in `groups` groups, or the most below that divide the channels.
+    """GroupNorm in `groups` groups, or the largest smaller number that divides the channels.
 
     Each group is normalised by one record's own mean and variance  [Wu 2018], so records stay
-    apart. Groups have `least` channels or more, where there are as many: on inputs without
-    positions a channel is one number, and one number less its own mean is zero.
+    apart. Groups have at least `least` channels where possible: on inputs without positions a
+    channel is one number, and one number less its own mean is zero.
     """
     if groups < 1 or least < 1:
         raise ValueError(f"groups is {groups} and least is {least}; give numbers of at least 1")
@@ -39,7 +33,7 @@ def group_norm(groups: int = 16, least: int = 2) -> Norm:
 
 
 def normalised(layer: nn.Module, norm: Norm | None, channels: int) -> list[nn.Module]:
-    """The layer and then its normalisation, if there is one."""
+    """The layer, followed by its normalisation if there is one."""
     return [layer] if norm is None else [layer, norm(channels)]
 
 
@@ -47,8 +41,8 @@ class WeightStandardisedConv2d(nn.Conv2d):
     """Convolves with Ŵ_o = (W_o − mean W_o) / √(n·var W_o + ε), n numbers in each filter o.
 
     [Qiao 2019], scaled by n as in [Brock 2021] so that outputs are no larger than inputs. Ŵ is
-    made of weights alone, so records stay apart. There is no gain a filter: the normalisation
-    that follows has one.
+    computed from weights alone, so records stay apart. Filters have no gain of their own: the
+    normalisation that follows has one.
     """
 
     eps = 1e-5
@@ -64,7 +58,7 @@ class WeightStandardisedConv2d(nn.Conv2d):
 
 @dataclass(frozen=True)
 class WeightStandardised:
-    """A choice for `make_trainable`: this norm, and standardised convolutions before it."""
+    """For `make_trainable`: this norm, and standardised convolutions before it."""
 
     norm: Norm = field(default_factory=group_norm)
 
@@ -95,10 +89,11 @@ def resnet(
     width: int = 32,
     norm: Norm | None = nn.BatchNorm2d,
 ) -> nn.Sequential:
-    """Stages of `width`, 2·`width`, … filters, each but the first halving the sides.
+    """Stages of `width`, 2·`width`, … filters; each but the first halves the sides  [He 2016].
 
-    The default, eight layers deep, has the blocks and the width of the small residual networks
-    that DP-SGD Without Clipping searches over. `norm=None` leaves normalisation out.
+    It begins with a 3×3 convolution and pools only at the end. The default, eight layers deep, has
+    the blocks and the width of the small residual networks that DP-SGD Without Clipping searches
+    over. `norm=None` leaves normalisation out.
     """
     stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
     layers = [*normalised(stem, norm, width), nn.ReLU()]
@@ -128,7 +123,7 @@ SIXTEEN_GROUPS = group_norm(16, least=1)
 
 
 class _Block(nn.Module):
-    """f(x) + s(x): f is relu, norm, 3×3 convolution, twice; s the identity or the like with 1×1."""
+    """f(x) + s(x): f is ReLU, norm, 3×3 convolution, twice; s the identity or the same with 1×1."""
 
     def __init__(self, skip: nn.Module, *body: nn.Module) -> None:
         super().__init__()
@@ -149,8 +144,9 @@ def wide_resnet(
 ) -> nn.Sequential:
     """WRN-16-4: three stages of (depth − 4)/6 blocks with 16w, 32w and 64w filters.
 
-    The activation comes before the norm, as in [De 2022]. `conv=WeightStandardisedConv2d` is
-    what they train; the ordinary convolution has a faster rule in the book-keeping engine.
+    A wide residual network [Zagoruyko 2016] as DP-SGD trains it [De 2022], with the activation
+    before the norm. They train `conv=WeightStandardisedConv2d`; the ordinary convolution has a
+    faster rule in the book-keeping engine.
     """
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(f"depth is {depth}; a wide_resnet has 6·n + 4 layers: 10, 16, 22, 28, …")

@@ -1,4 +1,4 @@
-"""A decoder of GPT-2's shape  [Radford 2019], made of modules that engines have rules for."""
+"""A decoder like GPT-2  [Radford 2019], made of modules that engines have rules for."""
 
 from __future__ import annotations
 
@@ -55,8 +55,10 @@ class Gpt(nn.Module):
     def forward(self, tokens_BT: Tensor) -> Tensor:
         length = tokens_BT.shape[1]
         if length > self.context:
-            raise ValueError(f"{length} tokens a record; this model has {self.context} positions")
-        # Engines take a first dimension of records, so every record reads its own positions.
+            raise ValueError(
+                f"a record has {length} tokens and this model {self.context} positions"
+            )
+        # Engines need records as the first dimension, so every record reads its own positions.
         places = torch.arange(length, device=tokens_BT.device).expand(len(tokens_BT), -1)
         x_BTD = self.tokens(tokens_BT) + self.positions(places)
         return self.head(self.norm(self.blocks(x_BTD)))
@@ -67,7 +69,7 @@ class Gpt(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        # Two branches a block add up: each gets its share of the variance.
+        # The two branches of each block add up, and each gets its share of the variance.
         share = 0.02 / math.sqrt(2 * len(self.blocks))
         for name, parameter in self.named_parameters():
             if name.endswith(("project_out.weight", "narrow.weight")):
@@ -84,8 +86,8 @@ def gpt(
 ) -> Gpt:
     """GPT-2 small: 124,439,808 parameters with its 50,257 tokens and a context of 1,024.
 
-    `tied`: the head is the table of tokens, as in GPT-2. A table that is used twice is kept as
-    one row a record by the book-keeping engine (154 MB at that size); `tied=False` is not.
+    With `tied`, the head is the table of tokens, as in GPT-2. The book-keeping engine keeps one row
+    per record of a table that is used twice (154 MB at that size); with `tied=False` it does not.
     """
     if width % heads:
         raise ValueError(f"width {width} is not a multiple of {heads} heads; choose one that is")
@@ -93,7 +95,7 @@ def gpt(
 
 
 def next_token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """−log softmax(outputs_t)_{targets_(t+1)}, the mean over positions: one number a record.
+    """−log softmax(outputs_t)_{targets_(t+1)}, the mean over positions: one number per record.
 
     The targets are the records' own tokens (B, T), so a text is its own target.
     """
