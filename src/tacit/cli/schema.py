@@ -204,7 +204,7 @@ def alternatives(rule: Rule, own: bool = False) -> str:
     flag = "--" + rule.option.replace("_", "-")
     if own or not rule.values:
         return f"{flag}: {rule.why}" if own else flag
-    return " or ".join(f"{flag} {_text(value)}" for value in rule.values)
+    return f"{flag} {' or '.join(map(_text, rule.values))}"
 
 
 def read_file(settings: type, path: Path) -> dict[str, Any]:

@@ -366,7 +366,8 @@ class OutputSettings:
         "Replace the run in --out. Its ledger stays, and is charged for the new run.", False
     )
     ledger: Path | None = option(
-        "Ledger to charge, shared with other runs.", usual="ledger.sqlite in --out"
+        "Ledger to charge, shared with other runs over the same records.",
+        usual="ledger.sqlite in --out",
     )
     run_name: str | None = option("Name of the run in the ledger.")
     json: bool = option("Print one JSON object and nothing else.", False)

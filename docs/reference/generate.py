@@ -1,0 +1,58 @@
+"""Writes train.md: every option of `tacit train`, from its one definition."""
+
+from __future__ import annotations
+
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+from tacit.cli.schema import Option, alternatives, options_of
+from tacit.cli.settings import TrainSettings
+
+PAGE = Path(__file__).parent / "train.md"
+INTRODUCTION = """# Settings of `tacit train`
+
+Made by `python docs/reference/generate.py`; do not edit by hand.
+
+Each setting is an option of the command line and a key of a TOML file, in the section of its
+heading. Options of the command line come first, then `--config`, then the defaults.
+
+```toml
+# tacit train --config run.toml --seed 1
+[data]
+dataset = "mnist"
+[privacy]
+epsilon = 3.0
+[clipping]
+max_norm = 0.1
+```
+
+The `run.json` of a run holds its settings under `config.settings`, so that
+`tacit train --config runs/x/run.json` repeats it in a new folder.
+"""
+
+
+def page() -> str:
+    lines = [INTRODUCTION]
+    for part in fields(TrainSettings):
+        lines += [f"## {part.metadata['title']}: `[{part.name}]`", ""]
+        lines += ["| setting | what it is | default | takes |", "|---|---|---|---|"]
+        for o in options_of(TrainSettings).values():
+            if o.section == part.name:
+                lines.append(f"| `{o.flag}` | {o.help} | {o.default_text()} | {takes(o, part)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def takes(o: Option, part: Field[Any]) -> str:
+    """The choices or the range, and the options that it goes with."""
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path"}
+    said = [o.range.words if o.range else ", ".join(o.choices) or kinds.get(o.kind, "text")]
+    own = [rule for rule in o.goes_with if rule not in part.metadata["goes_with"]]
+    said += [f"goes with {alternatives(rule)}" for rule in own]
+    said += [f"not with {alternatives(rule)}" for rule in o.not_with]
+    return "; ".join(said)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
