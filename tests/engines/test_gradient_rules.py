@@ -10,7 +10,7 @@ from torch import nn
 import tacit
 from tacit.engines import gradients
 from tacit.engines.gradients import Stacked
-from tacit.engines.rules import FUNCTION_RULES, RULES
+from tacit.engines.rules import RULES
 from tacit.errors import UnsupportedModule
 
 
@@ -39,11 +39,10 @@ class Scale(nn.Module):
 
 @pytest.fixture(autouse=True)
 def own_rules():
-    tables = [(table, dict(table)) for table in (RULES, FUNCTION_RULES)]
+    before = dict(RULES)
     yield
-    for table, before in tables:
-        table.clear()
-        table.update(before)
+    RULES.clear()
+    RULES.update(before)
 
 
 def network() -> nn.Module:

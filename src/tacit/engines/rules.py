@@ -1,13 +1,12 @@
-"""Per-record gradients of one operand of one operator, by the operator's name.
+"""Per-record gradients of one operand of one operator, found by the operator's name.
 
 A parameter, or a tensor made from parameters alone, enters an operator as an operand. The operator
 saved its other operands, and autograd gives its cotangent b, in which every element belongs to one
-record. From those a rule makes the gradients of the operand, record by record: an outer product for
-matrix products, a look-up for embeddings, a sum over the broadcast dimensions for everything that
-is point-wise. An operator without a rule runs its own backward pass once per record.
+record. From these a rule computes the operand's gradient of each record: an outer product for
+matrix products, a look-up for embeddings, a sum over broadcast dimensions for point-wise operators.
+An operator without a rule runs its own backward pass once per record.
 
-`gradient_rule` is public: a user registers rules for operators and `torch.autograd.Function`s of
-their own.
+`gradient_rule` is public: it registers rules for a user's operators and autograd Functions.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from tacit.engines.convolution_gradients import kernel_gradients
 from tacit.engines.gradients import RecordGradients, Stacked
@@ -36,11 +36,15 @@ class NotFinite(ArithmeticError):
 
 @dataclass
 class Use:
-    """One operand of one operator, with what is needed for its per-record gradients.
+    """One operand of one operator, with all that its per-record gradients are computed from.
 
-    `cotangents` are those of the operator's outputs, `layouts` say which record each row of them
-    belongs to, `operand` counts the operator's differentiable operands, and `shape` is that of the
-    operand whose gradients are asked for.
+    Args:
+        node: the autograd node of the operator.
+        operand: the place of the operand among the operator's differentiable operands.
+        shape: the shape of that operand.
+        cotangents: the gradients at the operator's outputs.
+        layouts: the record that each row of a cotangent belongs to.
+        num_records: B.
     """
 
     node: Node
@@ -52,10 +56,10 @@ class Use:
 
     @cached_property
     def private(self) -> list[tuple[Tensor, Layout] | None]:
-        """The cotangents of records with their layouts, None for an output that has none."""
+        """The cotangents that hold values of records, with their layouts; None for the others."""
         return [
-            None if b is None or lay is None or lay.kind == "public" else (b, lay)
-            for b, lay in zip(self.cotangents, self.layouts, strict=True)
+            None if b is None or layout is None or layout.kind == "public" else (b, layout)
+            for b, layout in zip(self.cotangents, self.layouts, strict=True)
         ]
 
     @cached_property
@@ -65,21 +69,26 @@ class Use:
 
     @cached_property
     def layout(self) -> Layout:
-        return next(found[1] for found in self.private if found is not None)
+        """The layout of the first private cotangent."""
+        return next(pair[1] for pair in self.private if pair is not None)
+
+    @property
+    def is_by_row(self) -> bool:
+        """Whether the cotangent's first dimension holds the same number of rows per record."""
+        return self.layout.dim == 0 and self.layout.kind == "blocks"
 
     def saved(self, name: str) -> Any:
         """A value that the operator saved, by its name in PyTorch's derivatives."""
         return saved(self.node, name)
 
     def rows(self, tensor: Tensor, dim: int | None = None) -> Tensor:
-        """(B, R, …): R rows for each record, taken from dimension `dim`; the others keep their
-        order."""
+        """(B, R, …): dimension `dim` split into R rows per record, in front of the others."""
         return rows_by_record(tensor, self.layout, self.num_records, dim)
 
     def summed(self, full: Tensor, shape: Sequence[int] | None = None) -> Tensor | None:
-        """(B, *shape): a broadcast operand's gradients, summed over all other dimensions.
+        """(B, *shape): the gradients of a broadcast operand, summed over all other dimensions.
 
-        `full` has the cotangent's shape. None where the operand itself has rows for records.
+        `full` has the cotangent's shape. None where the operand itself has rows of records.
         """
         shape = self.shape if shape is None else shape
         extra = full.dim() - len(shape)
@@ -90,9 +99,9 @@ class Use:
         total = rows_BR.squeeze(1) if rows_BR.shape[1] == 1 else rows_BR.sum(1)
         if place >= 0:
             total = total.unsqueeze(1 + self.layout.dim)
-        lacking = extra if place >= 0 else extra - 1  # dimensions in front that the operand has not
-        if lacking:
-            total = total.flatten(1, lacking).sum(1)
+        leading = extra if place >= 0 else extra - 1  # dimensions that the operand lacks in front
+        if leading:
+            total = total.flatten(1, leading).sum(1)
         over = [1 + d for d, size in enumerate(shape) if size == 1 and total.shape[1 + d] != 1]
         return total.sum(over, keepdim=True) if over else total
 
@@ -102,27 +111,25 @@ class Use:
 
 
 # What a rule returns: a stack (B, *shape), a factored form, or None if the rule does not apply.
-Found = RecordGradients | Dense | Lookup | Tensor | None
-Rule = Callable[[Use], Found]
+RuleResult = RecordGradients | Dense | Lookup | Tensor | None
+Rule = Callable[[Use], RuleResult]
 Registered = TypeVar("Registered", bound=Rule)
-RULES: dict[str, Rule] = {}
-FUNCTION_RULES: dict[type, Rule] = {}
+RULES: dict[str | type, Rule] = {}
 
 
 def gradient_rule(*operators: Any) -> Callable[[Registered], Registered]:
     """Register the per-record gradients of an operator's operands.
 
-    An operator is a `torch.autograd.Function` class of your own, or the name of an autograd node
-    such as "AddmmBackward0" (`tensor.grad_fn.name()` tells it). The rule gets a `Use` and returns
+    An operator is a `torch.autograd.Function` class, or the name of an autograd node such as
+    "AddmmBackward0" (`tensor.grad_fn.name()` tells it). The rule is given a `Use` and returns
 
     - a tensor of shape (B, *use.shape) with each record's gradient of the operand,
     - a `Dense` product, a `Lookup` or other `RecordGradients`, whose norms are exact or from
       above, or
     - None, where it does not apply: then the operator runs once per record.
 
-    Record i's gradient must depend on row i alone. `use.saved_tensors` of a Function are
-    `use.node.saved_tensors`; `use.rows(t)` splits a tensor into (B, R, …). Each plan compares the
-    first records' gradients with autograd's, so a wrong rule is refused when it is first used.
+    Record i's gradient must depend on row i alone. Each plan compares the first records' gradients
+    with autograd's, so a wrong rule is refused when it is first used.
 
         @tacit.gradient_rule(MyScale)
         def scale(use):
@@ -132,15 +139,13 @@ def gradient_rule(*operators: Any) -> Callable[[Registered], Registered]:
 
     def register(rule: Registered) -> Registered:
         for operator in operators:
-            if isinstance(operator, str):
-                RULES[operator] = rule
-            elif isinstance(operator, type) and issubclass(operator, torch.autograd.Function):
-                FUNCTION_RULES[operator] = rule
-            else:
+            is_class = isinstance(operator, type)
+            if not (issubclass(operator, Function) if is_class else isinstance(operator, str)):
                 raise TypeError(
                     f"gradient_rule was given {operator!r}; give a torch.autograd.Function class "
                     'or the name of an autograd node, such as "AddmmBackward0"'
                 )
+            RULES[operator] = rule
         return rule
 
     return register
@@ -150,34 +155,34 @@ def rule_for(node: Node) -> Rule | None:
     """The registered rule, the rule for broadcast operands, or None for a user's Function."""
     if is_python_node(node):
         function = function_of(node)
-        return None if function is None else FUNCTION_RULES.get(function)
+        return None if function is None else RULES.get(function)
     return RULES.get(node.name(), _broadcast)
 
 
 def gradients_of(use: Use) -> Dense | Lookup | RecordGradients:
-    """What the operator's rule finds, or its own backward pass for one record at a time."""
+    """What the operator's rule gives, or its own backward pass for one record at a time."""
     rule = rule_for(use.node)
-    found: Found = None
+    result: RuleResult = None
     if use.layout.kind != "scattered" and (rule in _COMPLEX or not use.cotangent.is_complex()):
-        found = None if rule is None else rule(use)
-    if found is None:
-        found = _one_by_one(use)
-    if isinstance(found, Tensor):
-        return Stacked(wide(found).reshape(use.num_records, *use.shape))
-    return found
+        result = None if rule is None else rule(use)
+    if result is None:
+        result = _one_by_one(use)
+    if isinstance(result, Tensor):
+        return Stacked(wide(result).reshape(use.num_records, *use.shape))
+    return result
 
 
 def _one_by_one(use: Use) -> Tensor:
     """The operator's own backward pass, with the cotangents of one record at a time.
 
     The node itself is called, not autograd from the node on: other operands may lead to the same
-    place by ways that have edges of their own. What the operator saved is of all records, and a
-    cotangent of zero does not hide an infinite number (0·∞ is NaN): raises NotFinite then.
+    place through edges of their own. The operator saved values of all records, and a cotangent of
+    zero does not hide an infinite one (0·∞ is NaN). Raises NotFinite then.
     """
-    owners = [owners_of(*found, use.num_records) if found else None for found in use.private]
+    owners = [owners_of(*pair, use.num_records) if pair else None for pair in use.private]
     present = set(range(use.num_records))
-    if not any(found and found[1].ids is None for found in use.private):
-        # A loop over the records in Python has an operator for each.
+    if not any(pair and pair[1].ids is None for pair in use.private):
+        # A Python loop over the records runs one operator for each.
         present &= {r for owner in owners if owner is not None for r in owner.unique().tolist()}
     nothing = torch.zeros(use.shape, device=use.cotangent.device, dtype=use.cotangent.dtype)
     rows = [wide(nothing)] * use.num_records
@@ -242,48 +247,38 @@ def padded_places(ids_N: Tensor, num_records: int) -> Tensor:
 # Matrix products.
 
 
-@gradient_rule("AddmmBackward0")
-def _addmm(use: Use) -> Found:
-    if use.operand == 0:
-        return _scaled(use.summed(use.cotangent), use.saved("beta"))
-    return _matrix(use, use.operand - 1, ("mat1", "mat2"), use.saved("alpha"))
+# The names of the two factors, and whether a tensor is added to their product.
+_FACTORS = {
+    "MmBackward0": ("self", "mat2", False),
+    "AddmmBackward0": ("mat1", "mat2", True),
+    "BmmBackward0": ("self", "mat2", False),
+    "BaddbmmBackward0": ("batch1", "batch2", True),
+}
 
 
-@gradient_rule("MmBackward0")
-def _mm(use: Use) -> Found:
-    return _matrix(use, use.operand, ("self", "mat2"))
+@gradient_rule(*_FACTORS)
+def _product(use: Use) -> RuleResult:
+    """A product with a matrix, or with one matrix for each of H groups.
 
-
-def _matrix(use: Use, operand: int, names: tuple[str, str], alpha: float = 1) -> Found:
-    """y = x W has ∂W = Σ_t x_t b_tᵀ over rows t; y = W x has ∂W = Σ_t b_t x_tᵀ over columns t."""
-    if use.layout.dim == operand:
-        return None
-    x = wide(use.rows(use.saved(names[1 - operand]), use.layout.dim))
-    b = _scaled(wide(use.rows(use.cotangent)), alpha)
-    return Dense(b, x) if operand else Dense(x, b)
-
-
-@gradient_rule("BmmBackward0", "BaddbmmBackward0")
-def _bmm(use: Use) -> Found:
-    """A matrix for each of H groups, with the records in the rows (or columns) of every group.
-
-    The groups may be frequencies, and everything complex: then ∂W = Σ_t x̄_t b_tᵀ.
+    y = x W has ∂W = Σ_t x̄_t b_tᵀ over rows t; y = W x has ∂W = Σ_t b_t x̄_tᵀ over columns t. The
+    groups may be frequencies with complex entries.
     """
-    plain = use.node.name() == "BmmBackward0"
-    if not plain and use.operand == 0:
+    *names, adds = _FACTORS[use.node.name()]
+    if adds and use.operand == 0:
         return _scaled(use.summed(use.cotangent), use.saved("beta"))
-    names = ("self", "mat2") if plain else ("batch1", "batch2")
-    operand = use.operand if plain else use.operand - 1
-    if use.layout.dim != 2 - operand:
+    operand, grouped = use.operand - adds, len(use.shape) == 3
+    if use.layout.dim != grouped + 1 - operand or (use.cotangent.is_complex() and not grouped):
         return None
-    x_BRHD = wide(use.rows(use.saved(names[1 - operand]), use.layout.dim).conj())
-    b_BRHP = _scaled(wide(use.rows(use.cotangent)), 1 if plain else use.saved("alpha"))
-    sides = (x_BRHD, b_BRHP) if operand else (b_BRHP, x_BRHD)
-    return Stacked(torch.einsum("brhm,brhn->bhmn", *sides))
+    x = wide(use.rows(use.saved(names[1 - operand]), use.layout.dim).conj())
+    b = _scaled(wide(use.rows(use.cotangent)), use.saved("alpha") if adds else 1)
+    left, right = (x, b) if operand else (b, x)
+    if grouped:
+        return Stacked(torch.einsum("brhm,brhn->bhmn", left, right))
+    return Dense(right, left)
 
 
 @gradient_rule("TrilinearBackward0")
-def _bilinear(use: Use) -> Found:
+def _bilinear(use: Use) -> RuleResult:
     """`nn.Bilinear`: y_o = Σ_ij x_i W_oij z_j has ∂W_oij = b_o x_i z_j."""
     sums = [list(use.saved(name)) for name in ("expand1", "expand2", "expand3", "sumdim")]
     if use.operand != 1 or use.layout.dim or sums != [[1, 3], [0], [1, 2], [2, 3]]:
@@ -295,27 +290,80 @@ def _bilinear(use: Use) -> Found:
 # Look-ups.
 
 
-@gradient_rule("EmbeddingBackward0")
-def _embedding(use: Use) -> Found:
-    if use.operand != 0 or use.saved("scale_grad_by_freq") or use.layout.kind != "blocks":
+@gradient_rule("EmbeddingBackward0", "IndexBackward0")
+def _look_up(use: Use) -> RuleResult:
+    """Rows of a table: `nn.Embedding`, or table[i, j, …] with integers for the first dimensions."""
+    if use.operand != 0 or not is_look_up(use.node):
         return None
-    tokens_BT = use.rows(use.saved("indices")).flatten(1)
-    values = wide(use.rows(use.cotangent)).reshape(*tokens_BT.shape, -1)
-    padding = signed(use.saved("padding_idx"))
-    if padding >= 0:
+    place = _places(use.node, use.shape)
+    if use.layout.dim >= place.dim() or (_is_embedding(use.node) and use.layout.kind != "blocks"):
+        return None
+    tokens_BT = use.rows(place).flatten(1)
+    return _table(use.node, use.shape, tokens_BT, wide(use.rows(use.cotangent)))
+
+
+def is_look_up(node: Node) -> bool:
+    """Whether an operator reads rows of its one operand, so that `looked_up` holds for it."""
+    if node.name() == "IndexBackward0":
+        indices = saved(node, "indices")
+        return all(index is not None and index.dtype != torch.bool for index in indices)
+    return _is_embedding(node) and not saved(node, "scale_grad_by_freq")
+
+
+def looked_up(node: Node, shape: Sequence[int], rows_B: Tensor) -> Lookup | Stacked:
+    """The gradients of a table, from those of the rows that were read at public places.
+
+    The places are the same for every record: positions in a sequence, or distances between two.
+    """
+    tokens_BT = _places(node, shape).reshape(1, -1).expand(len(rows_B), -1)
+    return _table(node, shape, tokens_BT, rows_B)
+
+
+def _is_embedding(node: Node) -> bool:
+    return node.name() == "EmbeddingBackward0"
+
+
+def _places(node: Node, shape: Sequence[int]) -> Tensor:
+    """The rows that were read, where all dimensions of the table that are indexed count as one."""
+    if _is_embedding(node):
+        return saved(node, "indices")
+    indices = torch.broadcast_tensors(*saved(node, "indices"))
+    place = torch.zeros_like(indices[0], dtype=torch.long)
+    for index, size in zip(indices, shape, strict=False):
+        place = place * size + torch.where(index < 0, index + size, index)
+    return place
+
+
+def _table(node: Node, shape: Sequence[int], tokens_BT: Tensor, values: Tensor) -> Lookup | Stacked:
+    """The gradients of a table from those of the rows that each record read."""
+    num_indexed, values = 1, values.reshape(*tokens_BT.shape, -1)
+    if not _is_embedding(node):
+        num_indexed = len(saved(node, "indices"))
+    elif (padding := signed(saved(node, "padding_idx"))) >= 0:
         values = values.masked_fill((tokens_BT == padding)[..., None], 0.0)
-    return Lookup(use.shape[0], tokens_BT, values)
+    table = Lookup(math.prod(shape[:num_indexed]), tokens_BT, values)
+    if len(shape) == 2 and num_indexed == 1:
+        return table
+    return Stacked(table.rows().reshape(len(values), *shape))
+
+
+@gradient_rule("IndexSelectBackward0")
+def _index_select(use: Use) -> RuleResult:
+    if signed(use.saved("dim")) % len(use.shape) or use.layout.dim or len(use.shape) != 2:
+        return None
+    tokens_BT = use.rows(use.saved("index"))
+    return Lookup(use.shape[0], tokens_BT, wide(use.rows(use.cotangent)))
 
 
 @gradient_rule("EmbeddingBagBackward0")
-def _embedding_bag(use: Use) -> Found:
+def _embedding_bag(use: Use) -> RuleResult:
     """Sums or means of look-ups: a token's cotangent is that of its bag."""
     by_sum, by_mean = 0, 1
     mode, layout = use.saved("mode"), use.layout
     plain = use.saved("per_sample_weights") is None and signed(use.saved("padding_idx")) < 0
     if use.operand != 0 or use.saved("scale_grad_by_freq") or not plain:
         return None
-    if mode not in (by_sum, by_mean) or layout.dim or layout.kind != "blocks":
+    if mode not in (by_sum, by_mean) or not use.is_by_row:
         return None
     b, indices = wide(use.cotangent), use.saved("indices")
     places = torch.arange(len(indices), device=b.device)
@@ -329,78 +377,15 @@ def _embedding_bag(use: Use) -> Found:
     return Lookup(use.shape[0], *sides)
 
 
-@gradient_rule("IndexBackward0")
-def _index(use: Use) -> Found:
-    """table[i, j, …] with tensors of integers for the first dimensions; they may be public."""
-    indices = use.saved("indices")
-    if use.operand != 0 or any(i is None or i.dtype == torch.bool for i in indices):
-        return None
-    indexed = use.shape[: len(indices)]
-    place = _flat_places(indices, indexed)
-    if use.layout.dim >= place.dim():
-        return None
-    tokens_BT = use.rows(place).flatten(1)
-    values = wide(use.rows(use.cotangent)).reshape(*tokens_BT.shape, -1)
-    num_rows = math.prod(indexed)
-    if len(use.shape) == 2 and len(indices) == 1:
-        return Lookup(num_rows, tokens_BT, values)
-    return Lookup(num_rows, tokens_BT, values).rows()
-
-
-def _flat_places(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Which row of a table is read, where its first dimensions, of these sizes, are one."""
-    parts = torch.broadcast_tensors(*indices)
-    place = torch.zeros_like(parts[0], dtype=torch.long)
-    for part, size in zip(parts, sizes, strict=True):
-        place = place * size + torch.where(part < 0, part + size, part)
-    return place
-
-
-def is_look_up(node: Node) -> bool:
-    """Whether an operator reads rows of its one operand, so that `looked_up` holds for it."""
-    if node.name() == "IndexBackward0":
-        indices = saved(node, "indices")
-        return all(index is not None and index.dtype != torch.bool for index in indices)
-    return node.name() == "EmbeddingBackward0" and not saved(node, "scale_grad_by_freq")
-
-
-def looked_up(node: Node, shape: Sequence[int], rows_B: Tensor) -> Lookup | Stacked:
-    """The gradients of a table of some shape, from those of what was read at public places.
-
-    The same places for every record: positions in a sequence, distances between two of them.
-    """
-    if node.name() == "IndexBackward0":
-        indices = saved(node, "indices")
-        num_read, place = len(indices), _flat_places(indices, shape[: len(indices)])
-    else:
-        num_read, place = 1, saved(node, "indices")
-    tokens_BT = place.reshape(1, -1).expand(len(rows_B), -1)
-    values = rows_B.reshape(*tokens_BT.shape, -1)
-    if node.name() == "EmbeddingBackward0" and (padding := signed(saved(node, "padding_idx"))) >= 0:
-        values = values.masked_fill((tokens_BT == padding)[..., None], 0.0)
-    table = Lookup(math.prod(shape[:num_read]), tokens_BT, values)
-    if len(shape) == 2 and num_read == 1:
-        return table
-    return Stacked(table.rows().reshape(len(rows_B), *shape))
-
-
-@gradient_rule("IndexSelectBackward0")
-def _index_select(use: Use) -> Found:
-    if signed(use.saved("dim")) % len(use.shape) or use.layout.dim or len(use.shape) != 2:
-        return None
-    tokens_BT = use.rows(use.saved("index"))
-    return Lookup(use.shape[0], tokens_BT, wide(use.rows(use.cotangent)))
-
-
 # Convolutions and normalisation.
 
 
 @gradient_rule("ConvolutionBackward0")
-def _convolution(use: Use) -> Found:
+def _convolution(use: Use) -> RuleResult:
     b = use.cotangent
     if use.operand == 2:
         return use.summed_by_channel(b)
-    if use.operand != 1 or use.layout.dim or use.layout.kind != "blocks":
+    if use.operand != 1 or not use.is_by_row:
         return None
     inputs, rows = use.saved("input"), use.layout.outer * use.layout.inner
     if use.layout.outer > 1:
@@ -409,28 +394,23 @@ def _convolution(use: Use) -> Found:
     return kernel_gradients(*(inputs, b, *map(use.saved, names), rows))
 
 
-@gradient_rule("NativeLayerNormBackward0")
-def _layer_norm(use: Use) -> Found:
+@gradient_rule("NativeLayerNormBackward0", "FusedRmsNormBackward0")
+def _layer_norm(use: Use) -> RuleResult:
+    """y = x̂·γ + β with x̂ = (x − mean)·rstd, or without mean and β for RMS norm."""
     values = wide(use.cotangent)
     if use.operand == 1:
-        x, mean, rstd = (wide(use.saved(name)) for name in ("input", "result1", "result2"))
-        values = values * ((x - mean) * rstd)
-    return use.summed(values)
-
-
-@gradient_rule("FusedRmsNormBackward0")
-def _rms_norm(use: Use) -> Found:
-    values = wide(use.cotangent)
-    if use.operand == 1:
-        values = values * (wide(use.saved("input")) * wide(use.saved("result1")))
+        normalised, rstd = wide(use.saved("input")), use.saved("result1")
+        if has_saved(use.node, "result2"):
+            normalised, rstd = normalised - wide(rstd), use.saved("result2")
+        values = values * (normalised * wide(rstd))
     return use.summed(values)
 
 
 @gradient_rule("NativeGroupNormBackward0")
-def _group_norm(use: Use) -> Found:
+def _group_norm(use: Use) -> RuleResult:
     if use.operand == 2:
         return use.summed_by_channel(use.cotangent)
-    if use.layout.dim or use.layout.kind != "blocks" or use.layout.outer > 1:
+    if not use.is_by_row or use.layout.outer > 1:
         return None
     x, mean, rstd = (use.saved(name) for name in ("input", "result1", "result2"))
     return use.summed(group_norm_rows(x, mean, rstd, use.cotangent, use.saved("group")))
@@ -451,7 +431,7 @@ def group_norm_rows(
 
 
 @gradient_rule("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0")
-def _batch_norm(use: Use) -> Found:
+def _batch_norm(use: Use) -> RuleResult:
     """With fixed statistics, y = (x − μ)/√(σ² + ε)·γ + β, channel by channel."""
     if use.saved("training"):
         return None
@@ -465,13 +445,13 @@ def _batch_norm(use: Use) -> Found:
     return use.summed_by_channel(values)
 
 
-# Recurrent cells of a GPU: a bias's gradient is that of the gates it is added to.
+# Recurrent cells on a GPU: a bias's gradient is that of the gates it is added to.
 
 
 @gradient_rule("ThnnFusedLstmCellBackward0", "ThnnFusedGruCellBackward0")
-def _fused_cell(use: Use) -> Found:
+def _fused_cell(use: Use) -> RuleResult:
     """Operands: gates of the input and of the hidden state, the state, a bias for each gate."""
-    if use.operand not in (3, 4) or use.layout.dim or use.layout.kind != "blocks":
+    if use.operand not in (3, 4) or not use.is_by_row:
         return None
     gate = run_node(use.node, use.cotangents)[use.operand - 3]
     return None if gate is None else use.rows(wide(gate)).sum(1)
@@ -481,12 +461,12 @@ def _fused_cell(use: Use) -> Found:
 
 
 @gradient_rule("ExpandBackward0")
-def _expand(use: Use) -> Found:
+def _expand(use: Use) -> RuleResult:
     return use.summed(use.cotangent)
 
 
 @gradient_rule("RepeatBackward0")
-def _repeat(use: Use) -> Found:
+def _repeat(use: Use) -> RuleResult:
     b, layout = use.cotangent, use.layout
     extra = b.dim() - len(use.shape)
     if len(use.shape) == b.dim() == 1 and layout.kind == "blocks":
@@ -498,7 +478,7 @@ def _repeat(use: Use) -> Found:
     return use.summed(b)
 
 
-def _broadcast(use: Use) -> Found:
+def _broadcast(use: Use) -> RuleResult:
     """Any point-wise operator: its own backward pass, before the sum over broadcast dimensions."""
     full = run_node(use.node, use.cotangents)[use.operand]
     if full is None or full.shape != use.cotangent.shape or tuple(full.shape) == use.shape:
@@ -510,5 +490,5 @@ def _scaled(values: Any, factor: float) -> Any:
     return values if values is None or factor == 1 else values * factor
 
 
-# Rules that hold for complex numbers; a parameter is real, so these are never its own gradients.
-_COMPLEX = (_bmm, _broadcast)
+# Rules that also hold for complex numbers. A parameter is real, so these never give its gradient.
+_COMPLEX = (_product, _broadcast)
