@@ -8,7 +8,7 @@ from gradient_checks import check_traceable, outer_products, share
 from test_convolution import CASES, EACH_WAY, WAYS, Case, balanced
 from test_products import cancelling
 
-from tacit.engines import kernels, norms
+from tacit.engines import norms
 from tacit.engines.convolution_gradients import Kernel, kernel_gradients
 from tacit.engines.gradients import RowScale, Stacked
 from tacit.engines.kernels import convolution_kernels as convolution
@@ -88,7 +88,7 @@ def test_norms_from_pixels_in_a_step_that_is_compiled(stride, padding, dilation)
     b = torch.randn_like(torch.nn.functional.conv2d(x, w, None, *geometry))
     plain = kernel_gradients(x.double(), b.double(), w, *geometry, False, (0, 0), 1)
     exact = plain.rows().flatten(1).square().sum(1)
-    with kernels.left_to_the_compiler():
+    with norms.left_to_the_compiler():
         found = kernel_gradients(*on_gpu(x, b, w), *geometry, False, (0, 0), 1)
         squares = torch.compile(lambda: found.squares())()
     # TensorFloat-32 may cut the share that is added, which the bound allows for.

@@ -1,11 +1,8 @@
-"""What an engine is asked, and the arithmetic of clipping.
+"""What an engine is given (`ClipTask`) and returns (`Clipped`), and the arithmetic of clipping.
 
-The arithmetic of clipping: rules, scales, counts and sums that keep to the bound once rounded.
-
-A rule proposes a scale from a record's norm, and `clip_scale` cuts it to C/‖g‖. So ‖s·g‖ ≤ C under
-every rule, as long as a record's scale depends on its own norm and on public constants alone.
-
-What an engine is asked: whose gradients, of which loss, clipped to what.
+A clip rule proposes a scale from a record's norm, and `clip_scale` cuts it to C/‖g‖. So ‖s·g‖ ≤ C
+holds under every rule, also after rounding, as long as a record's scale depends on its own norm and
+on public constants alone.
 """
 
 from __future__ import annotations
@@ -21,17 +18,15 @@ from torch import Tensor, nn
 from tacit.precision import wide_dtype
 from tacit.sampling.batch import Batch
 
-# One record's share of a count, at most; and how wide the slope of the count is, as a share of C.
-COUNT_BOUND = 0.5
-_BAND = 0.1
+COUNT_BOUND = 0.5  # what one record adds to a count, at most
+_BAND = 0.1  # the width of the count's slope, as a share of C
 _LEAST_NORM = 1e-12
 
 
 class ClipRule(Protocol):
-    """Norms and the constant C to scales of at least 0, record by record.
+    """A function from norms and the constant C to scales of at least 0, record by record.
 
-    Rules are frozen and compared by value: what was recorded under one is not replayed under
-    another.
+    Rules are frozen and compared by value, so that a recorded step is not replayed under another.
     """
 
     def __call__(self, norms_B: Tensor, max_norm: float | Tensor) -> Tensor: ...
@@ -39,7 +34,7 @@ class ClipRule(Protocol):
 
 @dataclass(frozen=True)
 class Clip:
-    """min(1, C/‖g‖): what is longer than C is cut, the rest is left alone.  [Abadi 2016, Alg. 1]"""
+    """Scale by min(1, C/‖g‖): gradients longer than C are cut.  [Abadi 2016, Alg. 1]"""
 
     def __call__(self, norms_B: Tensor, max_norm: float | Tensor) -> Tensor:
         return torch.ones_like(norms_B)
@@ -47,11 +42,13 @@ class Clip:
 
 @dataclass(frozen=True)
 class Normalise:
-    """C/(‖g‖ + γ): every gradient gets a norm of nearly C, long or short.  [Bu 2022, AUTO-S]
+    """Scale by C/(‖g‖ + γ): every gradient gets a norm of nearly C.  [Bu 2022, AUTO-S]
 
-    ‖s·g‖ = C·‖g‖/(‖g‖ + γ) ≤ C. Gradients far shorter than γ are all scaled by C/γ, so the
-    shorter stays the shorter; γ = 0 is AUTO-V, which forgets sizes. Zero stays zero under both:
-    norms come in as at least 1e-12 (see `clip_scale`), so nothing is divided by zero.
+    ‖s·g‖ = C·‖g‖/(‖g‖ + γ) ≤ C. Gradients far shorter than γ are all scaled by C/γ, which keeps
+    their order; γ = 0 is AUTO-V, which gives all the same norm. Zero stays zero: norms are at
+    least 1e-12 (see `clip_scale`), so nothing is divided by zero.
+
+        PerSampleClip(1.0, rule=Normalise(stability=0.01))
     """
 
     stability: float = 0.01
@@ -69,10 +66,10 @@ CLIP = Clip()
 
 
 def as_norms(max_norm: float | Sequence[float]) -> float | tuple[float, ...]:
-    """One constant, or one a block, as floats that clipping can keep to.
+    """One constant, or one per block, as floats; raises ValueError for a constant below 1e-12.
 
-    Squares of float32 numbers below 4e-23 vanish, so a gradient of a billion entries may have a
-    norm of 1e-18 that nobody sees; the least constant is far above that.
+    Squares of float32 numbers below 4e-23 vanish, so a gradient of a billion entries may hide a
+    norm of 1e-18. The least constant is far above that.
     """
     one = isinstance(max_norm, int | float) or getattr(max_norm, "ndim", None) == 0
     norms = (float(max_norm),) if one else tuple(float(norm) for norm in max_norm)  # type: ignore[arg-type, union-attr]
@@ -87,14 +84,14 @@ def clip_scale(
     dtypes: Sequence[torch.dtype],
     rule: ClipRule = CLIP,
 ) -> Tensor:
-    """min(rule, C/‖g_i‖) for each of B records; of the plain rule, min(1, C/‖g_i‖).
+    """min(rule, C/‖g_i‖) for each of B records.
 
     Scaling in floating point can overshoot C by a few roundings, so C is first lowered by as
-    much: the bound holds for the numbers that are really added. Norms may be upper bounds of the
-    norms: C/n ≤ C/‖g‖, so what is added is only shorter. A norm below 1e-12 is taken for 1e-12,
-    since of a gradient so short most may be hidden (see `as_norms`), and zero has no inverse.
+    much: the bound holds for the numbers that are really added. `norms_B` may be upper bounds:
+    then gradients become only shorter. A norm below 1e-12 counts as 1e-12, since most of a gradient
+    so short may be hidden (see `as_norms`), and zero has no inverse.
     """
-    if not isinstance(max_norm, Tensor):  # so that a recorded step, which has tensors, rounds alike
+    if not isinstance(max_norm, Tensor):  # a recorded step has tensors, and must round alike
         max_norm = norms_B.new_full((), max_norm, dtype=sum_dtype(norms_B.device))
     lowered = max_norm * (1 - 16 * torch.finfo(coarsest(dtypes)).eps)
     trusted_B = norms_B.clamp_min(_LEAST_NORM)
@@ -102,12 +99,12 @@ def clip_scale(
 
 
 def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
-    """The type, of those that records of these types are scaled and added up in, with most eps."""
+    """The coarsest of the types in which records of these types are scaled and summed."""
     return max(map(wide_dtype, dtypes), key=lambda d: torch.finfo(d).eps)
 
 
 def accumulator(parameters: Iterable[Tensor]) -> Tensor:
-    """Zeros to sum all gradients into, in float64: roundings of a long float32 sum add up."""
+    """Zeros for the sum of all gradients, in float64: roundings of a long float32 sum add up."""
     every = list(parameters)
     device = every[0].device if every else torch.device("cpu")
     return torch.zeros(sum(p.numel() for p in every), dtype=sum_dtype(device), device=device)
@@ -119,10 +116,10 @@ def sum_dtype(device: torch.device) -> torch.dtype:
 
 
 def flattened(sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Tensor:
-    """All sums as one vector, in the parameters' order; zeros for a parameter that has none.
+    """All sums as one vector, in the parameters' order; zeros for a parameter without a sum.
 
-    One long vector instead of many small ones: a GPU is given few things to do, not hundreds. Its
-    type is the widest of the sums', and at least float32.
+    One long vector needs few GPU kernels. Its type is the widest of the sums' types, and at least
+    float32.
     """
     dtypes = [wide_dtype(t.dtype) for t in (*sums.values(), *parameters.values())]
     widest = max(dtypes, key=lambda d: torch.finfo(d).bits)
@@ -136,15 +133,15 @@ def flattened(sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> T
 
 
 def centred_count(norms_B: Tensor, max_norm: float | Tensor, counted_B: Tensor) -> Tensor:
-    """Σ_i v_i, with v = clamp((1 − ‖g_i‖/C)/w, −½, ½) and w = 0.1, over the records to count.
+    """Σ_i v_i over the counted records, with v = clamp((1 − ‖g_i‖/C)/w, −½, ½) and w = 0.1.
 
-    v is ½ below C and −½ above it, so a record added or removed moves the sum by at most ½, and
-    one replaced by at most 1: exactly twice the bound on one record, as everywhere.
+    v is ½ below C and −½ above it, so adding or removing a record moves the sum by at most ½, and
+    replacing one by at most 1.
 
-    Within 5% of C it is a slope: v + ½ is the mean of 1[‖g‖ ≤ c] over all c in that band. A step
-    there would be unsafe. Norms that tie with C (equal records, gradients of unit norm) are told
-    apart by their last bits, which depend on how many others are in the batch: one record more
-    could flip them all. On a slope, a rounding moves the count by roundings.
+    Within 5% of C, v is a slope: v + ½ is the mean of 1[‖g‖ ≤ c] over all c in that band. A step
+    would be unsafe there. Norms that tie with C (equal records, gradients of unit norm) differ in
+    their last bits, which depend on the size of the batch, so one more record could flip them all.
+    On a slope, a rounding moves the count by roundings.
     """
     ratio_B = norms_B.to(sum_dtype(norms_B.device)) / max_norm
     v_B = ((1 - ratio_B) / _BAND).clamp(-COUNT_BOUND, COUNT_BOUND)
@@ -157,11 +154,11 @@ def block_scales(
     factors: Sequence[float | Tensor] | None,
     rule: ClipRule,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The norms that are compared with the constants, and the scale of each block of each record.
+    """The norms to compare with the constants, and the scale of each block of each record.
 
-    Layer by layer, block h is scaled by its own norm to its own C_h. With factors m_h all blocks
-    get one scale, from n = (Σ_h m_h²·‖g_h‖²)^(1/2): then ‖(m_1·s·g_1 | … | m_L·s·g_L)‖ ≤ C. n comes
-    with a few roundings of its own and so does the multiplication after it, hence the 1 + 8u.
+    Without factors, block h is scaled by its own norm to its own C_h. With factors m_h all blocks
+    get one scale, from n = (Σ_h m_h²·‖g_h‖²)^(1/2): then ‖(m_1·s·g_1 | … | m_L·s·g_L)‖ ≤ C. The
+    slack of 1 + 8u covers the roundings of n and of the multiplication after it.
     """
     compared = list(norms)
     if factors is not None:
@@ -181,13 +178,15 @@ Blocks = tuple[tuple[str, ...], ...]
 class ClipTask:
     """Clip each record's gradient of `loss` to `norms[h]` in `blocks[h]`, for all blocks h.
 
-    A norm is a number, or a scalar on the device that engines read and never ask for. With
-    `views` of K, rows iK … iK + K − 1 of a batch are views of record i, whose gradient is their
-    mean. `counted` asks for the centred count of norms below each block's constant.
-
-    With `factors` m_h, one per block, there is one norm C for all of them: every block of a record
-    is scaled by the same min(1, C/‖(m_1·g_1 | … | m_L·g_L)‖). `active` masks entries that count:
-    elsewhere a gradient is taken for zero, before its norm is.
+    Args:
+        norms: the constants C_h, each a number or a scalar tensor on the device.
+        rule: the scale of a record, from its norm.
+        views: K. Rows iK … iK + K − 1 of a batch are views of record i, whose gradient is their
+            mean.
+        counted: whether to compute each block's centred count of norms below its constant.
+        factors: m_h, one per block. Then `norms` is one C, and every block of a record is scaled by
+            the same min(1, C/‖(m_1·g_1 | … | m_L·g_L)‖).
+        active: masks of entries. Elsewhere a gradient is zero, before its norm is taken.
     """
 
     model: nn.Module
@@ -210,10 +209,10 @@ class ClipTask:
 
 @dataclass(frozen=True)
 class Clipped:
-    """Σ_i clip(g_i) of each parameter, and each block's centred count where it was asked for.
+    """Σ_i clip(g_i) of each parameter, and each block's centred count if the task asks for it.
 
-    A parameter that no record moves may be left out, and so may the counts of an empty batch.
-    `flat` is all sums as one vector in the parameters' order, where they lie in memory like that.
+    A parameter without gradients may be missing, and so may the counts of an empty batch. `flat`,
+    if set, is the memory of all sums as one vector in the parameters' order.
     """
 
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -222,7 +221,7 @@ class Clipped:
 
 
 class Engine(Protocol):
-    """Sums and counts over the records of one physical batch."""
+    """Clipped sums and counts over the records of one physical batch."""
 
     def clipped_sums(self, task: ClipTask, piece: Batch) -> Clipped: ...
 

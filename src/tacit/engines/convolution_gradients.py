@@ -2,21 +2,18 @@
 
 A convolution is a product with windows: with a_t the window (C·K numbers) that output position t
 reads and b_t the cotangent there, ∂/∂W = Σ_t b_t a_tᵀ, group by group. A transposed convolution is
-the same with its two sides exchanged: the windows are those of the cotangent, and the inputs stand
-at the positions.
+the same with its two sides exchanged: windows of the cotangent, and inputs at the positions.
 
-Rows are kept where they are small. Otherwise only norms are: of rows that a GPU kernel makes and
-drops, or else ghost norms (`norms`). Where W·M numbers of a row are more than those of both sides
-and T positions fewer, T² inner products cost less than the row does.
+Small rows are kept. For large ones only norms are: from a GPU kernel that drops the rows it makes,
+or else ghost norms (`norms`), where T² inner products cost less than a row.
 
 **Ghost norms.** Windows overlap, so most products of two windows are products of the same pixels.
 With x_p the C channels of pixel p, δ the K places in a window and s the stride,
 
   a_t·a_u = Σ_δ x_{s·t+δ}·x_{s·u+δ},
 
-so the pixels' Gram matrix, of width C instead of C·K, is made once and added up along shifted
-diagonals. The offset of an axis moves only that axis, so one axis is added up at a time: 3 + 3
-additions for a 3×3 window instead of 9.
+so the pixels' Gram matrix, of width C instead of C·K, is computed once and added up along shifted
+diagonals, one axis at a time: 3 + 3 additions for a 3×3 window instead of 9.
 
 Rounding, in the terms of `norms`: x_p·x_q is off by n_C·u·‖x_p‖‖x_q‖, with n_C roundings of a
 product of width C, and loses up to C·τ. Adding K of them, k along each axis, rounds each Σ k times
@@ -51,10 +48,10 @@ from tacit.engines.gradients import (
     rows_are_kept,
 )
 from tacit.engines.kernels import convolution_kernels as fused_kernel
-from tacit.engines.kernels import for_compiler
 from tacit.engines.norms import (
     Gram,
     dot_depth,
+    for_compiler,
     ghost_norms,
     inner_products,
     norms_from_grams,
@@ -79,9 +76,9 @@ def kernel_gradients(
     """The kernel's gradient of each record, from the arguments of `aten.convolution`.
 
     Args:
-        inputs: (B·R, C_in, …), the R rows of a record one after another.
+        inputs: (B·R, C_in, …), with the R rows of a record one after another.
         cotangent: (B·R, C_out, …), the gradient at the convolution's output.
-        weight: the kernel, for its shape alone.
+        weight: the kernel; only its shape is used.
         rows_per_record: R. A record's gradient is the sum over its rows.
     """
     shape = tuple(weight.shape)
@@ -92,7 +89,7 @@ def kernel_gradients(
     if transposed:
         extra = _each(output_padding, dims)
         if any(e >= s for e, s in zip(extra, stride, strict=True)):
-            # So many output positions that no input reaches would make room for a window more.
+            # Output positions that no input reaches would make room for one more window.
             sides = zip(padding, extra, strict=True)
             windowed = _pad(windowed, [(p, p - e) for p, e in sides])
             padding = (0,) * dims
@@ -130,13 +127,13 @@ class Kernel:
         axes = list(zip(self.counts, self.kernel_size, self.stride, self.dilation, strict=True))
         self.spans = [(n - 1) * s + (k - 1) * d + 1 for n, k, s, d in axes]
         self.pixels = math.prod(self.spans)
-        # A pixel lies in so many windows at most: one for each place that is s·t away.
+        # The most windows that a pixel lies in: one for each place that is s·t away.
         self.overlap = math.prod(min(n, k if d > 1 else -(-k // s)) for n, k, s, d in axes)
-        # P²·C or T²·C·K products: windows that lie far apart reach many pixels.
+        # P²·C or T²·C·K products: windows far apart reach many pixels.
         self.by_pixels = self.pixels**2 <= self.positions**2 * math.prod(self.kernel_size)
 
     def gradients(self) -> RecordGradients:
-        """Rows where they are smaller than what they come from, else norms and a contraction."""
+        """Rows if they are small, else norms and a contraction."""
         fused = fused_kernel.fits(self.windowed, self.groups)
         if self.groups > 1 and self.channels == 1 and self.plain.is_cuda and len(self.counts) <= 2:
             return Stacked(self._rows_by_channel())
@@ -150,8 +147,8 @@ class Kernel:
     def _pixels_are_few(self) -> bool:
         """Whether products of pixels cost less than rows, in a step compiled for a GPU.
 
-        In units of one FLOP of the kernel that makes rows, as measured on an H200: 3 for a FLOP of
-        a float32 product, and 120 for writing and reading one number of a Gram matrix.
+        The unit is one FLOP of the kernel that makes rows. On an H200 a FLOP of a float32 product
+        costs 3, and writing and reading one number of a Gram matrix 120.
         """
         own, pairs = math.prod(self.windowed.shape[2:]) ** 2, self.positions**2
         products = 2 * 3 * (own * self.channels + pairs * self.others) + 120 * (own + pairs)
@@ -176,7 +173,7 @@ class Kernel:
         return self._contracted(norms, reach)
 
     def _contracted(self, norms: Tensor, reach: Tensor, coarse: int = 0) -> Contracted:
-        """`coarse`: of the products that the norm comes from, how many ran in TensorFloat-32."""
+        """`coarse` counts the products behind the norm that ran in TensorFloat-32."""
         if self.plain.device.type != "cpu":
             reach = torch.maximum(reach, self.whole_reach())
         coarse += int(convolution_uses_tf32(self.plain))
@@ -192,8 +189,8 @@ class Kernel:
     def _rows_by_channel(self) -> Tensor:
         """Rows of a kernel that reads one channel per group, as one convolution.
 
-        ∂W[c, k] = Σ_t a[c, s·t + d·k − p]·b[c, t] is itself a convolution: of a by b, with stride
-        and dilation exchanged, and with a group for each channel of each record.
+        ∂W[c, k] = Σ_t a[c, s·t + d·k − p]·b[c, t] is itself a convolution of a by b, with stride
+        and dilation exchanged and one group per channel of each record.
         """
         windowed, plain = self.windowed.flatten(0, 1)[None], self.plain.flatten(0, 1)[:, None]
         convolve = F.conv2d if len(self.counts) == 2 else F.conv1d
@@ -209,27 +206,26 @@ class Kernel:
         return Moved([(lying, lambda row: row.movedim(-1, 1))])
 
     def _fused_arguments(self) -> tuple[Any, ...]:
-        sizes = self.kernel_size, self.stride, self.padding, self.dilation
-        return self.windowed, self.plain, *sizes, convolution_uses_tf32(self.plain)
+        geometry = self.kernel_size, self.stride, self.padding, self.dilation
+        return self.windowed, self.plain, *geometry, convolution_uses_tf32(self.plain)
 
     def _fused_squares(self, squares: Tensor) -> Tensor:
-        """From above: what the kernel's sums may have rounded off, and squares that vanished."""
+        """From above: adds what the kernel's sums may have rounded off, and vanished squares."""
         finfo = torch.finfo(squares.dtype)
         depth = fused_kernel.squares_depth(self.windowed, self.plain, self.kernel_size)
         return squares * (1 + (depth + 2) * finfo.eps / 2) + math.prod(self.shape) * finfo.tiny
 
     def reach(self) -> Tensor:
-        """√n·‖a‖·‖b‖ where no pixel lies in more than n windows, which is no less than S.
+        """√n·‖a‖·‖b‖ ≥ S, where no pixel lies in more than n windows.
 
         S = Σ_t ‖a_t‖‖b_t‖ ≤ (Σ_t ‖a_t‖²)^½·‖b‖, and Σ_t ‖a_t‖² counts each pixel at most n times.
-        Only two lengths are needed for it, each one pass over memory.
         """
         return self.whole_reach() * math.sqrt(self.overlap)
 
     def whole_reach(self) -> Tensor:
         """‖a‖·‖b‖: a GPU may contract by Fourier transforms, which round at *all* positions.
 
-        Where a is far from b their terms are zero, and so is S; what the transform adds is not.
+        Where a is far from b, S is zero but the roundings of a transform are not.
         """
         a, b = (sum_of_squares(side).sqrt() for side in (self.windowed, self.plain))
         return a * b
@@ -269,7 +265,7 @@ class Kernel:
         lead, sizes = (len(pixels), self.groups), pixels.shape[2:]
         x_BGPC = pixels.reshape(*lead, self.channels, math.prod(sizes)).transpose(2, 3)
         inner = inner_products(x_BGPC, x_BGPC).reshape(*lead, *sizes, *sizes)
-        # Products with padding are zeros, and not made; pixels behind all windows are cut off.
+        # Products with padding are zeros; pixels behind all windows are cut off.
         axes = zip(self.padding, self.spans, sizes, strict=True)
         inner = _pad(inner, 2 * [(pad, span - pad - size) for pad, span, size in axes])
         for i in reversed(range(dims)):
@@ -302,7 +298,7 @@ class Kernel:
     def _in_pieces(
         self, numbers: int, work: Callable[[slice], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
-        """`work` with a workspace of so many numbers per group and record."""
+        """`work` piece by piece, where a group of a record needs so many numbers of workspace."""
         limit = 1 << (22 if self.plain.device.type == "cpu" else 26)  # a CPU's fit its cache
         return in_pieces(len(self.plain), self.groups * numbers, work, limit)
 
@@ -310,12 +306,11 @@ class Kernel:
 def _end_to_end(
     padded: Tensor, plain: Tensor, reach: int, stride: int, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """The rows of a record, each with its padding, laid end to end along the first axis of space.
+    """Join the rows of a record, each with its padding, along the first axis of space.
 
-    So a record has one row with more positions, and nothing is made row by row. Windows that begin
-    in one row and end in the next belong to none: b is zero there. A row's length is rounded up to
-    a multiple of the stride, so that each begins where a window does. A window reaches over `reach`
-    pixels.
+    Then a record has one row with more positions. Windows that begin in one row and end in the next
+    belong to none, so b is zero there. Each row's length is rounded up to a multiple of the stride,
+    so that every row begins where a window does. A window reaches over `reach` pixels.
     """
     windows = max(-(-padded.shape[2] // stride), plain.shape[2])
 

@@ -1,6 +1,4 @@
-"""Per-record gradients of one parameter, and clipped sums of them.
-
-The gradients of one parameter, record by record, in the form that is cheapest to keep.
+"""Per-record gradients of one parameter, in the form that is cheapest to keep, and clipped sums.
 
 Every form keeps three promises. B is the number of records and g_i the gradient of record i:
 
@@ -9,9 +7,8 @@ Every form keeps three promises. B is the number of records and g_i the gradient
               g_i is NaN or infinite (`RowScale`);
   rows()      all g_i, stacked as (B, *shape of the parameter).
 
-Everything here can be traced by `make_fx`: no value is read back, and no branch depends on one.
-
-From per-record gradients to clipped sums, block by block.
+`clip_and_sum` turns the gradients of all parameters into clipped sums, block by block. Everything
+here can be traced by `make_fx`: no value is read back, and no branch depends on one.
 """
 
 from __future__ import annotations
@@ -19,22 +16,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tacit.engines.clipping import Clipped, ClipTask, block_scales, centred_count
-from tacit.engines.kernels import for_compiler
-from tacit.engines.norms import sum_of_squares
+from tacit.engines.norms import for_compiler, sum_of_squares
 from tacit.precision import full_precision, wide
 
 
 @dataclass(frozen=True)
 class RowScale:
-    """What each record is multiplied by. A record with s_i = 0 is left out, whatever it holds.
+    """One factor per record. A record with s_i = 0 is left out, whatever it holds.
 
-    `all_present` may be set where that is known of every record: then nothing needs to be masked.
+    With `all_present`, no factor is zero and nothing needs to be masked.
     """
 
     values_B: Tensor
@@ -50,7 +47,7 @@ class RowScale:
             return x_B
         bits = _BITS.get(x_B.dtype)
         if x_B.device.type == "cpu" and bits is not None and not for_compiler():
-            # All bits or none. Four times as fast as `torch.where`, which CPUs do not vectorise.
+            # Keep all bits or none: four times as fast as `torch.where`, which is not vectorised.
             mask_B = (self.values_B == 0).to(bits) - 1
             return (x_B.view(bits) & _column(mask_B, x_B)).view(x_B.dtype)
         return torch.where(_column(self.values_B != 0, x_B), x_B, 0.0)
@@ -64,6 +61,8 @@ def _column(values_B: Tensor, like: Tensor) -> Tensor:
 
 
 class RecordGradients(Protocol):
+    """What every form offers; the module's docstring states the promises."""
+
     def squares(self) -> Tensor: ...
 
     def total(self, scale: RowScale) -> Tensor: ...
@@ -73,17 +72,13 @@ class RecordGradients(Protocol):
 
 @dataclass
 class Stacked:
-    """Keep all rows: nothing is computed twice, and the norm is of the very numbers added.
+    """All rows: nothing is computed twice, and the norm is of the very numbers that are added.
 
     `squares_B`, if given, are upper bounds that were computed together with the rows.
     """
 
     rows_BP: Tensor
     squares_B: Tensor | None = None
-
-    def is_short(self) -> bool:
-        """Whether a copy of the rows costs less than work of their own."""
-        return self.squares_B is None and math.prod(self.rows_BP.shape[1:]) <= 1 << 12
 
     def squares(self) -> Tensor:
         return sum_of_squares(self.rows_BP) if self.squares_B is None else self.squares_B
@@ -102,8 +97,7 @@ class Stacked:
 class Moved:
     """Gradients of parts of one parameter that share no element, so that squares add up.
 
-    Each part comes with how it moves to its place in the parameter, where it has been laid out in
-    another order or is one of several slices.
+    Each part comes with a function that moves it to its place in the parameter.
     """
 
     parts: Sequence[tuple[RecordGradients, Callable[[Tensor], Tensor]]]
@@ -115,22 +109,18 @@ class Moved:
         return added([move(gradients.total(scale)) for gradients, move in self.parts])
 
     def rows(self) -> Tensor:
-        each = [torch.stack([move(row) for row in g.rows()]) for g, move in self.parts]
-        return added(each)
+        return added([torch.stack([move(row) for row in g.rows()]) for g, move in self.parts])
 
 
 def added(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total
+    return reduce(torch.add, tensors)
 
 
 @dataclass
 class Contracted:
-    """Keep only norms; the total comes from one contraction of inputs and cotangents.
+    """Norms alone; the total comes from one contraction of inputs and cotangents.
 
-    A record's share of that contraction is not the vector whose norm was taken: both were
+    A record's share of that contraction is not the vector whose norm was taken, as both were
     rounded. With S = Σ_t ‖a_t‖·‖b_t‖ over the record's positions t (the *reach*), the squared norm
     is off by at most γ·S² and the share by at most τ·S, so ‖share‖ ≤ √(norm² + γ·S²) + τ·S, which
     is what `squares` returns. `norm_squares_B` already allows for roundings that depend on sizes
@@ -187,16 +177,15 @@ def in_pieces(
     return found[0] if len(found) == 1 else tuple(map(torch.cat, zip(*found, strict=True)))
 
 
-# Numbers: stacks up to here are kept on a CPU, where norms of rows are exact and cheap.
-_SMALL_STACK = 1 << 20
+_SMALL_STACK = 1 << 20  # numbers of a stack that a CPU keeps
+_SHORT_ROW = 1 << 12  # numbers of a row that is cheaper to copy than to process alone
 
 
 def rows_are_kept(row: int, *factors: Tensor, times: int = 2) -> bool:
-    """Whether rows of so many numbers are kept, or only norms: the one place that chooses.
+    """Whether to keep rows of `row` numbers, or norms alone: the one place that chooses.
 
     Rows that are not much larger than the factors they come from save a second contraction. On a
-    CPU small ones are kept too: their norm is of the very numbers that are added, without the slack
-    of a ghost norm.
+    CPU small stacks are kept too, as their norms need none of the slack of a ghost norm.
     """
     few = row <= times * sum(math.prod(x.shape[1:]) for x in factors)
     return few or (factors[0].device.type == "cpu" and len(factors[0]) * row <= _SMALL_STACK)
@@ -209,17 +198,16 @@ def clip_and_sum(
     device: torch.device,
     mask: Tensor | None,
 ) -> Clipped:
-    """Σ_i s_i·g_i in each block. Scales come from upper bounds of the norms, counts from the same.
+    """Σ_i s_i·g_i in each block, with scales and counts from upper bounds of the norms.
 
-    A record whose squared norm is not finite has a scale of zero in every block and so adds
-    nothing, whatever it holds; nor does a row outside `mask`.
+    A record adds nothing, whatever it holds, if its squared norm is not finite or `mask` is False.
     """
     with full_precision(device), torch.no_grad():
         blocks = [_joined(names, gradients) for names in task.blocks]
         norms = _norms(blocks, num_records, device)
         keep = (norms[0] if len(norms) == 1 else torch.stack(norms).sum(dim=0)).isfinite()
         counted = keep if mask is None else keep & mask
-        # A CPU can ask whether a record is left out; a GPU would have to be waited for.
+        # Reading a value makes a GPU wait, so only a CPU asks whether a record is left out.
         all_present = device.type == "cpu" and not for_compiler() and bool(counted.all())
         compared, scales = block_scales(norms, task.norms, task.factors, task.rule)
         sums: dict[str, Tensor] = {}
@@ -248,19 +236,23 @@ _Member = tuple[tuple[str, ...], RecordGradients]
 
 
 def _joined(names: Sequence[str], gradients: dict[str, RecordGradients]) -> list[_Member]:
-    """The gradients of a block, those with short rows as one: biases, scales, small tables.
+    """The gradients of a block, with short rows (biases, scales, small tables) joined into one.
 
-    One norm and one product for all of them in the place of one each; half of a network's
-    parameters are of that kind, and each would take some five kernels of a few microseconds.
+    Half of a network's parameters have short rows. One norm and one product for all of them
+    replaces some five kernels of a few microseconds for each.
     """
-    found = {name: gradients[name] for name in names if name in gradients}
-    short = {n: g.rows_BP for n, g in found.items() if isinstance(g, Stacked) and g.is_short()}
+    present = {name: gradients[name] for name in names if name in gradients}
+    short = {
+        name: g.rows_BP.reshape(len(g.rows_BP), -1)
+        for name, g in present.items()
+        if isinstance(g, Stacked) and g.squares_B is None
+        if math.prod(g.rows_BP.shape[1:]) <= _SHORT_ROW
+    }
     if len(short) < 2 or len({rows.dtype for rows in short.values()}) > 1:
         short = {}
-    members: list[_Member] = [((n,), g) for n, g in found.items() if n not in short]
+    members: list[_Member] = [((name,), g) for name, g in present.items() if name not in short]
     if short:
-        rows = [rows.reshape(len(rows), -1) for rows in short.values()]
-        members.append((tuple(short), Stacked(torch.cat(rows, dim=1))))
+        members.append((tuple(short), Stacked(torch.cat(list(short.values()), dim=1))))
     return members
 
 
@@ -268,9 +260,6 @@ def _norms(
     blocks: Sequence[Sequence[_Member]], num_records: int, device: torch.device
 ) -> list[Tensor]:
     squares = [[wide(each.squares()) for _, each in members] for members in blocks]
-    like = next((s for those in squares for s in those), None)
-    like = torch.zeros(num_records, device=device) if like is None else like
-    return [
-        torch.stack(those).sum(dim=0).sqrt() if those else torch.zeros_like(like)
-        for those in squares
-    ]
+    first = next((s for of_block in squares for s in of_block), None)
+    none = torch.zeros(num_records, device=device) if first is None else torch.zeros_like(first)
+    return [torch.stack(s).sum(dim=0).sqrt() if s else none for s in squares]

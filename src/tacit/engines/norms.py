@@ -26,25 +26,40 @@ for widths up to millions is less than the 16·u·S² that `Contracted` adds.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from tacit.engines.kernels import for_compiler
 from tacit.engines.kernels import ghost_kernels as ghost
 from tacit.precision import matmul_uses_tf32
 
-# So many squares are added in one sum of the numbers' own type.
-_SHORT = 64
-# So many numbers of a whole batch are added in float64 on a CPU.
-_FEW = 1 << 17
+_SHORT = 64  # squares that one sum adds in their own type
+_FEW = 1 << 17  # numbers of a batch that a CPU adds in float64 at once
+_for_compiler: ContextVar[bool] = ContextVar("_for_compiler", default=False)
+
+
+@contextmanager
+def left_to_the_compiler() -> Iterator[None]:
+    """Trace a step for a compiler, which does better with other operators than eager PyTorch."""
+    token = _for_compiler.set(True)
+    try:
+        yield
+    finally:
+        _for_compiler.reset(token)
+
+
+def for_compiler() -> bool:
+    """Whether the step is being traced for a compiler."""
+    return _for_compiler.get()
 
 
 @dataclass(frozen=True)
 class Gram:
-    """x_t·x_u for all positions of each record, and how far off they may be.
+    """x_t·x_u for all positions t, u of each record.
 
     Each is a sum of `width` products, and each product was rounded at most `depth` times.
     """
@@ -66,7 +81,7 @@ def inner_products(x_BTD: Tensor, y_BSD: Tensor) -> Tensor:
     flat_x, flat_y = (x.reshape(math.prod(lead), *x.shape[-2:]) for x in (x_BTD, y_BSD))
     single = x_BTD.is_cuda and x_BTD.dtype == torch.float32
     if single and (matmul_uses_tf32(x_BTD) or not for_compiler()):
-        # TensorFloat-32 keeps 10 bits, too few where terms cancel; this operator never uses it.
+        # TensorFloat-32 keeps 10 bits, too few where terms cancel. This operator never uses it.
         total = ghost.inner_products(flat_x, flat_y, block)
     else:
         (x, *xs), (y, *ys) = flat_x.split(block, dim=-1), flat_y.split(block, dim=-1)
@@ -98,7 +113,7 @@ def ghost_norms(a_BTD: Tensor, b_BTP: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def norms_from_grams(a: Gram, b: Gram) -> tuple[Tensor, Tensor]:
-    """The same, from inner products that are already there."""
+    """The same, from inner products."""
     depth = a.depth + b.depth + sum_depth(a.inner_BTT.shape[-1])
     length_a, length_b = lengths(a.inner_BTT, a.width), lengths(b.inner_BTT, b.width)
     reach = (length_a * length_b).sum(dim=-1)
@@ -130,8 +145,8 @@ def sum_of_squares(x_B: Tensor) -> Tensor:
 
     A CPU adds blocks of 64 numbers in their own type and the blocks in float64, so no square is
     rounded more than 64 + 6 times in any order of the sums: 2e-6 of a float32 norm. `vector_norm`
-    reads each number once, ten times as fast on a CPU as squares that are written first. A GPU, a
-    compiler's code and few numbers are added in float64 at once: that is one operator.
+    reads each number once, which is ten times as fast as writing squares first. On a GPU, in
+    compiled code and for few numbers one operator adds everything in float64.
     """
     flat = x_B.unsqueeze(1) if x_B.dim() == 1 else x_B.flatten(1)
     size, finfo = flat.shape[1], torch.finfo(x_B.dtype)
@@ -148,23 +163,11 @@ def sum_of_squares(x_B: Tensor) -> Tensor:
             each = torch.cat([each, last], dim=1) if whole else last
         flat = each
     norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
-    vanished = _constant(size * finfo.tiny, x_B.device)
-    return torch.addcmul(vanished, norms, norms, value=1 + slack).to(x_B.dtype)
-
-
-def _constant(number: float, device: torch.device) -> Tensor:
-    if for_compiler() or device.type != "cpu":
-        return torch.full((), number, dtype=torch.float64, device=device)
-    return _on_cpu(number)
-
-
-@cache
-def _on_cpu(number: float) -> Tensor:
-    return torch.tensor(number, dtype=torch.float64)
+    return (norms.square() * (1 + slack) + size * finfo.tiny).to(x_B.dtype)
 
 
 def sum_over_pairs(terms_BTT: Tensor) -> Tensor:
-    """Σ_{t,u}, over one position and then over the other, each in blocks."""
+    """Σ_{t,u}, first over one position and then over the other, each in blocks."""
     return _sum_in_blocks(_sum_in_blocks(terms_BTT))
 
 
@@ -176,22 +179,22 @@ def _sum_in_blocks(x: Tensor) -> Tensor:
 
 
 def sum_depth(*positions: int) -> int:
-    """How many roundings a term of `sum_over_pairs` meets, in any order of each sum."""
+    """The most roundings that a term of `sum_over_pairs` meets, in any order of each sum."""
     first, second = positions if len(positions) == 2 else positions * 2
     return sum(_summands(count) + math.ceil(count / _summands(count)) for count in (first, second))
 
 
 def dot_depth(width: int) -> int:
-    """How many roundings a product meets in an inner product that is summed in blocks."""
+    """The most roundings that a product meets in an inner product that is summed in blocks."""
     block = _block(width)
     return min(width, block) + math.ceil(width / block)
 
 
 def _block(width: int) -> int:
-    """At least √D, so that there are no more roundings between blocks than within one."""
+    """At least √D, so that blocks meet no more roundings than the numbers within one."""
     return max(512 if for_compiler() else 128, 32 * math.ceil(math.sqrt(width) / 32))
 
 
 def _summands(positions: int) -> int:
-    """The same for sums over positions."""
+    """The block for sums over positions."""
     return max(64, 32 * math.ceil(math.sqrt(positions) / 32))

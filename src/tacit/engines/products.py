@@ -5,9 +5,9 @@ A use of a (P, D) matrix has one of two factored forms, with T positions for eac
   Dense    Σ_t b_t a_tᵀ, where y_t = W a_t and b_t is the cotangent of y_t;
   Lookup   Σ_t e(k_t) b_tᵀ, where y_t = W[k_t] and e(k) is the unit vector of row k.
 
-One matrix may be used several times: at every step of a recurrence, or as an embedding and again
-as the output head. The record's gradient is the sum of all its uses, and so its norm is that of
-the sum: uses of one form are concatenated along T, and the two forms meet in a cross term.
+A matrix may be used several times: at every step of a recurrence, or as an embedding and again as
+the output head. A record's gradient is the sum over all uses. Uses of one form are concatenated
+along T, and the two forms meet in a cross term.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Dense:
 class Lookup:
     """Σ_t e(k_t) b_tᵀ of each record, of a table with `num_rows` rows.
 
-    Tokens may count from the end (−1 is the last row), as in `table[tokens]`. Where an embedding
-    has a `padding_idx`, the caller sets b to zero at the positions that read it.
+    Negative tokens count from the end, as in `table[tokens]`. For an embedding with a
+    `padding_idx`, b must be zero at the positions that read it.
     """
 
     num_rows: int
@@ -72,7 +72,7 @@ class Lookup:
     b_BTD: Tensor
 
     def rows_read(self) -> Tensor:
-        """Tokens from 0 to num_rows − 1: two names of one row must compare equal."""
+        """Tokens from 0 to num_rows − 1, so that equal rows compare equal."""
         tokens = self.tokens_BT.long()
         return torch.where(tokens < 0, tokens + self.num_rows, tokens)
 
@@ -82,18 +82,18 @@ class Lookup:
         return tables.scatter_add(1, index, self.b_BTD)
 
     def total(self, scale: RowScale) -> Tensor:
-        # The gradient of an embedding without padding: −1 is no row.
+        # The padding index −1 is no row.
         return torch.ops.aten.embedding_dense_backward(
             scale.of(self.b_BTD), self.rows_read(), self.num_rows, -1, False
         )
 
     def norms(self, part: slice) -> tuple[Tensor, Tensor]:
-        """‖g‖² = Σ_{t,u: k_t = k_u} b_t·b_u: no table per record is made."""
+        """‖g‖² = Σ_{t,u: k_t = k_u} b_t·b_u, without a table per record."""
         squares, reach, depth, _ = self.squares(part)
         return safe_squares(squares, reach, depth, self.b_BTD.shape[1]), reach
 
     def squares(self, part: slice) -> tuple[Tensor, Tensor, int, Tensor]:
-        """The same as computed, the reach, the depth of rounding, and ‖b_t‖ from above.
+        """‖g‖² as computed, the reach, the depth of rounding, and ‖b_t‖ from above.
 
         Only positions that read the same row meet: the reach is (Σ_{t,u: k_t = k_u} ‖b_t‖‖b_u‖)^½.
         """
@@ -104,7 +104,7 @@ class Lookup:
         length = lengths(inner, width)
         together = length.unsqueeze(2) * length.unsqueeze(1)
         reach = sum_over_pairs(together * same).sqrt()
-        # A product and no `where`: what is not finite must reach the norm, whoever it meets.
+        # A product and not `where`: a value that is not finite must reach the norm.
         vanished = torch.finfo(inner.dtype).tiny * width * positions**2
         squares = sum_over_pairs(inner * same) + vanished
         return squares, reach, dot_depth(width) + sum_depth(positions), length
@@ -112,7 +112,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Tied:
-    """A matrix with uses of both forms, such as an embedding that is the output head as well.
+    """A matrix with uses of both forms, such as an embedding that is also the output head.
 
     With G = Σ_t b_t a_tᵀ + Σ_s e(k_s) g_sᵀ,
 
@@ -139,7 +139,6 @@ class Tied:
         a_BTD, b_BTP = piece(self.dense.a_BTD, part), piece(self.dense.b_BTP, part)
         index_BS, g_BSD = piece(self.table.rows_read(), part), piece(self.table.b_BTD, part)
         (positions, width), reads = a_BTD.shape[1:], g_BSD.shape[1]
-        # Already from above, and ‖Σ_t b_t a_tᵀ‖² is one of three terms that are added.
         dense_squares, dense_reach = self.dense.norms(part)
         table_squares, _, table_depth, g_lengths = self.table.squares(part)
         at_tokens = b_BTP.gather(2, index_BS.unsqueeze(1).expand(-1, positions, -1))
@@ -153,11 +152,9 @@ class Tied:
 
 
 def matrix_gradients(uses: Sequence[Dense | Lookup]) -> RecordGradients:
-    """The gradient of one (P, D) matrix, as rows or by norms, whichever is cheaper.
+    """The gradient of one (P, D) matrix from all its uses, as rows or norms, whichever is cheaper.
 
-    Uses of one form are concatenated along T. Example: a tied embedding and output head,
-
-        matrix_gradients([Lookup(vocabulary, tokens_BT, b_BTD), Dense(hidden_BTD, logits_b_BTP)])
+    matrix_gradients([Lookup(vocabulary, tokens_BT, b_BTD), Dense(hidden_BTD, logits_b_BTP)])
     """
     dense = [use for use in uses if isinstance(use, Dense)]
     tables = [use for use in uses if isinstance(use, Lookup)]

@@ -33,7 +33,7 @@ from torch.fx.node import map_arg
 
 from tacit.checks.model_table import table_of
 from tacit.engines.draws import State
-from tacit.engines.kernels import left_to_the_compiler
+from tacit.engines.norms import left_to_the_compiler
 from tacit.precision import float32_settings, full_precision, uses_tensor_float
 from tacit.torch_internals import TorchDispatchMode, compile_graph, copy_each
 
