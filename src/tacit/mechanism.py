@@ -22,11 +22,10 @@ from tacit.noise import Allocation, GlobalNoise, joint_noise_multiplier, noise_l
 from tacit.queries.bounded_gradient import (
     Adapting,
     BoundedGradient,
-    Expecting,
     GradientQuery,
     Loss,
+    Recording,
     Statistic,
-    sizes_of,
 )
 from tacit.randomness import Randomness, Stream, step_draws
 from tacit.sampling.batch import Batch
@@ -200,7 +199,7 @@ class Mechanism:
             unit=query.unit,
             prelude=prelude,
         )
-        if isinstance(self.query, Expecting):
+        if isinstance(self.query, Recording):
             self.query.expect(sampler.steps)
         self._randomness = Randomness(seed)
         self._steps = itertools.count()
@@ -227,7 +226,7 @@ class Mechanism:
         stds_beside = [statistic.std for statistic in bounded.statistics]
         z = self.plan.noise_multiplier
         left = noise_left(z, joint_noise_multiplier(beside, stds_beside))
-        stds = self.allocation(sensitivities, sizes_of(bounded.blocks), left)
+        stds = self.allocation(sensitivities, [block.size for block in bounded.blocks], left)
         joint = joint_noise_multiplier([*sensitivities, *beside], [*stds, *stds_beside])
         if not joint >= z * (1 - 1e-9):  # written so that NaN is refused too
             raise ValueError(

@@ -14,7 +14,7 @@ from tacit.checks.side_effects import function_kind
 from tacit.engines import BookKeeping, PerRecord
 from tacit.engines import model_certificate as certify
 from tacit.errors import MixesRecords
-from tacit.queries import clipped_query
+from tacit.queries import per_sample_clip
 
 torch.set_num_threads(1)
 ROWS, LABELS = torch.randn(6, 4), torch.arange(6) % 3
@@ -144,7 +144,7 @@ def test_counters_and_temperatures_cause_few_checks(monkeypatch):
         asked.append(1)
         return certify.certify(*args, **options)
 
-    monkeypatch.setattr(clipped_query, "certify", counted)
+    monkeypatch.setattr(per_sample_clip, "certify", counted)
     model, query = Centred(), tacit.PerSampleClip(1.0, engine=PerRecord())
     for _ in range(40):
         model.temperature *= 0.9

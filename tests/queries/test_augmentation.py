@@ -18,7 +18,7 @@ from tacit.engines import Automatic, BookKeeping, PerRecord
 from tacit.errors import MixesRecords
 from tacit.lipschitz.layers import SpectralConv2d, SpectralLinear
 from tacit.queries import Clip
-from tacit.queries.per_sample_clip import ViewBatches
+from tacit.queries.views import ViewBatches
 from tacit.sampling import Poisson, batch_of
 
 torch.set_num_threads(1)

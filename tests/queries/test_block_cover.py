@@ -68,7 +68,7 @@ def test_frozen_parameters_are_in_no_block_and_get_no_gradient(model):
 
 @pytest.mark.parametrize("max_norm", [[1.0], [1.0, 2.0, 3.0, 4.0]])
 def test_one_norm_a_block(model, max_norm):
-    with pytest.raises(ValueError, match="one a block"):
+    with pytest.raises(ValueError, match="one per block"):
         run(model, max_norm=max_norm, blocks=tacit.by_layer)
 
 

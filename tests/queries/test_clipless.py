@@ -250,7 +250,7 @@ def test_recorded_passes_give_the_same_sums(monkeypatch) -> None:
             for p in model.parameters():
                 p.mul_(1.01)
         tacit.project(model)
-    held = query.engine.recorder._recordings.values()
+    held = query.recorder._recordings.values()
     assert any(recording.replay is not None for recording in held)
 
 

@@ -12,8 +12,9 @@ from small_trainer import small_trainer, some_records
 
 import tacit
 from tacit.errors import NotPublic
+from tacit.queries.record_overlap import require_held_out
 from tacit.training import Unprotected
-from tacit.training.preconditions import NOT_COVERED, SHOWN, require_held_out
+from tacit.training.preconditions import NOT_COVERED, SHOWN
 
 TRAIN = some_records()
 COPY = replace(TRAIN, inputs=TRAIN.inputs.clone(), targets=TRAIN.targets.clone(), name="copy")

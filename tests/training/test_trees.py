@@ -12,7 +12,7 @@ from torch import nn
 import tacit
 from tacit.errors import NotPublic
 from tacit.losses import CrossEntropy, Huber, TokenCrossEntropy, WithConstant
-from tacit.training.preconditions import require_held_out
+from tacit.queries.record_overlap import require_held_out
 
 
 def texts(count=30, seed=0, vocabulary=20, classes=3):

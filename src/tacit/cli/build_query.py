@@ -23,8 +23,7 @@ from tacit.noise import Allocation, GlobalNoise, OptimisedNoise, PerLayerNoise
 from tacit.queries.batch_clip import BatchClip
 from tacit.queries.bounded_gradient import Blocks, GradientQuery, Loss, by_layer, by_parameter
 from tacit.queries.clipless import Clipless
-from tacit.queries.clipped_query import ClippedQuery, Frozen
-from tacit.queries.per_sample_clip import PerSampleClip
+from tacit.queries.per_sample_clip import ClippedQuery, Frozen, PerSampleClip
 from tacit.queries.set_gradients import (
     LocalRun,
     MeanGradient,

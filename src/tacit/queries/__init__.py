@@ -1,4 +1,11 @@
-"""Gradients that carry their own sensitivity."""
+"""Gradients that carry their own sensitivity: the formula and the bound of each route.
+
+A query turns a batch into a `BoundedGradient`, which the mechanism adds noise to. `Clipless` bounds
+the gradients of a Lipschitz network by construction, `PerSampleClip` clips every record's gradient,
+and `BatchClip` that of a mini-set. `thresholds` has clipping constants that adapt, and
+`bounded_gradient` the protocol for a query of your own. How sums are computed is the business of
+`tacit.engines`.
+"""
 
 from tacit.engines.clipping import Clip, Normalise
 from tacit.queries.batch_clip import BatchClip
@@ -14,7 +21,7 @@ from tacit.queries.bounded_gradient import (
     by_prefix,
 )
 from tacit.queries.clipless import Clipless
-from tacit.queries.per_sample_clip import PerSampleClip
+from tacit.queries.per_sample_clip import ClippedQuery, Frozen, PerSampleClip
 from tacit.queries.set_gradients import (
     LocalRun,
     MeanGradient,
@@ -38,7 +45,9 @@ __all__ = [
     "BoundedGradient",
     "Clip",
     "Clipless",
+    "ClippedQuery",
     "Decaying",
+    "Frozen",
     "GradientQuery",
     "LayerFactors",
     "LayerwiseNorms",

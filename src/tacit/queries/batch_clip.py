@@ -1,11 +1,9 @@
-"""Batch clipping: the gradient of a whole mini-set is scaled to a norm of at most C.
-
-Batch clipping: the gradient of a whole mini-set is scaled to a norm of at most C.
-"""
+"""Batch clipping: the gradient of a whole mini-set is scaled to a norm of at most C."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -14,22 +12,15 @@ from torch import nn
 from tacit.checks.model_table import table_of
 from tacit.checks.side_effects import watched_step
 from tacit.data.augmentation import Augmentation
-from tacit.engines.book_keeping import planned_pass
+from tacit.engines.book_keeping import PerRecord, planned_pass
 from tacit.engines.clipping import CLIP, ClipRule, ClipTask
 from tacit.engines.draws import State
 from tacit.engines.model_certificate import certify, sample_records
 from tacit.errors import MixesRecords
 from tacit.lipschitz.rounding import ROWS_AT_ONCE
+from tacit.losses.pre_activations import watched
 from tacit.queries.bounded_gradient import Blocks, BoundedGradient, Loss
-from tacit.queries.clipped_query import (
-    ClippedQuery,
-    Frozen,
-    MaxNorm,
-    check_key,
-    check_records,
-    mean_norms,
-)
-from tacit.queries.per_sample_clip import ViewBatches, looks_inside
+from tacit.queries.per_sample_clip import ClippedQuery, Frozen, MaxNorm, check_key, mean_norms
 from tacit.queries.set_gradients import (
     MeanGradient,
     SetBySet,
@@ -60,7 +51,7 @@ class BatchClip(ClippedQuery):
     clipping. With BatchNorm each mini-set has a pass of its own, so it sees one set at a time, and
     clipping covers what it does there. Running statistics are not touched: they would be a release.
 
-    Sensitivity. The sum has one term a set. A record that is replaced, added or removed turns
+    Sensitivity. The sum has one term per set. A record that is replaced, added or removed turns
     one term into another, both of norm at most C_h in block h: it moves by at most 2·C_h under
     either relation. (Taking a record out of a set does not take the term out, so the factor 2
     that Poisson sampling saves individual clipping is not saved here.) That needs sets by record
@@ -68,15 +59,20 @@ class BatchClip(ClippedQuery):
     with m = sk; or each with a probability, whose pair is Poisson sampling under replace-one. Sets
     of one record are records, and are bounded and accounted as those.
 
-    `gradient` is g: `MeanGradient`, or a `LocalRun` of an optimizer. `max_norm`, `blocks`, `rule`
-    and `frozen` are those of `PerSampleClip`. The step is divided by the expected number of sets.
-    Records, outputs and targets may be pytrees.
+    Args:
+        max_norm, blocks, rule, augmentation, frozen: as for `PerSampleClip`.
+        mini_set_size: s, the number of records per mini-set.
+        gradient: g, `MeanGradient` by default, or a `LocalRun` of an optimizer.
+        engine: `SetBySet` runs each set alone. `SetsAsRecords` takes all sets through the model at
+            once, which needs records that stay apart. By default a pass of two records under
+            shadow memory decides: all at once if it proves them apart, and set by set if it does
+            not (BatchNorm, a branch on a value, an operator without a rule), for a `LocalRun`, and
+            if a step draws a single set.
 
-    Engines. `SetBySet` runs each set alone. `SetsAsRecords` takes all sets through the model at
-    once, which needs records that do not meet inside it. By default a pass of two records under
-    shadow memory decides: all at once if it proves them apart, and set by set if it does not
-    (BatchNorm, a branch on a value, an operator without a rule), for a `LocalRun`, and if a step
-    draws a single set.
+    The step is divided by the expected number of sets.
+
+        query = BatchClip(max_norm=0.5, mini_set_size=8, blocks=by_layer)
+        sampler = MiniSetSampler(records, 8, steps=300, chosen=80)
     """
 
     def __init__(
@@ -91,63 +87,63 @@ class BatchClip(ClippedQuery):
         engine: SetEngine | None = None,
         frozen: Frozen | None = None,
     ) -> None:
-        super().__init__(max_norm, blocks, rule, frozen)
+        super().__init__(max_norm, blocks, rule, augmentation, frozen)
         if mini_set_size < 1:
             raise ValueError(f"mini_set_size is {mini_set_size}; give at least 1")
         self.mini_set_size = mini_set_size
         self.gradient: SetGradient = gradient or MeanGradient()
         self.engine = engine
-        self._views = ViewBatches(augmentation)
         self._one_by_one, self._at_once = SetBySet(), SetsAsRecords()
 
     @property
     def unit(self) -> Unit:
         return Unit.RECORD if self.mini_set_size == 1 else Unit.MINI_SET
 
-    @looks_inside
+    def expect(self, steps: int) -> None:
+        """Nothing is decided by the number of steps."""
+
+    def forget(self) -> None:
+        """Free the memory of recorded steps."""
+        for engine in (self.engine, self._one_by_one, self._at_once):
+            getattr(engine, "forget", lambda: None)()
+
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
         require_sets(batch, self.mini_set_size)
-        blocks = self.blocks_of(model)
-        now = self._in_force(model, loss, blocks, batch)
-        task = self._task(model, loss, blocks, now.constants, counted=now.counted)
-        sets = [self._seen(one) for one in sets_of(batch)]
-
-        def check() -> bool:
-            return self._check(task, self._engine_for(task, batch), batch)
-
-        key = check_key(task, self.engine, self.gradient), draws_one_set(batch)
-        mean = isinstance(self.gradient, MeanGradient)
-        watched = watched_step(model, check, key, certified=mean)
-        with without_running_statistics(model), watched:
-            engine = self._engine_for(task, batch)
-            pieces = self._physical(sets, min(batch.max_physical or ROWS_AT_ONCE, ROWS_AT_ONCE))
-            found = (engine.clipped_sums(task, self.gradient, some) for some in pieces)
-            return self._bounded(task, now, found, self._divisor(batch))
+        with watched(model, loss):  # the loss may depend on the parameters in any way
+            held = self._constants(model, loss, batch)
+            task = self._task(model, loss, held)
+            sets = [self._with_views(one) for one in sets_of(batch)]
+            with self._running(task, batch, draws_one_set(batch)) as engine:
+                limit = min(batch.max_physical or ROWS_AT_ONCE, ROWS_AT_ONCE)
+                pieces = self._physical(sets, limit)
+                clipped = (engine.clipped_sums(task, self.gradient, some) for some in pieces)
+                return self._bounded(task, held, clipped, self._divisor(batch))
 
     def expected_norms(self, model: nn.Module, loss: Loss, public: Records) -> list[float]:
-        """e_h of each block: the mean norm of g over mini-sets of the public records."""
-        return self._expected_norms(model, loss, self.blocks_of(model), public)
-
-    def _expected_norms(
-        self, model: nn.Module, loss: Loss, blocks: Blocks, public: Records
-    ) -> list[float]:
         size = min(self.mini_set_size, len(public))
         whole = batch_of(
             public.inputs, public.targets, divisor=1.0, scheme=Poisson(1.0), max_physical=size
         )
         full = [one for one in whole.physical() if len(one) == size]
-        task = self._task(model, loss, blocks)
-
-        def check() -> bool:
-            return self._check(task, self._engine_for(task, whole), whole)
-
-        mean = isinstance(self.gradient, MeanGradient)
-        key = "public", check_key(task, self.engine, self.gradient)
-        watched = watched_step(model, check, key, certified=mean)
-        with without_running_statistics(model), watched:
-            engine = self._engine_for(task, whole)
+        task = self._task(model, loss)
+        with self._running(task, whole, "public") as engine:
             pieces = self._physical(full, max(size, 256))
             return mean_norms([engine.block_norms(task, self.gradient, some) for some in pieces])
+
+    @contextmanager
+    def _running(self, task: ClipTask, batch: Batch, purpose: Hashable) -> Iterator[SetEngine]:
+        """The engine of a step, while the model is watched and keeps no running statistics."""
+
+        def check() -> bool:
+            return self._check(task, self._engine_for(task, batch), batch)
+
+        key = purpose, check_key(task, self.engine, self.gradient)
+        mean = isinstance(self.gradient, MeanGradient)
+        with (
+            without_running_statistics(task.model),
+            watched_step(task.model, check, key, certified=mean),
+        ):
+            yield self._engine_for(task, batch)
 
     def _divisor(self, batch: Batch) -> float:
         """The expected number of sets in a step, from public constants."""
@@ -156,9 +152,10 @@ class BatchClip(ClippedQuery):
         return batch.divisor
 
     def _engine_for(self, task: ClipTask, batch: Batch) -> SetEngine:
-        """By what is public alone: two engines clip alike only up to their roundings.
+        """The engine for this task, chosen by what is public alone.
 
-        A certificate does not depend on the records' values, so any two of them will do.
+        Two engines clip alike only up to their roundings. A certificate does not depend on the
+        records' values, so any two of them will do.
         """
         if self.engine is not None:
             return self.engine
@@ -166,8 +163,7 @@ class BatchClip(ClippedQuery):
         if draws_one_set(batch) or not mean or len(batch.records) == 0:
             return self._one_by_one
         known = _apart.setdefault(task.model, {})
-        settings = table_of(task.model).settings
-        key = check_key(task, self._views.augmentation), settings
+        key = check_key(task, self._views.augmentation), table_of(task.model).settings
         if key not in known:
             if len(known) >= _MOST_KEYS:  # hooks that are new in each step
                 known.clear()
@@ -187,10 +183,11 @@ class BatchClip(ClippedQuery):
     def _check(self, task: ClipTask, engine: SetEngine, batch: Batch) -> bool:
         """Raise unless a set's gradient is of that set alone; see `engines.model_certificate`."""
         if isinstance(engine, SetsAsRecords):
+            alone = int(isinstance(engine.engine, PerRecord))
             try:
-                return check_records(task, engine.engine, batch, self._views.first)
+                return certify(task, batch, self._views.first, alone=alone)
             except MixesRecords as error:
-                self._check(task, self._one_by_one, batch)  # raises if that is no way out either
+                self._check(task, self._one_by_one, batch)  # raises if that does not work either
                 raise MixesRecords(
                     f"SetsAsRecords takes all mini-sets through the model at once, where {error}. "
                     "To clip mini-sets as they are, give BatchClip "
@@ -200,8 +197,8 @@ class BatchClip(ClippedQuery):
             return certify(task, batch, self._views.first, alone=self.mini_set_size)
         return False
 
-    def _seen(self, one: Batch) -> Batch:
-        """The set as the model sees it: its views, where it is augmented."""
+    def _with_views(self, one: Batch) -> Batch:
+        """The set as the model is given it: its views, where it is augmented."""
         if self._views.augmentation is None:
             return one
         (seen,) = self._views.of(replace(one, max_physical=None))

@@ -1,8 +1,8 @@
-"""A sum of gradients that knows how far one record can move it, and its blocks of parameters.
+"""A sum of gradients that knows how far one record can move it.
 
-A sum of gradients that knows how far one record can move it.
-
-Which parameters are clipped together.
+A `GradientQuery` turns a batch into a `BoundedGradient`: blocks of parameters, each with the sum of
+its gradients and a bound on one unit's share, and one public divisor. Everything after it (noise,
+ledger, training) is the same for all queries.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def blocks_from(
 ) -> tuple[Block, ...]:
     """Blocks over one vector that holds all sums, in the parameters' order.
 
-    With `factors` m_h, one a block, everything is one block with one bound: that of the whole
+    With `factors` m_h, one per block, everything is one block with one bound: that of the whole
     vector (m_1·g_1 | … | m_L·g_L).
     """
     pieces = total.split([p.numel() for p in parameters.values()])
@@ -104,10 +104,15 @@ class Statistic:
 
 @dataclass(frozen=True)
 class BoundedGradient:
-    """Blocks, one public divisor, what kind of unit the bounds are for, and statistics beside.
+    """The sums of a step, in blocks, and the L2 sensitivity of each.
 
-    `released` are called, without an argument, when the step has been charged and drawn: a query
-    that changes from step to step moves on then, and not when it is merely asked.
+    `unit` is what the bounds are for: one record's contribution, or one mini-set's. `divisor` is
+    public: the expected number of units, never the real one. `released` are called, without an
+    argument, when the step has been charged and drawn: a query that changes from step to step
+    advances then, and not when it is merely called.
+
+        bounded = query(model, loss, batch)
+        bounded.sensitivities(Relation.REPLACE_ONE)  # Δ_h, the L2 sensitivity of each block's sum
     """
 
     blocks: tuple[Block, ...]
@@ -134,13 +139,28 @@ class BoundedGradient:
 
 
 class Loss(Protocol):
-    """Outputs and targets of some records to a scalar, or to one number a record."""
+    """Outputs and targets of some records to a scalar, or to one number per record."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
 
 
 class GradientQuery(Protocol):
-    """Turns a batch into a bounded sum of gradients. The routes differ in this and nothing else."""
+    """Turns a batch into a bounded sum of gradients. The routes differ in this and nothing else.
+
+    A query of one's own has a `unit` and returns blocks whose `bound` no record can exceed:
+
+        class SignedSum:
+            unit = Unit.RECORD
+
+            def __call__(self, model, loss, batch):
+                (name, weight), = model.named_parameters()
+                signs = torch.sign(torch.nan_to_num(batch.inputs.double()))
+                if batch.mask is not None:  # padding rows must not count
+                    signs = signs[batch.mask]
+                total, bound = signs.sum(0).view_as(weight), weight.numel() ** 0.5
+                block = Block((name,), (weight,), (total,), bound)
+                return BoundedGradient((block,), divisor=batch.divisor)
+    """
 
     @property
     def unit(self) -> Unit:
@@ -155,15 +175,19 @@ class Adapting(Protocol):
     """A query that changes with what was released, and so belongs to one run."""
 
     def fresh(self) -> Self:
-        """The same query at its beginning, sharing nothing that changes."""
+        """The same query in its initial state, sharing nothing that changes."""
         ...
 
 
 @runtime_checkable
-class Expecting(Protocol):
-    """A query that can use the number of steps to come: long runs are worth compiling for."""
+class Recording(Protocol):
+    """A query whose steps are recorded (`tacit.engines.recorder`)."""
 
-    def expect(self, steps: int) -> None: ...
+    def expect(self, steps: int) -> None:
+        """Announce how many steps are to come: long runs are worth compiling for."""
+
+    def forget(self) -> None:
+        """Free the memory of recorded steps."""
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -171,20 +195,16 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in table_of(model).parameters.items() if p.requires_grad}
 
 
-def sizes_of(blocks: Sequence[Block]) -> list[int]:
-    return [block.size for block in blocks]
-
-
 Blocks = tuple[tuple[str, ...], ...]
 
 
 def all_together(model: nn.Module) -> Blocks:
-    """One block of everything: flat clipping."""
+    """One block for all parameters: flat clipping."""
     return (tuple(trainable(model)),)
 
 
 def by_layer(model: nn.Module) -> Blocks:
-    """One block a module that owns parameters: a layer's weight with its bias."""
+    """One block per module that owns parameters: a layer's weight with its bias."""
     layers: dict[str, list[str]] = {}
     for name in trainable(model):
         layers.setdefault(name.rpartition(".")[0], []).append(name)
@@ -192,12 +212,12 @@ def by_layer(model: nn.Module) -> Blocks:
 
 
 def by_parameter(model: nn.Module) -> Blocks:
-    """One block a parameter tensor."""
+    """One block per parameter tensor."""
     return tuple((name,) for name in trainable(model))
 
 
 def by_prefix(model: nn.Module, groups: Mapping[str, Sequence[str]]) -> Blocks:
-    """One block a named group of modules: {"body": ["conv1", "conv2"], "head": ["fc"]}."""
+    """One block per named group of modules: {"body": ["conv1", "conv2"], "head": ["fc"]}."""
     taken: dict[str, str] = {}
     blocks = []
     for group, prefixes in groups.items():

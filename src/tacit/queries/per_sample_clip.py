@@ -1,137 +1,218 @@
-"""Per-sample clipping: every record's gradient is scaled to a norm of at most C.
-
-Queries that take losses which look inside the network.
-
-Physical batches as an engine takes them: several views of each record, in consecutive rows.
-
-Per-sample clipping: every record's gradient is scaled to a norm of at most C.
-"""
+"""Per-sample clipping, and what it shares with batch clipping: blocks, constants and the sum."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, TypeVar, cast
+import abc
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from tacit.checks.side_effects import require_isolated_views, watched_step
+from tacit.checks.side_effects import function_kind, watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.engines.automatic import Automatic
-from tacit.engines.clipping import CLIP, ClipRule, Engine
-from tacit.engines.draws import State
-from tacit.engines.model_certificate import sample_records
-from tacit.lipschitz.rounding import ROWS_AT_ONCE
-from tacit.losses.pre_activations import watched
-from tacit.pytrees import Tree, map_tensors, tensors_of
-from tacit.queries.bounded_gradient import Blocks, BoundedGradient, Loss
-from tacit.queries.clipped_query import (
-    ClippedQuery,
-    Frozen,
-    MaxNorm,
-    check_key,
-    check_records,
-    mean_norms,
+from tacit.engines.book_keeping import PerRecord
+from tacit.engines.clipping import (
+    CLIP,
+    Clipped,
+    ClipRule,
+    ClipTask,
+    Engine,
+    accumulator,
+    coarsest,
+    flattened,
 )
+from tacit.engines.draws import from_one_start
+from tacit.engines.model_certificate import certify
+from tacit.lipschitz.rounding import ROWS_AT_ONCE, public_rows, slack_of_sum
+from tacit.losses.pre_activations import watched
+from tacit.losses.record_loss import needs_pre_activations
+from tacit.queries.bounded_gradient import (
+    Blocks,
+    BoundedGradient,
+    Loss,
+    all_together,
+    blocks_from,
+    check_cover,
+    trainable,
+)
+from tacit.queries.record_overlap import require_public
+from tacit.queries.thresholds import (
+    AdaptingQuery,
+    AdaptiveNorm,
+    Constants,
+    Estimates,
+    FromPublic,
+    LayerFactors,
+    LayerwiseNorms,
+    RunConstants,
+    Thresholds,
+    as_max_norms,
+)
+from tacit.queries.views import ViewBatches
 from tacit.records import Records
 from tacit.sampling.batch import Batch, batch_of
 from tacit.sampling.poisson import Poisson
+from tacit.sampling.scheme import Unit
 
-Call = TypeVar("Call", bound=Callable[..., BoundedGradient])
+MaxNorm = float | AdaptiveNorm | Sequence[float | AdaptiveNorm] | FromPublic
 
 
-def looks_inside(call: Call) -> Call:
-    """A query's `__call__`, with the model watched for the loss's sake.
+class Frozen(Protocol):
+    """Says which entries of the parameters are still trained: see `Sparsification`."""
 
-    For queries that differentiate the loss in the *parameters*, whatever way it depends on them,
-    and bound what comes out. One that begins at the gradient in the outputs would miss the rest.
+    def active(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """A public mask of each parameter that has frozen entries."""
+        ...
+
+
+class ClippedQuery(AdaptingQuery, abc.ABC):
+    """Σ_units Π_h(g_u): the blocks, constants and bounds of a query that clips.
+
+    A subclass says what a unit is (a record, a mini-set) and has an engine clip it.
     """
 
-    @functools.wraps(call)
-    def query(self: Any, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
-        with watched(model, loss):
-            return call(self, model, loss, batch)
-
-    return cast(Call, query)
-
-
-class ViewBatches:
-    """Cuts a batch into pieces and draws the views of each piece, once.
-
-    Once: were a piece's views drawn again where a record turns out not finite, that record would
-    change the others' views. `max_physical` counts rows, K of them per record; a single record's
-    views stay together, however many they are.
-    """
-
-    def __init__(self, augmentation: Augmentation | None) -> None:
-        self.augmentation = augmentation
-        self._checked = False
+    def __init__(
+        self,
+        max_norm: MaxNorm,
+        blocks: Blocks | Callable[[nn.Module], Blocks] | None,
+        rule: ClipRule,
+        augmentation: Augmentation | None,
+        frozen: Frozen | None,
+    ) -> None:
+        public = isinstance(max_norm, LayerwiseNorms | LayerFactors)
+        self.max_norm = max_norm if public else as_max_norms(max_norm)  # type: ignore[arg-type]
+        self.blocks = blocks
+        self.rule = rule
+        self.frozen = frozen
+        self._views = ViewBatches(augmentation)
 
     @property
-    def views(self) -> int:
-        return 1 if self.augmentation is None else self.augmentation.views
+    def unit(self) -> Unit:
+        """What one clipped contribution is of."""
+        return Unit.RECORD
 
-    def first(self, inputs: Tree) -> Tree:
-        """One view of each record; without an augmentation, its inputs."""
-        if self.augmentation is None:
-            return inputs
-        return map_tensors(lambda t: t[:: self.views], self.augmentation.views_of(inputs))
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(max_norm={self.max_norm!r}, rule={self.rule!r})"
 
-    def of(self, batch: Batch) -> Iterator[Batch]:
-        if self.augmentation is None:
-            yield from batch.physical()
-            return
-        self._checked = self._checked or self._check(self.augmentation, batch)
-        if batch.max_physical is not None:
-            batch = replace(batch, max_physical=max(1, batch.max_physical // self.views))
-        for piece in batch.physical():
-            seen = batch_of(
-                self.augmentation.views_of(piece.inputs, piece.record_ids),
-                map_tensors(lambda t: t.repeat_interleave(self.views, dim=0), piece.targets),
-                divisor=piece.divisor,
-                scheme=piece.scheme,
+    @abc.abstractmethod
+    def expected_norms(self, model: nn.Module, loss: Loss, public: Records) -> list[float]:
+        """e_h of each block: the mean norm, over public records, of what this query clips."""
+
+    def blocks_of(self, model: nn.Module) -> Blocks:
+        if self.blocks is None:
+            return all_together(model)
+        blocks = self.blocks(model) if callable(self.blocks) else self.blocks
+        check_cover(blocks, model)
+        return blocks
+
+    def _task(
+        self, model: nn.Module, loss: Loss, held: RunConstants | None = None, views: int = 1
+    ) -> ClipTask:
+        """The task of an engine; without constants, for norms alone."""
+        blocks = self.blocks_of(model)
+        constants = Constants((1.0,) * len(blocks)) if held is None else held.constants()
+        return ClipTask(
+            model,
+            loss,
+            trainable(model),
+            blocks,
+            constants.norms,
+            self.rule,
+            views,
+            counted=held is not None and bool(held.adaptive),
+            factors=constants.factors,
+            active={} if self.frozen is None else self.frozen.active(model),
+        )
+
+    def _bounded(
+        self, task: ClipTask, held: RunConstants, clipped: Iterable[Clipped], divisor: float
+    ) -> BoundedGradient:
+        """The clipped sums of all pieces, with their bounds and what is released beside them.
+
+        A block's bound is C_h·(1 + s): s is what rounding can make of a sum over so many records
+        (`tacit.lipschitz.rounding`), 0.2% in float32 and 10⁻¹¹ in float64.
+        """
+        total = accumulator(task.parameters.values())
+        counts = total.new_zeros(len(task.norms))
+        for piece in from_one_start(clipped, task.model):
+            total += flattened(piece.sums, task.parameters) if piece.flat is None else piece.flat
+            if piece.counts:
+                counts += torch.stack(piece.counts)
+        added_in = coarsest(p.dtype for p in task.parameters.values())
+        larger = 1 + slack_of_sum(added_in, public_rows(divisor))
+        bounds = [larger * float(norm) for norm in task.norms]
+        factors = None if task.factors is None else [float(factor) for factor in task.factors]
+        return BoundedGradient(
+            blocks=blocks_from(total, task.parameters, task.blocks, bounds, factors, task.active),
+            divisor=divisor,
+            unit=self.unit,
+            statistics=held.statistics(counts, divisor),
+            released=held.released,
+        )
+
+    def _constants(self, model: nn.Module, loss: Loss, batch: Batch) -> RunConstants:
+        """The constants of this step: the run's own where they change from step to step."""
+        count = len(self.blocks_of(model))
+        held: RunConstants
+        if isinstance(self.max_norm, LayerwiseNorms | LayerFactors):
+            known = self._run_constants
+            held = known if isinstance(known, Estimates) else Estimates(self.max_norm)
+            if held.checked != id(batch.records.inputs):
+                require_public(held.source.public, batch.records)
+                held.checked = id(batch.records.inputs)
+            self._run_constants = held
+            if held.due:
+                some = held.source.public.take(slice(held.source.records))
+                held.take(self.expected_norms(model, loss, some.to(batch.indices.device)))
+        else:
+            norms = self.max_norm if isinstance(self.max_norm, tuple) else (self.max_norm,) * count
+            if len(norms) != count:
+                raise ValueError(
+                    f"{len(norms)} values of max_norm for {count} blocks; give one per block"
+                )
+            held = Thresholds(norms)  # type: ignore[arg-type]
+            if held.adaptive:
+                held = self._run_constants = self._run_constants or held
+        if held.num_blocks != count:
+            raise ValueError(
+                f"this query follows the norms of {held.num_blocks} blocks, and was given a model "
+                f"of {count}; make a query for each model"
             )
-            mask = piece.mask
-            yield seen.with_mask(None if mask is None else mask.repeat_interleave(self.views))
+        return held
 
-    @staticmethod
-    def _check(augmentation: Augmentation, batch: Batch) -> bool:
-        if augmentation.rows_apart:
-            return True
-        inputs, _ = sample_records(batch, 256)
-        state = State(inputs)
 
-        def views_of(x: Tree) -> Tensor:
-            state.restore_draws()
-            return torch.cat([t.flatten(1) for t in tensors_of(augmentation.views_of(x))], dim=1)
-
-        try:
-            return require_isolated_views(
-                augmentation.transform, views_of, inputs, augmentation.views
-            )
-        finally:
-            state.restore_draws()
+def check_key(task: ClipTask, *more: object) -> Hashable:
+    """What a check depends on, apart from the model: who computes what of which loss."""
+    kinds = tuple(map(function_kind, (task.loss, *more)))
+    return kinds, tuple(task.parameters), needs_pre_activations(task.loss)
 
 
 class PerSampleClip(ClippedQuery):
     """Σ_i Π_h(g_i), each record's gradient scaled to norm at most C_h in each block h.
 
     clip(g) = g·min(1, C/‖g‖)  [Abadi 2016, Alg. 1]. A record adds at most C_h to block h, so that
-    is the block's bound. A record whose squared norm is not finite adds nothing.
+    is the block's bound: Δ_h = C_h if a record is added or removed, 2·C_h if one is replaced. A
+    record whose squared norm is not finite adds nothing.
 
-    `blocks=None` clips the whole gradient at once; otherwise a function of the model such as
-    `by_layer`, or its value. `max_norm` is one constant for every block, or one a block; an
-    `AdaptiveNorm` in its place is a constant that follows a quantile, for each block on its own;
-    `LayerwiseNorms` and `LayerFactors` take the blocks' constants from a public set. `rule` is how
-    records are scaled (`Clip`, `Normalise`), `augmentation` what views of a record its gradient is
-    the mean of, `frozen` which entries no longer move.
+    Args:
+        max_norm: C, for every block or one per block. An `AdaptiveNorm` follows a quantile of the
+            norms; `LayerwiseNorms` and `LayerFactors` take the constants from a public set.
+        rule: how records are scaled (`Clip`, `Normalise`).
+        blocks: None clips the whole gradient at once; otherwise a function of the model such as
+            `by_layer`, or its value.
+        augmentation: views of a record that its gradient is the mean of.
+        engine: how the sums are computed; all engines compute the same. `Automatic` (default)
+            takes one forward and one backward pass, recorded and compiled where that pays;
+            `BookKeeping` does not record; `PerRecord` runs every record alone.
+        frozen: which entries are no longer trained (`Sparsification`).
 
-    Any model will do in which records stay apart: that is proved by a pass under shadow memory,
-    and a model in which they meet is refused with the operator and line. The engines compute the
-    same sums: `Automatic` (default) in one forward and one backward pass, recorded and compiled
-    where that pays; `BookKeeping` without recording; `PerRecord` by running every record alone.
+    Any model works in which records stay apart. A pass under shadow memory proves that; a model in
+    which they meet is refused with the operator and line.
+
+        bounded = PerSampleClip(max_norm=1.0)(model, loss, batch)
+        bounded.sensitivities(Relation.ADD_OR_REMOVE_ONE)
     """
 
     def __init__(
@@ -144,36 +225,47 @@ class PerSampleClip(ClippedQuery):
         engine: Engine | None = None,
         frozen: Frozen | None = None,
     ) -> None:
-        super().__init__(max_norm, blocks, rule, frozen)
+        super().__init__(max_norm, blocks, rule, augmentation, frozen)
         self.engine: Engine = engine or Automatic()
-        self._views = ViewBatches(augmentation)
 
     def expect(self, steps: int) -> None:
         """Announce how many steps are to come, so that compiling can be decided at once."""
-        expect = getattr(self.engine, "expect", None)
-        if expect is not None:
-            expect(steps)
+        getattr(self.engine, "expect", lambda steps: None)(steps)
 
-    @looks_inside
+    def forget(self) -> None:
+        """Free the memory of recorded steps."""
+        getattr(self.engine, "forget", lambda: None)()
+
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
-        blocks = self.blocks_of(model)
-        now = self._in_force(model, loss, blocks, batch)
-        views, counted = self._views.views, now.counted
-        task = self._task(model, loss, blocks, now.constants, views=views, counted=counted)
+        with watched(model, loss):  # the loss may depend on the parameters in any way
+            held = self._constants(model, loss, batch)
+            task = self._task(model, loss, held, self._views.views)
 
-        def check() -> bool:
-            return check_records(task, self.engine, batch, self._views.first)
+            def check() -> bool:
+                alone = int(isinstance(self.engine, PerRecord))
+                return certify(task, batch, self._views.first, alone=alone)
 
-        with watched_step(model, check, check_key(task, self.engine)):
-            pieces = self._views.of(batch.at_most(ROWS_AT_ONCE, self._views.views))
-            found = (self.engine.clipped_sums(task, piece) for piece in pieces)
-            return self._bounded(task, now, found, batch.divisor)
+            with watched_step(model, check, check_key(task, self.engine)):
+                pieces = self._views.of(batch.at_most(ROWS_AT_ONCE, self._views.views))
+                clipped = (self.engine.clipped_sums(task, piece) for piece in pieces)
+                return self._bounded(task, held, clipped, batch.divisor)
 
-    def _expected_norms(
-        self, model: nn.Module, loss: Loss, blocks: Blocks, public: Records
-    ) -> list[float]:
-        task = self._task(model, loss, blocks)
+    def expected_norms(self, model: nn.Module, loss: Loss, public: Records) -> list[float]:
+        task = self._task(model, loss)
         whole = batch_of(
             public.inputs, public.targets, divisor=1.0, scheme=Poisson(1.0), max_physical=256
         )
         return mean_norms([self.engine.block_norms(task, piece) for piece in whole.physical()])
+
+
+def mean_norms(norms: list[list[Tensor]]) -> list[float]:
+    """The mean of each block's norms over all units of all pieces, ignoring what is not finite.
+
+    Waits for the device once.
+    """
+    means = []
+    for of_block in zip(*norms, strict=True):
+        every = torch.cat([n.detach().double().reshape(-1) for n in of_block])
+        finite = every.isfinite()
+        means.append(torch.where(finite, every, 0.0).sum() / finite.sum())
+    return torch.stack(means).tolist()

@@ -1,15 +1,8 @@
-"""What a mini-set of records proposes, and the clipped sum over mini-sets.
-
-The mini-sets of a batch, each as a batch of its own.
-
-A mini-set that BatchNorm cannot normalise adds nothing.
-
-g(w; S): what one mini-set of records proposes, before it is clipped.
+"""Mini-sets of records: what one proposes, g(w; S), and the clipped sum over several.
 
 Clipping bounds whatever g returns, so g may be any function of the weights and of the records of
-*one* mini-set [Nguyen 2023, Eq. 6]. It must not see another set, nor remember an earlier one.
-
-How the clipped sum over mini-sets is computed: set by set, or all sets at once.
+*one* mini-set [Nguyen 2023, Eq. 6]. It must not see another set, nor keep anything of an earlier
+one. An engine computes the clipped sum set by set, or all sets at once.
 """
 
 from __future__ import annotations
@@ -89,12 +82,11 @@ _TORCH_SAYS = "Expected more than 1 value per channel"
 
 @contextmanager
 def too_small_is_nothing() -> Iterator[bool]:
-    """Go on after it where BatchNorm refused a set of one record; other errors are raised.
+    """Ignore BatchNorm's refusal of a set of one record; other errors are raised.
 
-    A set may come down to one record: the last of a partition, or one whose others are missing. Of
-    one number a channel there is no variance, and PyTorch raises. A run that ends or does not end
-    depending on one record would tell of that record, so such a set's gradient is zero instead,
-    which every bound allows.
+    A set may have one record: the last of a partition, or one whose other records are missing. One
+    number per channel has no variance, and PyTorch raises. A run whose end depends on one record
+    would reveal that record, so such a set's gradient is zero instead, which every bound allows.
     """
     try:
         yield True
@@ -107,7 +99,7 @@ Parameters = dict[str, nn.Parameter]
 
 
 class SetGradient(Protocol):
-    """Weights and the records of one mini-set to a vector, as one tensor per parameter.
+    """g(w; S): weights and the records of one mini-set to a vector, one tensor per parameter.
 
     `inputs` and `targets` are tensors or pytrees of them, as in `Records`.
     """
@@ -140,10 +132,10 @@ class LocalRun:
 
     `optimizer` makes a new one of a list of tensors, such as
     `partial(torch.optim.SGD, lr=0.1, momentum=0.9)` or `partial(torch.optim.Adam, lr=1e-3)`: its
-    memory begins and ends with the set, as another set's must not be in it. The set's records are
-    scanned in their order, `at_once` of them a step, `epochs` times; a rest that is too small for
-    BatchNorm is passed over. The result is a
-    pseudo-gradient: SGD on it with learning rate 1 moves to the (noisy) mean of the sets' w'.
+    state begins and ends with the set. The set's records are read in their order, `at_once` of
+    them per step, `epochs` times; a remainder that is too small for BatchNorm is skipped. The
+    result is a pseudo-gradient: SGD on it with learning rate 1 moves to the (noisy) mean of the
+    sets' w'.
     """
 
     optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer]
@@ -159,19 +151,19 @@ class LocalRun:
     def __call__(
         self, model: nn.Module, loss: Loss, parameters: Parameters, inputs: Tree, targets: Tree
     ) -> dict[str, Tensor]:
-        moving = {n: p.detach().clone().requires_grad_() for n, p in parameters.items()}
-        tensors = list(moving.values())
+        local = {n: p.detach().clone().requires_grad_() for n, p in parameters.items()}
+        tensors = list(local.values())
         stepper = self.optimizer(tensors)
         # What a pass writes to a buffer from weights alone is private here: the weights have moved.
         buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
         for start in (*range(0, num_rows(inputs), self.at_once),) * self.epochs:
             x, y = take_rows((inputs, targets), slice(start, start + self.at_once))
-            with too_small_is_nothing(), swapped(model, moving | buffers):
+            with too_small_is_nothing(), swapped(model, local | buffers):
                 grads = _of_the_mean(model, loss, tensors, x, y)
                 for tensor, grad in zip(tensors, grads, strict=True):
                     tensor.grad = grad
                 stepper.step()
-        return {n: p.detach() - moving[n].detach() for n, p in parameters.items()}
+        return {n: p.detach() - local[n].detach() for n, p in parameters.items()}
 
 
 def _of_the_mean(
@@ -280,26 +272,42 @@ class SetsAsRecords:
         self.engine = engine or Automatic()
 
     def clipped_sums(self, task: ClipTask, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
-        _mean_only(gradient)
-        return added_up(
-            self.engine.clipped_sums(replace(task, views=len(alike[0])), _joined(alike))
-            for alike in _by_size(sets)
-        )
+        pairs = self._by_size(task, gradient, sets)
+        return added_up(self.engine.clipped_sums(asked, joined) for asked, joined in pairs)
 
     def block_norms(
         self, task: ClipTask, gradient: SetGradient, sets: Sequence[Batch]
     ) -> list[Tensor]:
-        _mean_only(gradient)
-        found = [
-            self.engine.block_norms(replace(task, views=len(alike[0])), _joined(alike))
-            for alike in _by_size(sets)
-        ]
+        pairs = self._by_size(task, gradient, sets)
+        found = [self.engine.block_norms(asked, joined) for asked, joined in pairs]
         return [torch.cat(list(of_block)) for of_block in zip(*found, strict=True)]
 
+    @staticmethod
+    def _by_size(
+        task: ClipTask, gradient: SetGradient, sets: Sequence[Batch]
+    ) -> Iterator[tuple[ClipTask, Batch]]:
+        """Sets of one size as one batch, a set's records in consecutive rows."""
+        if not isinstance(gradient, MeanGradient):
+            raise UnsupportedModule(
+                f"SetsAsRecords computes mean gradients, and was given {type(gradient).__name__}; "
+                "use SetBySet()"
+            )
+        sizes: dict[int, list[Batch]] = {}
+        for one in sets:
+            sizes.setdefault(len(one), []).append(one)
+        for size, alike in sizes.items():
+            inputs, targets = (
+                map_tensors(lambda *tensors: torch.cat(tensors), *columns)
+                for columns in ([one.inputs for one in alike], [one.targets for one in alike])
+            )
+            divisor, scheme = alike[0].divisor, alike[0].scheme
+            yield (
+                replace(task, views=size),
+                batch_of(inputs, targets, divisor=divisor, scheme=scheme),
+            )
+
     def forget(self) -> None:
-        forget = getattr(self.engine, "forget", None)
-        if forget is not None:
-            forget()
+        getattr(self.engine, "forget", lambda: None)()
 
 
 def added_up(found: Iterable[Clipped]) -> Clipped:
@@ -317,33 +325,3 @@ def added_up(found: Iterable[Clipped]) -> Clipped:
         held = counts or [torch.zeros_like(count) for count in part.counts]
         counts = [c + d for c, d in zip(held, part.counts, strict=True)]
     return Clipped(sums, tuple(counts))
-
-
-def _by_size(sets: Sequence[Batch]) -> list[list[Batch]]:
-    """Sets of equal size together."""
-    sizes: dict[int, list[Batch]] = {}
-    for one in sets:
-        sizes.setdefault(len(one), []).append(one)
-    return list(sizes.values())
-
-
-def _joined(sets: Sequence[Batch]) -> Batch:
-    """Sets of one size as one batch, a set's records in consecutive rows."""
-
-    def joined(*tensors: Tensor) -> Tensor:
-        return torch.cat(tensors)
-
-    return batch_of(
-        map_tensors(joined, *(one.inputs for one in sets)),
-        map_tensors(joined, *(one.targets for one in sets)),
-        divisor=sets[0].divisor,
-        scheme=sets[0].scheme,
-    )
-
-
-def _mean_only(gradient: SetGradient) -> None:
-    if not isinstance(gradient, MeanGradient):
-        raise UnsupportedModule(
-            f"SetsAsRecords computes mean gradients, and was given {type(gradient).__name__}; use "
-            "SetBySet()"
-        )

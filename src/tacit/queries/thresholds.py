@@ -1,21 +1,19 @@
-"""Clipping constants that adapt: to quantiles of norms, to public records, to groups of layers.
+"""Clipping constants: fixed, following a quantile of norms, or taken from public records.
 
-A clipping threshold that follows a quantile of the records' norms, for a count that is charged.
+A query holds one object for the constants of its run (`RunConstants`). It is asked for the
+constants of a step, for the statistics to release beside the gradient, and for what to do once
+the step is released.
 
-Each step releases, beside the gradient, a noisy count of the records whose norm is below C, and C
-moves by that count alone. C is thus a function of earlier releases, as the weights are. Whatever C
-is, the step is dominated by one Gaussian pair of the planned multiplier z, because noise is scaled
-to the C in force: adaptive composition of dominating pairs [Zhu 2022, Thm 10] covers the run, and
-its ε is that of a fixed C at the same z.
-
-Clipping constants of the layers from a public set: adaptive layerwise clipping  [Nguyen 2023].
-
-e_h, the expected norm of block h of what is clipped (a record's gradient, or a mini-set's), is
-estimated on public records at the weights in force. Weights are released and the set is public,
-so e_h and all that is made of it is post-processing: the analysis may treat every constant as
-known, and noise is scaled to the constant in force.
-
-Few blocks instead of many: layers whose gradients have similar norms are clipped together.
+- `AdaptiveNorm`: each step releases, beside the gradient, a noisy count of the records whose norm
+  is below C, and C moves by that count alone. C is thus a function of earlier releases, as the
+  weights are. Whatever C is, the step is dominated by one Gaussian pair of the planned multiplier
+  z, because noise is scaled to the current C. Adaptive composition of dominating pairs
+  [Zhu 2022, Thm 10] covers the run, and its ε is that of a fixed C at the same z.
+- `LayerwiseNorms` and `LayerFactors`: e_h, the expected norm of block h of what is clipped (a
+  record's gradient, or a mini-set's), is estimated on public records at the current weights
+  [Nguyen 2023]. Weights are released and the set is public, so e_h and all that is made of it is
+  post-processing: the analysis may treat every constant as known.
+- `group_by_norm`: few blocks instead of many, where layers have gradients of similar norms.
 """
 
 from __future__ import annotations
@@ -47,9 +45,10 @@ class AdaptiveNorm:
 
     `count_noise` is s, in records; by default m/20, as the authors recommend. It takes its share
     of the step's noise multiplier z, and the gradient gets what is left: see `noise_left`.
-    C stays within `limits`. The value is frozen and holds no threshold: the query of one run does
-    (`Mechanism` starts each run at `initial`). To go on from an earlier run, give its last
-    threshold as `initial`.
+    C stays within `limits`. The object is frozen and holds no threshold: each run starts from
+    `initial`. To continue from an earlier run, give its last threshold as `initial`.
+
+        query = PerSampleClip(AdaptiveNorm(1.0, quantile=0.5))
     """
 
     initial: float
@@ -68,10 +67,10 @@ class AdaptiveNorm:
             )
         if not 0 < self.quantile < 1:
             raise ValueError(f"quantile is {self.quantile}; give a share between 0 and 1")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate is {self.learning_rate}; give a number above 0")
-        if self.count_noise is not None and not 0 < self.count_noise < math.inf:
-            raise ValueError(f"count_noise is {self.count_noise}; give a number above 0")
+        for name in ("learning_rate", "count_noise"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}; give a number above 0")
 
     def noise(self, divisor: float) -> float:
         """The standard deviation s of the count's noise."""
@@ -84,11 +83,13 @@ class AdaptiveNorm:
         return min(max(moved, self.limits[0]), self.limits[1])
 
 
-MaxNorm = float | AdaptiveNorm | Sequence[float | AdaptiveNorm]
+FixedOrAdaptive = float | AdaptiveNorm | tuple[float | AdaptiveNorm, ...]
 
 
-def as_max_norms(max_norm: MaxNorm) -> float | AdaptiveNorm | tuple[float | AdaptiveNorm, ...]:
-    """One constant or one a block, each a number that clipping can keep to, or adaptive."""
+def as_max_norms(
+    max_norm: float | AdaptiveNorm | Sequence[float | AdaptiveNorm],
+) -> FixedOrAdaptive:
+    """One constant or one per block, each an `AdaptiveNorm` or a number that clipping can keep."""
     if isinstance(max_norm, AdaptiveNorm):
         return max_norm
     if isinstance(max_norm, Sequence) and any(isinstance(m, AdaptiveNorm) for m in max_norm):
@@ -101,66 +102,12 @@ def _one(number: float) -> float:
     return norm
 
 
-class Thresholds:
-    """The C of each block of one run, and the way it has come. All of it may be shown.
-
-    C is read by the query as a plain number, so a release waits once for the device.
-    """
-
-    def __init__(self, asked: Sequence[float | AdaptiveNorm]) -> None:
-        self.asked = tuple(asked)
-        self.paths = [[m.initial if isinstance(m, AdaptiveNorm) else m] for m in asked]
-
-    @property
-    def norms(self) -> tuple[float, ...]:
-        return tuple(path[-1] for path in self.paths)
-
-    @property
-    def adaptive(self) -> dict[int, AdaptiveNorm]:
-        return {h: m for h, m in enumerate(self.asked) if isinstance(m, AdaptiveNorm)}
-
-    def observe(self, block: int, divisor: float, noisy_count: float) -> None:
-        """Move one block's threshold by a count that was released."""
-        path = self.paths[block]
-        path.append(self.adaptive[block].after(path[-1], noisy_count, divisor))
-
-    def statistics(self, counts: Tensor, divisor: float) -> tuple[Statistic, ...]:
-        """The centred count of each block whose threshold follows it."""
-        return tuple(
-            Statistic(
-                name=f"records below the threshold of block {block}",
-                value=counts[block],
-                bound=COUNT_BOUND,
-                std=norm.noise(divisor),
-                observe=partial(self.observe, block, divisor),
-            )
-            for block, norm in self.adaptive.items()
-        )
-
-
-class Following:
-    """A query with thresholds of its own: what `Adapting` asks for."""
-
-    _thresholds: Thresholds | None = None
-
-    def fresh(self) -> Self:
-        """The same query at its first thresholds: what a run begins with."""
-        other = copy.copy(self)
-        other._thresholds = None
-        return other
-
-    @property
-    def thresholds(self) -> tuple[tuple[float, ...], ...]:
-        """Where some adapt: each C, from the first to the one in force. Public."""
-        return tuple(map(tuple, self._thresholds.paths)) if self._thresholds else ()
-
-
-Schedule = float | Callable[[int], float]
+ConstantSchedule = float | Callable[[int], float]
 
 
 @dataclass(frozen=True)
 class Constants:
-    """One norm a block; or one norm for all of them and a factor a block."""
+    """One norm per block; or one norm for all blocks together, and one factor per block."""
 
     norms: tuple[float, ...]
     factors: tuple[float, ...] | None = None
@@ -190,23 +137,25 @@ class Decaying:
 class LayerwiseNorms:
     """C_h = C·e_h/max_j e_j, with C the master constant; without one, C_h = e_h.
 
-    The first is the paper's own (Section 3.3), the second that of [Zhang 2018]. Every block has
-    noise of its own: with `PerLayerNoise`, s_h = σ·Δ_h at σ = z·√L, so a layer with small
-    gradients gets little noise, and L blocks pay √L.
+    The first is [Nguyen 2023, Section 3.3], the second [Zhang 2018]. Every block has noise of its
+    own: with `PerLayerNoise`, s_h = σ·Δ_h at σ = z·√L, so a layer with small gradients gets little
+    noise, and L blocks pay √L.
 
-    `master` is a number or a function of the step, such as `Decaying`. e_h is estimated anew every
-    `every` steps from at most `records` public ones. A block never gets less than `floor` times
+    `master` is a number or a function of the step, such as `Decaying`. e_h is estimated every
+    `every` steps from at most `records` public records. A block never gets less than `floor` times
     the largest C_h: at e_h = 0 a layer could not learn again.
+
+        query = BatchClip(LayerwiseNorms(public, master=0.3), mini_set_size=8, blocks=by_layer)
     """
 
     public: Records
-    master: Schedule | None = None
+    master: ConstantSchedule | None = None
     every: int = 1
     records: int = 2048
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check(self.every, self.records, self.floor)
+        _check_estimates(self.every, self.records, self.floor)
         if self.master is not None and not callable(self.master):
             as_norms(self.master)
 
@@ -217,8 +166,7 @@ class LayerwiseNorms:
             master = largest if largest > 0 else 1.0
         else:
             master = self.master(step) if callable(self.master) else self.master
-        (*norms,) = as_norms([max(master * share, 1e-12) for share in shares])  # type: ignore[misc]
-        return Constants(tuple(norms))
+        return Constants(tuple(_one(max(master * share, 1e-12)) for share in shares))
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,18 +175,19 @@ class LayerFactors:
 
     The clipped vector (m_1·g_1 | … | m_L·g_L) has norm at most C, so all layers together are one
     block of bound C: there is no √L to pay. After division layer h has noise s/m_h, again in
-    proportion to its gradients (Appendix B.2). All layers have norm near max e then, so C wants
-    to be about √L times the master constant of `LayerwiseNorms`. m_h is at most 1/`floor`.
+    proportion to its gradients [Nguyen 2023, Appendix B.2]. All layers have norm near max e then,
+    so C wants to be about √L times the master constant of `LayerwiseNorms`. m_h is at most
+    1/`floor`; `every` and `records` are those of `LayerwiseNorms`.
     """
 
     public: Records
-    max_norm: Schedule
+    max_norm: ConstantSchedule
     every: int = 1
     records: int = 2048
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check(self.every, self.records, self.floor)
+        _check_estimates(self.every, self.records, self.floor)
         if not callable(self.max_norm):
             as_norms(self.max_norm)
 
@@ -246,24 +195,71 @@ class LayerFactors:
         largest = max(expected)
         factors = [largest / max(e, self.floor * largest) if largest > 0 else 1.0 for e in expected]
         norm = self.max_norm(step) if callable(self.max_norm) else self.max_norm
-        (known,) = as_norms([norm])  # type: ignore[misc]
-        return Constants((known,), tuple(factors))
+        return Constants((_one(norm),), tuple(factors))
 
 
 FromPublic = LayerwiseNorms | LayerFactors
 
 
-class Estimates:
-    """The e_h of one run: taken at the steps when they are due, and kept in between.
+def _check_estimates(every: int, records: int, floor: float) -> None:
+    if every < 1 or records < 1:
+        raise ValueError(f"every is {every} and records is {records}; give at least 1")
+    if not 0 < floor <= 1:
+        raise ValueError(f"floor is {floor}; give a share of the largest norm, such as 0.001")
 
-    Steps count releases: to ask a query twice without releasing gives the same constants twice.
+
+class Thresholds:
+    """The C of each block of one run, fixed or adaptive, with every value it has had. Public.
+
+    The query reads C as a plain number, so a release of a count waits once for the device.
+    """
+
+    released: tuple[Callable[[], None], ...] = ()
+
+    def __init__(self, given: Sequence[float | AdaptiveNorm]) -> None:
+        self.num_blocks = len(given)
+        self.adaptive = {h: m for h, m in enumerate(given) if isinstance(m, AdaptiveNorm)}
+        self.paths = [[m.initial if isinstance(m, AdaptiveNorm) else m] for m in given]
+
+    def constants(self) -> Constants:
+        return Constants(tuple(path[-1] for path in self.paths))
+
+    def observe(self, block: int, divisor: float, noisy_count: float) -> None:
+        """Move one block's threshold by a count that was released."""
+        path = self.paths[block]
+        path.append(self.adaptive[block].after(path[-1], noisy_count, divisor))
+
+    def statistics(self, counts: Tensor, divisor: float) -> tuple[Statistic, ...]:
+        """The centred count of each block whose threshold is adaptive."""
+        return tuple(
+            Statistic(
+                name=f"records below the threshold of block {block}",
+                value=counts[block],
+                bound=COUNT_BOUND,
+                std=norm.noise(divisor),
+                observe=partial(self.observe, block, divisor),
+            )
+            for block, norm in self.adaptive.items()
+        )
+
+
+class Estimates:
+    """The e_h of one run: estimated at the steps when they are due, and kept in between.
+
+    Steps count releases: a query that is called twice without a release uses the same constants.
     """
 
     def __init__(self, source: FromPublic) -> None:
         self.source = source
         self.step = 0
         self.path: list[tuple[int, tuple[float, ...]]] = []
-        self.checked: set[int] = set()
+        self.checked: int | None = None  # the id of the private records compared with the public
+        self.adaptive: dict[int, AdaptiveNorm] = {}
+        self.released = (self.advance,)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.path[-1][1])
 
     @property
     def due(self) -> bool:
@@ -272,7 +268,7 @@ class Estimates:
         )
 
     def take(self, expected: Sequence[float]) -> None:
-        """New estimates; one that is not finite (weights that went astray) leaves the last."""
+        """Store new estimates; where one is not finite (diverged weights), keep the last."""
         if not all(math.isfinite(e) and e >= 0 for e in expected):
             expected = self.path[-1][1] if self.path else [1.0] * len(expected)
         self.path.append((self.step, tuple(expected)))
@@ -280,15 +276,38 @@ class Estimates:
     def constants(self) -> Constants:
         return self.source.constants(self.path[-1][1], self.step)
 
+    def statistics(self, counts: Tensor, divisor: float) -> tuple[Statistic, ...]:
+        return ()
+
     def advance(self) -> None:
         self.step += 1
 
 
-def _check(every: int, records: int, floor: float) -> None:
-    if every < 1 or records < 1:
-        raise ValueError(f"every is {every} and records is {records}; give at least 1")
-    if not 0 < floor <= 1:
-        raise ValueError(f"floor is {floor}; give a share of the largest norm, such as 0.001")
+RunConstants = Thresholds | Estimates
+
+
+class AdaptingQuery:
+    """A query whose constants change from release to release; they belong to one run."""
+
+    _run_constants: RunConstants | None = None
+
+    def fresh(self) -> Self:
+        """The same query with its initial constants, as a run begins."""
+        other = copy.copy(self)
+        other._run_constants = None
+        return other
+
+    @property
+    def thresholds(self) -> tuple[tuple[float, ...], ...]:
+        """Where some adapt: every value of each C, the current one last. Public."""
+        held = self._run_constants
+        return tuple(map(tuple, held.paths)) if isinstance(held, Thresholds) else ()
+
+    @property
+    def estimates(self) -> tuple[tuple[int, tuple[float, ...]], ...]:
+        """Where constants come from a public set: (step, the e_h estimated there). Public."""
+        held = self._run_constants
+        return tuple(held.path) if isinstance(held, Estimates) else ()
 
 
 def group_by_norm(blocks: Blocks, expected: Sequence[float], groups: int) -> Blocks:
@@ -302,15 +321,14 @@ def group_by_norm(blocks: Blocks, expected: Sequence[float], groups: int) -> Blo
     `expected` must be public, such as `expected_norms` on a public set.
     """
     if len(expected) != len(blocks):
-        raise ValueError(f"{len(expected)} norms for {len(blocks)} blocks; give one a block")
+        raise ValueError(f"{len(expected)} norms for {len(blocks)} blocks; give one per block")
     if not 1 <= groups <= len(blocks):
         raise ValueError(f"{groups} groups of {len(blocks)} blocks; give 1 up to {len(blocks)}")
     if not all(math.isfinite(e) and e >= 0 for e in expected):
         raise ValueError(f"expected norms are {list(expected)}; give finite numbers of at least 0")
     least = 1e-12 * (max(expected) or 1.0)
     order = sorted(range(len(blocks)), key=lambda h: expected[h])
-    logs = [math.log(max(expected[h], least)) for h in order]
-    cuts = _best_cuts(logs, groups)
+    cuts = _best_cuts([math.log(max(expected[h], least)) for h in order], groups)
     return tuple(
         tuple(name for h in sorted(order[start:end]) for name in blocks[h])
         for start, end in itertools.pairwise(cuts)

@@ -16,20 +16,18 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass
 
 import dp_accounting as dpa
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tacit.budget import Relation
-from tacit.errors import MissingStatistics, NotPublic
+from tacit.errors import MissingStatistics
 from tacit.ledger import Ledger
-from tacit.pytrees import Tree, flat_rows, tensors_of
 from tacit.queries.batch_clip import BatchClip
 from tacit.queries.bounded_gradient import GradientQuery, trainable
-from tacit.queries.clipped_query import found_among, require_public
+from tacit.queries.record_overlap import require_public
 from tacit.records import Records
 from tacit.sampling.mini_sets import MiniSets
 from tacit.sampling.sampler import Sampler
@@ -74,7 +72,6 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> str |
     )
 
 
-_ROWS_TO_COMPARE = 64
 NOT_COVERED = (
     "evaluated on Unprotected records: epsilon does not cover the metrics that were read off them"
 )
@@ -107,77 +104,6 @@ class Unprotected(HeldOut):
 
     Their accuracy and loss are released without noise, so ε does not cover them; the run says so.
     """
-
-
-def require_held_out(evaluated: Records, private: Records) -> None:
-    """Raise NotPublic if the records to evaluate on are, or were copied from, the private ones.
-
-    Refused are one row of memory in common, and copies: of up to 64 rows from all over
-    `evaluated`, most equal a private record, input and target. A few equal ones pass: datasets
-    have duplicates.
-    """
-    if len(evaluated) == 0 or len(private) == 0:
-        return
-    remedy = (
-        "their accuracy would go out without noise; give records that were held out, or "
-        "evaluate_on=tacit.Unprotected(records) where epsilon need not cover it"
-    )
-    pairs = product(tensors_of(evaluated.inputs), tensors_of(private.inputs))
-    if any(_rows_in_common(a, b) for a, b in pairs):
-        raise NotPublic(f"evaluate_on {evaluated.name!r} holds training records; {remedy}")
-    if _mostly_copied(evaluated, private):
-        raise NotPublic(
-            f"most records of evaluate_on {evaluated.name!r} are among the training records; "
-            f"{remedy}"
-        )
-
-
-def are_training_records(evaluated: Records, private: Records) -> bool:
-    """Whether `require_held_out` would refuse them."""
-    try:
-        require_held_out(evaluated, private)
-    except NotPublic:
-        return True
-    return False
-
-
-def _rows_in_common(a: Tensor, b: Tensor) -> bool:
-    """Whether a row of `a` begins where a row of `b` does, in one memory."""
-    if a.stride(0) == 0 or b.stride(0) == 0:
-        return False  # one row for everybody, such as a mask of ones: nobody's own
-    if a.device != b.device or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
-        return False
-    return bool(torch.isin(_places(a), _places(b)).any())
-
-
-def _places(rows: Tensor) -> Tensor:
-    begin, stride = int(rows.storage_offset()), int(rows.stride(0))
-    return (begin + torch.arange(len(rows)) * stride) * rows.element_size()
-
-
-def _mostly_copied(evaluated: Records, private: Records) -> bool:
-    if evaluated.shape != private.shape:
-        return False
-    stride = -(-len(evaluated) // _ROWS_TO_COMPARE)
-    some = evaluated.take(slice(None, None, stride))
-    # Inputs alone first: to join them with their targets is to copy all private records.
-    if found_among(_flat(some), _flat(private)) <= 0.5:
-        return False
-    if _shapes(some.targets) != _shapes(private.targets):
-        return True
-    return found_among(_joined(some), _joined(private)) > 0.5
-
-
-def _flat(records: Records) -> Records:
-    return replace(records, inputs=flat_rows(records.inputs))
-
-
-def _joined(records: Records) -> Records:
-    return replace(records, inputs=flat_rows((records.inputs, records.targets)))
-
-
-def _shapes(tree: Tree) -> list[torch.Size]:
-    return [tensor.shape[1:] for tensor in tensors_of(tree)]
 
 
 TRAINED_BEFORE = (

@@ -28,10 +28,11 @@ from tacit.budget import Budget
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.projection import constraints_of
 from tacit.queries.bounded_gradient import Loss
+from tacit.queries.record_overlap import are_training_records
 from tacit.records import Records
 from tacit.training.callbacks import Evaluation
 from tacit.training.evaluation import Metrics, evaluate, metric_rows
-from tacit.training.preconditions import SHOWN, are_training_records
+from tacit.training.preconditions import SHOWN
 
 
 class PeakMemory:

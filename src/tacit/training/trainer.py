@@ -24,7 +24,8 @@ from tacit.lipschitz.projection import project
 from tacit.losses.record_loss import Scheduled, fresh
 from tacit.mechanism import Mechanism
 from tacit.noise import Noise
-from tacit.queries.bounded_gradient import GradientQuery, Loss
+from tacit.queries.bounded_gradient import GradientQuery, Loss, Recording
+from tacit.queries.record_overlap import require_held_out
 from tacit.records import Records
 from tacit.sampling.sampler import Sampler
 from tacit.statistics.public_statistics import PublicStatistics
@@ -46,7 +47,6 @@ from tacit.training.preconditions import (
     check_statistics,
     ledger_key,
     remember_run,
-    require_held_out,
     trained_by_another_run,
     trained_elsewhere,
 )
@@ -211,7 +211,8 @@ class Trainer:
             raise
         finally:
             ledger.end() if ledger is given else ledger.close()
-            self._forget_recordings()
+            if isinstance(self.mechanism.query, Recording):
+                self.mechanism.query.forget()
             self._stop_asked = False
         # Short of its plan, a run answers for all of it: what ended it may have looked.
         # Beyond its budget, for all that it was charged under a larger one.
@@ -346,12 +347,6 @@ class Trainer:
         given = self._given_records()
         moved = self.sampler.records
         return [moved] if given is None or given is moved else [given, moved]
-
-    def _forget_recordings(self) -> None:
-        """A recorded graph holds the memory of a step; a finished run must not."""
-        forget = getattr(getattr(self.mechanism.query, "engine", None), "forget", None)
-        if forget is not None:
-            forget()
 
     def _calibrated(self, prelude: tuple[dpa.DpEvent, ...]) -> float:
         return calibrate(self.budget, self.sampler, unit=self.query.unit, prelude=prelude)

@@ -194,7 +194,7 @@ def test_a_set_goes_the_same_way_whoever_else_is_there():
 def test_the_default_engine_depends_on_what_is_public():
     model, records = made("mlp", n=12)
     query = BatchClip(0.1, 4)
-    task = query._task(model, LOSS, query.blocks_of(model))
+    task = query._task(model, LOSS)
     batch = MiniSetSampler(records, 4, rate=1.0).next_batch()
     assert isinstance(query._engine_for(task, batch), tacit.queries.SetsAsRecords)
     assert isinstance(
