@@ -215,13 +215,13 @@ class _BackwardPass:
                 handles += [node.register_hook(self._leave)]
         ones = torch.ones_like(losses)
         shadow.mark(ones, own)
-        shadow.phase, shadow.on_operator = "backward", self._note_operator
+        shadow.phase, shadow.on_record = "backward", self._note_record
         try:
             with shadow, plain_program(), watch_backward(operators) as self._python:
                 gradients([losses], [v for v in variables if v is not None], [ones])
             self.in_python = self._python.names
         finally:
-            shadow.on_operator = None
+            shadow.on_record = None
             for handle in handles:
                 handle.remove()
 
@@ -252,9 +252,7 @@ class _BackwardPass:
             self._meeting_in.setdefault(self._node, meetings[self._num_meetings])
         self._num_meetings = len(meetings)
 
-    def _note_operator(self, func: Any, has_record: bool, has_several: bool) -> None:
-        if not has_record:
-            return
+    def _note_record(self, func: Any) -> None:
         if self._node is None and func not in _ADDS:
             self._between.append(self._shadow.event(func))
         # Behind the frontier no record may be met again: a mixed cotangent has no share of it.

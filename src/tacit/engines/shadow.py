@@ -29,6 +29,7 @@ from torch import Tensor
 
 from tacit.checks.certificate import Event
 from tacit.engines import shadow_indexing  # noqa: F401  (registers rules)
+from tacit.engines.shadow_calls import ALIASES, LOOKS, METADATA, Call, Labels, flat
 from tacit.engines.shadow_events import PythonWatch, SourceLines, operator_name
 from tacit.engines.shadow_labels import (
     SEVERAL,
@@ -42,16 +43,7 @@ from tacit.engines.shadow_labels import (
     layout,
     parts,
 )
-from tacit.engines.shadow_rules import (
-    ALIASES,
-    LOOKS,
-    METADATA,
-    Call,
-    Labels,
-    decomposition,
-    find_rule,
-    flat,
-)
+from tacit.engines.shadow_rules import decomposition, find_rule
 from tacit.torch_internals import TorchDispatchMode, memory_of, without_functions
 
 #: The kinds of events that a `Shadow` reports.
@@ -73,8 +65,7 @@ class Shadow(TorchDispatchMode):
         reorders: places where public data, which may be drawn anew, chose whose row is where.
         unknown: operators without a rule that had a private operand; their outputs are -1.
         phase: "forward" or "backward", set by the caller and kept in each event.
-        on_operator: called as `on_operator(func, has_record, has_several)` for each operator, with
-            whether an operand has a label above 0 and whether one has -1.
+        on_record: called with each operator that has an operand with a record's own label.
     """
 
     #: Without this, PyTorch refuses to run operators such as `torch.cond` under the mode.
@@ -92,7 +83,7 @@ class Shadow(TorchDispatchMode):
             raise ValueError(f"num_records must be at least 1, got {num_records}")
         self.num_records = num_records
         self.phase = "forward"
-        self.on_operator: Callable[[Any, bool, bool], None] | None = None
+        self.on_record: Callable[[Any], None] | None = None
         self._events: dict[str, dict[Event, None]] = {kind: {} for kind in KINDS}
         self._memory = LabelMemory()
         self._counting: dict[int, Tensor] = {}  # what `arange` made, by its storage
@@ -202,7 +193,7 @@ class Shadow(TorchDispatchMode):
         if getattr(func, "_schema", None) is None:
             return self._deny(func, args, kwargs, output)
         if not touched:
-            return self._report(func)
+            return None
         call = Call(func, args, kwargs, output, self._memory.find)
         if opaque or any(t is not None and not has_elements(t) for t in call.outputs):
             if any(self.private(tensor) for tensor in operands):
@@ -210,14 +201,14 @@ class Shadow(TorchDispatchMode):
             return None
         if self._is_alias(call, operands):
             self._note_joined_elements(call, operands[0])
-            if self.on_operator is not None:
-                self._report(func, *bounds(map(self._memory.find, operands)))
+            if self.on_record is not None:
+                self._report(func, bounds(map(self._memory.find, operands))[1])
             return None
         call.backward, call.in_order = self.phase == "backward", self._in_order
         found = [labels for labels in map(call.find, call.reads()) if labels is not None]
         low, high = bounds(found)
         private = bool(low or high)
-        self._report(func, low, high)
+        self._report(func, high)
         written = [tensor for tensor in [*call.outputs, *call.mutated] if tensor is not None]
         if not found:
             for tensor in written:
@@ -326,9 +317,9 @@ class Shadow(TorchDispatchMode):
     def event(self, func: Any) -> Event:
         return Event(operator_name(func), self._sources.where(), self.phase)
 
-    def _report(self, func: Any, low: int = 0, high: int = 0) -> None:
-        if self.on_operator is not None and not self._whole:
-            self.on_operator(func, high > 0, low < 0)
+    def _report(self, func: Any, highest: int) -> None:
+        if highest > 0 and self.on_record is not None and not self._whole:
+            self.on_record(func)
 
     def _note(self, kind: str, func: Any) -> None:
         if not self._whole:

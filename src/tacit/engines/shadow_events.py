@@ -24,13 +24,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tacit import torch_internals
+from tacit.engines.shadow_calls import names
 from tacit.engines.shadow_labels import has_elements
-from tacit.engines.shadow_rules import names
 from tacit.torch_internals import (
     call_back_inside,
     calls_back,
     newest_node_number,
     number_of,
+    run_backward,
     running_node,
 )
 
@@ -110,8 +111,7 @@ def _user_frame(stop_at_backward: bool = False) -> FrameType | None:
             return frame
         if inside is None and name.startswith(_MODULES):
             inside = frame
-        in_backward = frame.f_code.co_name == "_engine_run_backward"
-        if stop_at_backward and in_backward and name.startswith(_TORCH_FOLDER):
+        if stop_at_backward and frame.f_code is run_backward.__code__:
             return None
         frame = frame.f_back
     return None

@@ -24,6 +24,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from tacit.engines.shadow_calls import Call, Labels, label_rule
 from tacit.engines.shadow_labels import (
     SEVERAL,
     combine,
@@ -32,7 +33,6 @@ from tacit.engines.shadow_labels import (
     reduce_labels,
     scatter_labels,
 )
-from tacit.engines.shadow_rules import Call, Labels, label_rule
 
 
 class _Key:

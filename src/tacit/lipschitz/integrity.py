@@ -18,7 +18,7 @@ import torch.nn.functional
 from torch import nn
 
 from tacit.errors import Refused, UnboundedLayer
-from tacit.torch_internals import foreign_hooks, process_wide_hooks
+from tacit.torch_internals import foreign_hooks, has_gradient_hooks, process_wide_hooks
 
 THREE = ("output_norm", "lipschitz", "gradient_norms")
 COMPOSITE = ("walk_bounds",)
@@ -85,7 +85,7 @@ def require_no_hooks(model: nn.Module) -> None:
 def require_plain_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Refuse a trainable parameter with hooks: they change a gradient after it was bounded."""
     for name, parameter in parameters:
-        if parameter.requires_grad and parameter._backward_hooks:
+        if parameter.requires_grad and has_gradient_hooks(parameter):
             raise UnboundedLayer(
                 f"parameter {name!r} has hooks, which may change its gradient after it was "
                 "bounded; remove them, and change the gradient once it is released"
