@@ -1,10 +1,10 @@
-"""One walk over a model's modules, kept from step to step for as long as nothing has changed.
+"""What a model consists of: one walk over its modules, kept for as long as nothing has changed.
 
-A step asks four times what a model consists of: its settings (is this the program that was
-checked?), its tensors before and after (was anything written?), its recordable state and its
-trained parameters. A walk over the modules of ResNet-18 takes half a millisecond, as long as a
-fifth of its step on a GPU. So the answers are kept, and each question only compares what Python
-holds now with what it held then: children, attributes and tensors by identity, lists by value.
+A step asks four times: for settings (is this the program that was checked?), for tensors before and
+after (was anything written?), for the state that a recording depends on, and for the trained
+parameters. A walk over the modules of ResNet-18 takes half a millisecond, as long as a fifth of its
+step on a GPU. So the answers are kept, and each question only compares what Python holds now with
+what it held then: children, attributes and tensors by identity, lists by value.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class ModelTable:
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
         self._modules = [weakref.ref(module) for module in modules]
-        self._seen = [_Seen(module) for module in modules]
+        self._snapshots = [_ModuleSnapshot(module) for module in modules]
         self._hooks = tuple(process_wide_hooks())
         tensors = _tensors_of(modules)
         self._tensors = {place: weakref.ref(tensor) for place, tensor in tensors.items()}
         self._named = {name: weakref.ref(p) for name, p in model.named_parameters()}
         self._addresses = [tensor.data_ptr() for tensor in tensors.values()]
         self.settings = settings_of(modules)
-        self.state = tuple(self._addresses), tuple(seen.state for seen in self._seen)
+        self.state = tuple(self._addresses), tuple(seen.state for seen in self._snapshots)
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -86,12 +86,12 @@ class ModelTable:
         return (
             self._hooks == tuple(process_wide_hooks())
             and len(modules) == len(self._modules)
-            and all(seen.is_current(m) for seen, m in zip(self._seen, modules, strict=True))
+            and all(seen.is_current(m) for seen, m in zip(self._snapshots, modules, strict=True))
             and [tensor.data_ptr() for tensor in tensors] == self._addresses
         )
 
 
-class _Seen:
+class _ModuleSnapshot:
     """What one module held, by identity. Numbers and flags are kept, so theirs are not reused."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -37,7 +37,7 @@ class Watch:
 
 
 _watches: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Watch]] = weakref.WeakKeyDictionary()
-_open: list[tuple[nn.Module, Watch]] = []  # the steps that last now
+_open: list[tuple[nn.Module, Watch]] = []  # the steps that are running
 
 
 @contextmanager
@@ -50,19 +50,19 @@ def watched_step(
 ) -> Iterator[None]:
     """Raise MixesRecords if a buffer or a parameter is written while this lasts.
 
-    Both are part of the model and are saved with it, so what a forward pass writes there (a
-    running mean, a codebook, a count) is released without noise. The tensors' version counters are
-    compared around every step, which waits for no device. Kernels that update running statistics
-    and writes through `.data` do not move those counters. So entries are compared too: of buffers
-    on the CPU at every step; of everything else at steps 1, 2, 4, 8 ….
+    Both are saved with the model, so what a forward pass writes there (a running mean, a codebook,
+    a count) would be released without noise. The tensors' version counters are compared around
+    every step, which waits for no device. Kernels that update running statistics and writes through
+    `.data` do not move those counters. So entries are compared too: of buffers on the CPU at every
+    step; of everything else at steps 1, 2, 4, 8 ….
 
-    Buffers that a certified pass was seen to write with public numbers (`allow_writes`) are exempt
-    under the same key: a cache of angles, a count of passes, the vectors of spectral normalisation.
-    Not if a step runs another program than the `certified` one.
+    Buffers that a certified pass writes with public numbers (`allow_writes`) are exempt under the
+    same key: a cache of angles, a count of passes, the vectors of spectral normalisation. They are
+    not exempt in a step that runs another program than the `certified` one.
 
-    `check` runs before steps 1, 8, 64, 512 … of the model under the same `key`, settings and hooks:
-    what a model does only after many passes is found at the next of these. It returns whether its
-    records could tell; where they could not, the next step asks again.
+    `check` runs before steps 1, 8, 64, 512 … of the model under the same `key`, settings and hooks,
+    so that what a model does only after many passes is found. It returns whether its records could
+    tell; where they could not, it runs again before the next step.
     """
     before = table_of(model)
     for module in before.modules:
@@ -75,13 +75,13 @@ def watched_step(
     watch = watches.setdefault(key, Watch())
     step = watch.steps + 1
     due = step & (step - 1) == 0
-    told = True
+    could_tell = True
     if not certified:
         watch.public = set()
     _open.append((model, watch))
     try:
         if due and check is not None and step.bit_length() % 3 == 1:  # a power of 8
-            told = check()
+            could_tell = check()
         tensors = (table_of(model) if due else before).tensors
         versions = addresses_and_versions(tensors)
         copies = {
@@ -93,25 +93,25 @@ def watched_step(
     finally:
         _open.pop()
     _refuse_writes(model, versions, copies, watch.public if certified else ())
-    watch.steps = step if told else step - 1
+    watch.steps = step if could_tell else step - 1
 
 
 def allow_writes(model: nn.Module, names: Collection[str]) -> None:
-    """Exempt these buffers in steps like the one that lasts now: what is written is public.
+    """Exempt these buffers in steps like the running one: what is written is public.
 
-    To be called with what a pass under shadow memory has proved, by whoever ran it.
+    Call it with what a pass under shadow memory has proved.
     """
     for watch in _watches_of(model):
         watch.public.update(names)
 
 
 def allowed_writes(model: nn.Module) -> frozenset[str]:
-    """The buffers that the step that lasts now may write."""
+    """The buffers that the running step may write."""
     return frozenset(name for watch in _watches_of(model) for name in watch.public)
 
 
 def current_watch(model: nn.Module) -> Watch:
-    """What is known of the model in the step that lasts now; nothing, where none does."""
+    """What is known of the model in the running step; an empty Watch outside of steps."""
     return next(iter(_watches_of(model)), Watch())
 
 

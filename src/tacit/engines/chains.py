@@ -122,24 +122,19 @@ def _move(node: Node, output: int, shape: tuple[int, ...]) -> Move | None:
     return lambda g: torch.ops.aten.slice_backward(g, shape, dim, start, end, step)
 
 
-_KEEP = frozenset({"AliasBackward0", "CloneBackward0", "ToCopyBackward0", "DetachBackward0"})
-_RESHAPES = frozenset(
-    f"{name}Backward{version}"
-    for name, version in (
-        *(("View", 0), ("UnsafeView", 0), ("ReshapeAlias", 0), ("Unsqueeze", 0)),
-        *(("Squeeze", 0), ("Squeeze", 1), ("Squeeze", 2)),
-    )
-)
-_PARTS = frozenset(
-    f"{name}Backward0"
-    for name in ("Slice", "Select", "Split", "UnsafeSplit", "SplitWithSizes", "Unbind")
-)
+def _nodes(names: str) -> frozenset[str]:
+    return frozenset(f"{name}Backward0" for name in names.split())
+
+
+_KEEP = _nodes("Alias Clone ToCopy Detach")
+_RESHAPES = _nodes("View UnsafeView ReshapeAlias Unsqueeze Squeeze")
+_RESHAPES |= {"SqueezeBackward1", "SqueezeBackward2"}
+_PARTS = _nodes("Slice Select Split UnsafeSplit SplitWithSizes Unbind")
 
 
 @lru_cache
 def share_no_element(places: tuple[tuple[Moves, tuple[int, ...]], ...]) -> bool:
-    """Whether the parts of one parameter that chains from places of some shapes reach are
-    disjoint."""
+    """Whether chains from places of these shapes reach disjoint parts of one parameter."""
     reached = added([chain.pull_back(torch.ones(shape)) for chain, shape in places])
     return bool((reached <= 1).all())
 

@@ -24,7 +24,7 @@ orders them (`randperm`), the program is planned anew in every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -81,8 +81,8 @@ class GradientPlan:
     """
 
     certificate: Certificate
-    signature: tuple[Any, ...] = ()
-    sites: tuple[Site, ...] = ()
+    signature: tuple[Any, ...] = field(default=(), repr=False)
+    sites: tuple[Site, ...] = field(default=(), repr=False)
     num_records: int = 0
     alone: str | None = None
     rewrites: frozenset[str] = frozenset()

@@ -91,6 +91,10 @@ class Shadow(TorchDispatchMode):
         self._watch = PythonWatch(self)
         self._sources = SourceLines()
 
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{kind}={len(found)}" for kind, found in self._events.items())
+        return f"Shadow(num_records={self.num_records}, {counts})"
+
     def __enter__(self) -> Shadow:
         super().__enter__()
         self._watch.__enter__()
