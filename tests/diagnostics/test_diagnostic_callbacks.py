@@ -70,7 +70,7 @@ def test_it_looks_once_an_epoch_or_as_asked():
     assert [p.step for p in by_epoch.points] == [0, 4]
     with pytest.raises(ValueError, match="every is 0"):
         WeightNorms(every=0)
-    with pytest.raises(ValueError, match="no records"):
+    with pytest.raises(ValueError, match="there are no records"):
         fit([ActivationNorms(tacit.Records(torch.zeros(0, 4), torch.zeros(0)))])
 
 

@@ -1,6 +1,8 @@
-"""What a run looks like from the inside. None of it is private: never publish it with a model.
+"""What happens inside a run: norms, alignment, curvature, confusion, accuracy against ε.
 
-Except what is made of released weights (`weight_norms`) or of held-out records alone.
+**None of it is private**, except what is measured of released weights (`weight_norms`) or of
+held-out records alone: do not publish it with a model. A measurement is a function; the callbacks
+(`Diagnostic`) repeat it during a run, and each has its picture in the same module.
 """
 
 from tacit.diagnostics.accuracy_curve import (

@@ -1,11 +1,4 @@
-"""Held-out accuracy against ε, over several runs.  [Losing Less, Figs. 3, 4 and 9]
-
-Held-out accuracy against ε, over several runs.  [Losing Less, Figs. 3, 4 and 9]
-
-Held-out accuracy against ε with its spread over runs, as a picture.
-
-An ablation: one bar a variant, with its spread over runs, as a picture.
-"""
+"""Held-out accuracy against ε over several runs, and ablations.  [Losing Less, Figs. 3, 4 and 9]"""
 
 from __future__ import annotations
 
@@ -35,10 +28,10 @@ class AccuracyCurve:
 
 
 def accuracy_curve(runs: Sequence[AnyRun]) -> AccuracyCurve:
-    """From runs, their facts, or their files (run.json, or the folder that it is in).
+    """The curve of runs, their facts, or their files (run.json, or its folder).
 
     At ε each run counts with its last evaluation that had spent no more; the curve begins where
-    all runs have one. Runs with the same plan are evaluated at the same ε.
+    all runs have one.
     """
     histories = [_history(run) for run in runs]
     if not histories or not all(histories):
@@ -87,7 +80,6 @@ def plot_accuracy_against_epsilon(
     groups: Mapping[str, Sequence[AnyRun]], path: str | os.PathLike[str], *, title: str = ""
 ) -> None:
     """A median line and a band from least to largest for each group of runs, by name."""
-
     figure, axes = blank()
     panel = axes[0, 0]
     for name, runs in groups.items():
@@ -113,7 +105,7 @@ def plot_accuracy_against_epsilon(
 def plot_ablation(
     accuracies: Mapping[str, Sequence[float]], path: str | os.PathLike[str], *, title: str = ""
 ) -> None:
-    """The median accuracy of each variant, whiskers from least to largest, and a dot a run."""
+    """The median accuracy of each variant, whiskers from least to largest, and a dot per run."""
     if not accuracies or not all(accuracies.values()):
         raise ValueError("give at least one accuracy for each variant")
     figure, axes = blank(size=(max(4.0, 1.2 + 1.1 * len(accuracies)), 4.2))

@@ -1,9 +1,4 @@
-"""How far clipping turns the gradient away.  [Losing Less, Figs. 1d and 7]
-
-How far clipping turns the gradient away.  [Losing Less, Figs. 1d and 7]
-
-The cosine between clipped and unclipped gradients by epoch, as a picture.
-"""
+"""The cosine between clipped and unclipped gradients.  [Losing Less, Figs. 1d and 7]"""
 
 from __future__ import annotations
 
@@ -14,11 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from tacit.canvas import blank, one_notice, save
-from tacit.diagnostics.diagnostic import Diagnostic
-from tacit.losses.per_record import losses_of
-from tacit.losses.pre_activations import watched
-from tacit.pytrees import call_model
+from tacit.canvas import blank
+from tacit.diagnostics.diagnostic import Diagnostic, losses_on, save_runs
 from tacit.queries.bounded_gradient import GradientQuery, Loss, trainable
 from tacit.records import Records
 from tacit.sampling.batch import Batch, batch_of
@@ -34,26 +26,60 @@ def clipping_alignment(
     """cos(Σ_i clip(g_i), Σ_i g_i) of each batch of `batch_size` records, without noise.
 
     **Not private: reads raw gradients.** 1 where clipping only shortens the sum, 0 where nothing
-    of its direction is left; NaN for a sum that is zero. `query` is what clips.
+    of its direction is left; NaN for a sum that is zero. `query` clips.
     """
-    cosines = []
+    cosines, parameters = [], trainable(model)
     for start in range(0, len(records), batch_size):
         some = records.take(slice(start, start + batch_size))
         piece = batch_of(some.inputs, some.targets, divisor=1.0, scheme=Poisson(1.0))
-        clipped, plain = _clipped(model, loss, piece, query), _plain(model, loss, piece)
+        clipped = _clipped(model, loss, piece, query)
+        total = losses_on(model, loss, some).sum()
+        sums = torch.autograd.grad(total, list(parameters.values()), materialize_grads=True)
+        plain = dict(zip(parameters, sums, strict=True))
         names = sorted(plain)
         a, b = (torch.cat([g[n].double().flatten() for n in names]) for g in (clipped, plain))
         cosines.append(float(a @ b / (a.norm() * b.norm())))
     return torch.tensor(cosines, dtype=torch.float64)
 
 
-class ClippingAlignment(Diagnostic[Tensor]):
-    """`clipping_alignment` by epoch. **Not private: reads raw gradients.**
+def _clipped(model: nn.Module, loss: Loss, piece: Batch, query: GradientQuery) -> dict[str, Tensor]:
+    sums: dict[str, Tensor] = {}
+    for block in query(model, loss, piece).blocks:
+        factors = block.factors or (1.0,) * len(block.names)
+        for name, total, factor in zip(block.names, block.sums, factors, strict=True):
+            sums[name] = total / factor
+    return sums
 
-    Of `query`, by default the run's own.
+
+def plot_alignment(runs: Mapping[str, Diagnostic[Tensor]], path: str | os.PathLike[str]) -> None:
+    """The median over batches, a line per run, within a band from the least to the largest."""
+    figure, axes = blank()
+    panel = axes[0, 0]
+    for label, run in runs.items():
+        epochs = [p.epoch for p in run.points]
+        values = [p.value.nan_to_num(0.0) for p in run.points]
+        least, middle, most = (
+            [float(f(v)) for v in values] for f in (torch.min, torch.median, torch.max)
+        )
+        (line,) = panel.plot(epochs, middle, marker=".", label=label)
+        panel.fill_between(epochs, least, most, alpha=0.2, color=line.get_color())
+    panel.set_xlabel("epoch")
+    panel.set_ylabel("cosine of clipped and unclipped sum")
+    panel.set_ylim(top=1.02)
+    panel.grid(alpha=0.3)
+    if any(runs):
+        panel.legend(fontsize=8)
+    save_runs(figure, path, runs)
+
+
+class ClippingAlignment(Diagnostic[Tensor]):
+    """`clipping_alignment` by epoch, of `query` or of the run's own query.
+
+    **Not private: reads raw gradients.**
     """
 
     reads = "raw gradients"
+    draw = staticmethod(plot_alignment)
 
     def __init__(
         self,
@@ -73,44 +99,3 @@ class ClippingAlignment(Diagnostic[Tensor]):
         return clipping_alignment(
             trainer.model, trainer.loss, records, query, batch_size=self.batch_size
         )
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-
-        plot_alignment({"": self}, path)
-
-
-def _clipped(model: nn.Module, loss: Loss, piece: Batch, query: GradientQuery) -> dict[str, Tensor]:
-    sums: dict[str, Tensor] = {}
-    for block in query(model, loss, piece).blocks:
-        factors = block.factors or (1.0,) * len(block.names)
-        for name, total, factor in zip(block.names, block.sums, factors, strict=True):
-            sums[name] = total / factor
-    return sums
-
-
-def _plain(model: nn.Module, loss: Loss, piece: Batch) -> dict[str, Tensor]:
-    parameters = trainable(model)
-    with torch.enable_grad(), watched(model, loss):
-        value = losses_of(loss, call_model(model, piece.inputs), piece.targets).sum()
-        found = torch.autograd.grad(value, list(parameters.values()), materialize_grads=True)
-    return dict(zip(parameters, found, strict=True))
-
-
-def plot_alignment(runs: Mapping[str, ClippingAlignment], path: str | os.PathLike[str]) -> None:
-    """The median over batches, a line a run, within a band from the least to the largest."""
-    figure, axes = blank()
-    panel = axes[0, 0]
-    for label, run in runs.items():
-        epochs = [p.epoch for p in run.points]
-        least = [float(p.value.nan_to_num(0.0).min()) for p in run.points]
-        most = [float(p.value.nan_to_num(0.0).max()) for p in run.points]
-        middle = [float(p.value.nan_to_num(0.0).median()) for p in run.points]
-        (line,) = panel.plot(epochs, middle, marker=".", label=label)
-        panel.fill_between(epochs, least, most, alpha=0.2, color=line.get_color())
-    panel.set_xlabel("epoch")
-    panel.set_ylabel("cosine of clipped and unclipped sum")
-    panel.set_ylim(top=1.02)
-    panel.grid(alpha=0.3)
-    if any(runs):
-        panel.legend(fontsize=8)
-    save(figure, path, one_notice({run.notice for run in runs.values()}))

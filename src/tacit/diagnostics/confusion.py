@@ -1,9 +1,4 @@
-"""Which class is taken for which, by epoch.  [Losing Less, Figs. 8 and 13]
-
-Which class is taken for which, by epoch.  [Losing Less, Figs. 8 and 13]
-
-Confusion matrices by epoch, as a picture.
-"""
+"""Which class is taken for which, by epoch.  [Losing Less, Figs. 8 and 13]"""
 
 from __future__ import annotations
 
@@ -15,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacit.canvas import blank, one_notice, save
-from tacit.diagnostics.diagnostic import Diagnostic
+from tacit.canvas import blank
+from tacit.diagnostics.diagnostic import Diagnostic, save_runs, shown_points
 from tacit.pytrees import call_model, logits_of, take_rows, tensors_of
 from tacit.records import Records
 from tacit.statistics.tracking import evaluating
@@ -63,44 +58,22 @@ def confusion_matrix(model: nn.Module, records: Records, *, batch_size: int = 20
     ):
         raise ValueError(
             f"{len(predicted)} records of {K} classes, with {len(true)} targets from "
-            f"{int(true.min())} to {int(true.max())}; give one class below {K} a record"
+            f"{int(true.min())} to {int(true.max())}; give one class below {K} per record"
         )
     return torch.bincount(true * K + predicted, minlength=K * K).reshape(K, K).cpu()
 
 
-class ConfusionHistory(Diagnostic[Tensor]):
-    """`confusion_matrix` by epoch. **Not private: reads predictions.**"""
-
-    reads = "predictions"
-
-    def __init__(
-        self, records: Records | None = None, *, every: int | None = None, max_records: int = 10_000
-    ) -> None:
-        super().__init__(records, every=every, max_records=max_records)
-
-    def measure(self, trainer: Trainer, records: Records) -> Tensor:
-        return confusion_matrix(trainer.model, records)
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-
-        plot_confusion({"": self}, path)
-
-
-_MOST_PANELS = 4
-
-
 def plot_confusion(
-    runs: Mapping[str, ConfusionHistory],
+    runs: Mapping[str, Diagnostic[Tensor]],
     path: str | os.PathLike[str],
     *,
     classes: Sequence[str] | None = None,
 ) -> None:
-    """A row a run, a column for up to four measurements, the first and the last among them.
+    """A row per run, a column for up to four measurements, the first and the last among them.
 
     Each row of a matrix is divided by its sum, in percent: the diagonal is the accuracy by class.
     """
-    count = min(len(run.points) for run in runs.values())
-    shown = sorted({round(i) for i in np.linspace(0, count - 1, min(count, _MOST_PANELS))})
+    shown = shown_points(min(len(run.points) for run in runs.values()))
     figure, axes = blank(len(runs), len(shown), (3.3 * len(shown) + 0.4, 3.4 * len(runs) + 0.5))
     figure.set_layout_engine("compressed")  # panels of a fixed shape would overlap otherwise
     for row, (label, run) in zip(axes, runs.items(), strict=True):
@@ -124,4 +97,19 @@ def plot_confusion(
         row[0].set_ylabel("true class")
     for panel in axes[-1]:
         panel.set_xlabel("taken for")
-    save(figure, path, one_notice({run.notice for run in runs.values()}))
+    save_runs(figure, path, runs)
+
+
+class ConfusionHistory(Diagnostic[Tensor]):
+    """`confusion_matrix` by epoch. **Not private: reads predictions.**"""
+
+    reads = "predictions"
+    draw = staticmethod(plot_confusion)
+
+    def __init__(
+        self, records: Records | None = None, *, every: int | None = None, max_records: int = 10_000
+    ) -> None:
+        super().__init__(records, every=every, max_records=max_records)
+
+    def measure(self, trainer: Trainer, records: Records) -> Tensor:
+        return confusion_matrix(trainer.model, records)

@@ -1,13 +1,9 @@
 """The ends of the Hessian's spectrum, by Lanczos.  [Losing Less, Lemma 1 and Fig. 2]
 
-The ends of the Hessian's spectrum, by Lanczos.  [Losing Less, Lemma 1 and Fig. 2]
-
 Lanczos makes an orthonormal basis Q of span(v, Hv, …, H^{k−1}v), in which H is tridiagonal:
 T = QᵀHQ, with α_j = q_jᵀHq_j on its diagonal and β_j = ‖r_j‖ beside it,
 r_j = Hq_j − α_j·q_j − β_{j−1}·q_{j−1}. The largest eigenvalue θ of T, with eigenvector s, comes
 near H's largest from below, and ‖H(Qs) − θ·Qs‖ = β_k·|s_k|: H has an eigenvalue that near to θ.
-
-The Hessian's largest and smallest eigenvalue by epoch, as a picture.
 """
 
 from __future__ import annotations
@@ -20,11 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from tacit.canvas import blank, one_notice, save
-from tacit.diagnostics.diagnostic import Diagnostic
-from tacit.losses.per_record import losses_of
-from tacit.losses.pre_activations import watched
-from tacit.pytrees import call_model
+from tacit.canvas import blank
+from tacit.diagnostics.diagnostic import Diagnostic, losses_on, save_runs
 from tacit.queries.bounded_gradient import Loss, trainable
 from tacit.records import Records
 
@@ -61,7 +54,7 @@ def hessian_spectrum(
     """The ends of the spectrum of ∇²_θ (1/n)·Σ_i ℓ_i over the trainable parameters.
 
     **Not private: reads raw gradients.** `loss` must give a mean over records, as Tacit's do, or
-    one number a record. Ends when both residuals are below `tolerance` times the norm, or after
+    one number per record. Ends when both residuals are below `tolerance` times the norm, or after
     `iterations` Hessian-vector products.
     """
     parameters = list(trainable(model).values())
@@ -84,8 +77,8 @@ def lanczos(
 ) -> Spectrum:
     """The ends of a symmetric matrix's spectrum, from v ↦ Hv alone.
 
-    Every r is made orthogonal to the whole basis. One start, from a fixed seed: what is orthogonal
-    to it is not found, which has probability 0.
+    Every r is made orthogonal to the whole basis. The start is from a fixed seed: an eigenvector
+    that is orthogonal to it is missed, which has probability 0.
     """
     if iterations < 1:
         raise ValueError(f"iterations is {iterations}; give at least 1")
@@ -110,30 +103,6 @@ def lanczos(
             return found
         betas.append(beta)
         basis.append(r / beta)
-
-
-class Curvature(Diagnostic[Spectrum]):
-    """`hessian_spectrum` by epoch. **Not private: reads raw gradients.**"""
-
-    reads = "raw gradients"
-
-    def __init__(
-        self,
-        records: Records | None = None,
-        *,
-        iterations: int = 40,
-        every: int | None = None,
-        max_records: int = 256,
-    ) -> None:
-        super().__init__(records, every=every, max_records=max_records)
-        self.iterations = iterations
-
-    def measure(self, trainer: Trainer, records: Records) -> Spectrum:
-        return hessian_spectrum(trainer.model, trainer.loss, records, iterations=self.iterations)
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-
-        plot_curvature({"": self}, path)
 
 
 def _ends(alphas: list[float], betas: list[float], next_beta: float) -> Spectrum:
@@ -162,8 +131,8 @@ def _hessian_vector(
     total = torch.zeros_like(vector)
     for start in range(0, len(records), batch_size):
         some = records.take(slice(start, start + batch_size))
-        with torch.enable_grad(), watched(model, loss):
-            value = losses_of(loss, call_model(model, some.inputs), some.targets).mean()
+        with torch.enable_grad():
+            value = losses_on(model, loss, some).mean()
             first = torch.autograd.grad(
                 value, parameters, create_graph=True, materialize_grads=True
             )
@@ -175,24 +144,41 @@ def _hessian_vector(
     return total
 
 
-def plot_curvature(runs: Mapping[str, Curvature], path: str | os.PathLike[str]) -> None:
-    """A line a run for the largest eigenvalue, and a dashed one for the smallest."""
+def plot_curvature(runs: Mapping[str, Diagnostic[Spectrum]], path: str | os.PathLike[str]) -> None:
+    """A line per run for the largest eigenvalue, and a dashed one for the smallest."""
     figure, axes = blank()
     panel = axes[0, 0]
     for label, run in runs.items():
         epochs = [p.epoch for p in run.points]
-        name = f"{label}, largest" if label else "largest"
-        (line,) = panel.plot(epochs, [p.value.largest for p in run.points], marker=".", label=name)
-        panel.plot(
-            epochs,
-            [p.value.smallest for p in run.points],
-            linestyle="--",
-            color=line.get_color(),
-            label=f"{label}, smallest" if label else "smallest",
-        )
+        name = f"{label}, " if label else ""
+        ends = [(p.value.largest, p.value.smallest) for p in run.points]
+        (line,) = panel.plot(epochs, [e[0] for e in ends], marker=".", label=f"{name}largest")
+        lower = {"color": line.get_color(), "label": f"{name}smallest"}
+        panel.plot(epochs, [e[1] for e in ends], "--", **lower)
     panel.axhline(0, color="black", linewidth=0.6)
     panel.set_xlabel("epoch")
     panel.set_ylabel("eigenvalue of the Hessian")
     panel.grid(alpha=0.3)
     panel.legend(fontsize=8)
-    save(figure, path, one_notice({run.notice for run in runs.values()}))
+    save_runs(figure, path, runs)
+
+
+class Curvature(Diagnostic[Spectrum]):
+    """`hessian_spectrum` by epoch. **Not private: reads raw gradients.**"""
+
+    reads = "raw gradients"
+    draw = staticmethod(plot_curvature)
+
+    def __init__(
+        self,
+        records: Records | None = None,
+        *,
+        iterations: int = 40,
+        every: int | None = None,
+        max_records: int = 256,
+    ) -> None:
+        super().__init__(records, every=every, max_records=max_records)
+        self.iterations = iterations
+
+    def measure(self, trainer: Trainer, records: Records) -> Spectrum:
+        return hessian_spectrum(trainer.model, trainer.loss, records, iterations=self.iterations)

@@ -1,15 +1,25 @@
-"""A measurement that is taken again and again while a run goes on."""
+"""A measurement that is repeated during a run, and what all measurements share."""
 
 from __future__ import annotations
 
 import abc
+import io
 import math
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
 
-from tacit.pytrees import tensors_of
+from tacit.canvas import one_notice, save
+from tacit.losses.per_record import losses_of
+from tacit.losses.pre_activations import watched
+from tacit.pytrees import call_model, tensors_of
+from tacit.queries.bounded_gradient import Loss
 from tacit.records import Records
 from tacit.statistics.tracking import without_running_statistics
 from tacit.training.callbacks import Callback
@@ -31,16 +41,23 @@ class Point(Generic[Value]):
 
 
 class Diagnostic(Callback, abc.ABC, Generic[Value]):
-    """Looks at the model before the first step, after each epoch or `every` steps, and at the end.
+    """A callback that measures before the first step, after each epoch, and after the last step.
 
-    `records` are what it looks at the model with, the first `max_records` of them. Given records
-    are taken to be public; without any, the private training records are read, and **what is seen
-    is not private**: the run's notes say so. The guarantee for the model is not touched.
+    Measuring changes neither the model nor the run. Subclasses define `measure`, `reads` (what is
+    read of the records; empty where only released weights are) and `draw`.
 
-    `reads` says what of the records is seen; empty where only released weights are.
+    Args:
+        records: what to measure on. Given records are taken to be public. Without any, the private
+            training records are read and **the results are not private**: the run's notes say so.
+            The guarantee for the model itself is not touched.
+        every: measure every so many steps, instead of after each epoch.
+        max_records: read only so many of the records.
+
+    `points` holds the measurements.
     """
 
     reads: ClassVar[str]
+    draw: ClassVar[Callable[..., None]]
 
     def __init__(
         self, records: Records | None = None, *, every: int | None = None, max_records: int = 256
@@ -54,6 +71,9 @@ class Diagnostic(Callback, abc.ABC, Generic[Value]):
         self.points: list[Point[Value]] = []
         self.private = False
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.points)} points, {self.notice})"
+
     @property
     def notice(self) -> str:
         if not self.reads:
@@ -62,17 +82,21 @@ class Diagnostic(Callback, abc.ABC, Generic[Value]):
 
     @abc.abstractmethod
     def measure(self, trainer: Trainer, records: Records) -> Value:
-        """Look once."""
+        """One measurement."""
+
+    def plot(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Draw this run alone; `draw` draws several runs by name."""
+        type(self).draw({"": self}, path, **options)
 
     def on_begin(self, trainer: Trainer) -> None:
         self.points = []
         held = self.records is None or _same(self.records, trainer.sampler.records)
         self.private = bool(self.reads) and held
-        self._look(trainer, 0)
+        self._measure(trainer, 0)
 
     def on_step(self, trainer: Trainer, step: int) -> None:
         if self._due(trainer, step) or step == trainer.sampler.steps:
-            self._look(trainer, step)
+            self._measure(trainer, step)
 
     def on_end(self, trainer: Trainer, run: Run) -> None:
         if self.private:
@@ -89,11 +113,11 @@ class Diagnostic(Callback, abc.ABC, Generic[Value]):
         before, now = (trainer.plan.scheme.epochs(s) + 1e-9 for s in (step - 1, step))
         return math.floor(before) < math.floor(now)
 
-    def _look(self, trainer: Trainer, step: int) -> None:
+    def _measure(self, trainer: Trainer, step: int) -> None:
         records = trainer.sampler.records if self.records is None else self.records
         some = first_of(records, self.max_records).to(trainer.sampler.device)
         devices = [some.device] if some.device.type == "cuda" else []
-        # To look must not change the model: a running mean of what is looked at would be a release.
+        # Measuring must not change the model: a running mean of these records would be a release.
         # Nor the run: dropout draws from PyTorch's generator, which is put back.
         with without_running_statistics(trainer.model), torch.random.fork_rng(devices=devices):
             value = self.measure(trainer, some)
@@ -103,14 +127,42 @@ class Diagnostic(Callback, abc.ABC, Generic[Value]):
 def first_of(records: Records, count: int) -> Records:
     """The first `count` records."""
     if not len(records):
-        raise ValueError("no records to look at; give at least one")
+        raise ValueError("there are no records to measure on; give at least one")
     some = records.take(slice(count))
     return Records(some.inputs, some.targets, records.num_classes, name=records.name)
 
 
 def _same(given: Records, training: Records, rows: int = 64) -> bool:
-    """Whether these are the training records under another name: as far as the first rows tell."""
+    """Whether the first rows are those of the training records."""
     if given.shape != training.shape or not len(training):
         return False
     a, b = (tensors_of(records.take(slice(rows)).to("cpu").inputs) for records in (given, training))
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def losses_on(model: nn.Module, loss: Loss, records: Records) -> Tensor:
+    """The loss of each record, with a graph."""
+    with torch.enable_grad(), watched(model, loss):
+        return losses_of(loss, call_model(model, records.inputs), records.targets)
+
+
+def shown_points(count: int, most: int = 4) -> list[int]:
+    """Which of `count` measurements to draw: evenly spaced, the first and the last among them."""
+    return sorted({round(i * (count - 1) / max(most - 1, 1)) for i in range(most)} if count else ())
+
+
+def save_runs(figure: Any, path: str | os.PathLike[str], runs: Mapping[str, Diagnostic]) -> None:
+    """Write the figure with the notices of its runs."""
+    save(figure, path, one_notice({run.notice for run in runs.values()}))
+
+
+def text_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> str:
+    """A table as text that begins with its title."""
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    text = io.StringIO()
+    Console(file=text, width=width, force_terminal=False).print(table)
+    return text.getvalue()

@@ -1,17 +1,7 @@
-"""Norms of single records' gradients, beside their bounds and by epoch.
-
-Norms of single records' gradients beside their bounds. Not private: reads raw gradients.
-
-Gradient norms of single records beside their bounds, as a picture.
-
-Norms of whole gradients of single records, by epoch.  [Losing Less, Figs. 6 and 14]
-
-Histograms of single records' gradient norms, as a picture.
-"""
+"""Gradient norms of single records, with their bounds and by epoch.  [Losing Less, Fig. 6]"""
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,17 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
-from tacit.canvas import blank, one_notice, save
-from tacit.diagnostics.diagnostic import Diagnostic
+from tacit.canvas import blank, save
+from tacit.diagnostics.diagnostic import (
+    Diagnostic,
+    losses_on,
+    save_runs,
+    shown_points,
+    text_table,
+)
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.propagation import propagate
-from tacit.losses.per_record import losses_of
-from tacit.losses.pre_activations import watched
-from tacit.pytrees import call_model
 from tacit.queries.bounded_gradient import Loss, trainable
 from tacit.records import Records
 
@@ -41,10 +32,9 @@ NOT_PRIVATE = "not private: reads raw gradients"
 
 @dataclass(frozen=True)
 class GradientNorms:
-    """‖∇_θ ℓ‖ of each record and parameter θ, and the largest that it can be where that is known.
+    """‖∇_θ ℓ‖ of each record and parameter θ, and its bound where that is known.
 
-    **Not private: reads raw gradients.** To look at on data that may be looked at; a figure of
-    private records is a release that nobody paid for.
+    **Not private: reads raw gradients.** A figure of private records is an uncharged release.
     """
 
     norms: Mapping[str, Tensor] = field(repr=False)
@@ -58,21 +48,16 @@ class GradientNorms:
     def text(self, width: int = 110) -> str:
         """A table that begins with the notice."""
         columns = ("parameter", "median", "95%", "largest", "bound", "largest/bound")
-        table = Table(*columns, title=f"gradient norms; {self.notice}", title_justify="left")
-        shares = self.tightness()
+        shares, rows = self.tightness(), []
         for name, norms in self.norms.items():
             middle, most = norms.quantile(torch.tensor([0.5, 0.95], dtype=norms.dtype)).tolist()
             bound = f"{self.bounds[name]:.4g}" if name in self.bounds else "none"
             share = f"{shares[name]:.1%}" if name in shares else ""
-            table.add_row(name, *(f"{v:.4g}" for v in (middle, most, norms.max())), bound, share)
-        console = Console(file=io.StringIO(), width=width, force_terminal=False)
-        console.print(table)
-        assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue()
+            rows.append([name, *(f"{v:.4g}" for v in (middle, most, norms.max())), bound, share])
+        return text_table(f"gradient norms; {self.notice}", columns, rows, width)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Norms and bounds of each parameter, as a picture that bears the notice."""
-
         plot_gradient_norms(self, path)
 
 
@@ -92,18 +77,12 @@ def gradient_histogram(
     rows: dict[str, list[float]] = {name: [] for name in parameters}
     for i in range(min(len(records), max_records)):
         one = records.take(slice(i, i + 1)).to(device)
-        with torch.enable_grad():
-            with watched(model, loss):
-                value = losses_of(loss, call_model(model, one.inputs), one.targets).sum()
-            found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+        value = losses_on(model, loss, one).sum()
+        found = torch.autograd.grad(value, list(parameters.values()), materialize_grads=True)
         for name, gradient in zip(parameters, found, strict=True):
-            rows[name].append(0.0 if gradient is None else _norm(gradient))
+            rows[name].append(float(torch.linalg.vector_norm(gradient, dtype=torch.float64)))
     norms = {name: torch.tensor(row, dtype=torch.float64) for name, row in rows.items()}
     return GradientNorms(norms, _bounds(model, loss, records.shape))
-
-
-def _norm(gradient: Tensor) -> float:
-    return float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
 
 
 def _bounds(model: nn.Module, loss: Loss, shape: tuple[int, ...]) -> dict[str, float]:
@@ -114,19 +93,15 @@ def _bounds(model: nn.Module, loss: Loss, shape: tuple[int, ...]) -> dict[str, f
 
 
 def plot_gradient_norms(found: GradientNorms, path: str | os.PathLike[str]) -> None:
-    """One column a parameter, from input to output: a box of the norms, and a bar at the bound.
+    """One column per parameter, from input to output: a box of the norms, a bar at the bound.
 
     The box holds the middle half of the records, its whiskers all of them. Above a bar stands how
     much of the bound the largest norm reached.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     names = list(found.norms)
     columns = list(range(1, len(names) + 1))
-    figure = Figure(figsize=(max(5.0, 1.6 + 0.75 * len(names)), 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, panels = blank(size=(max(5.0, 1.6 + 0.75 * len(names)), 4.6))
+    axes = panels[0, 0]
     # A norm of 0 has no place on a logarithmic axis.
     rows = [found.norms[name] for name in names]
     shown = [[float(v) for v in row if v > 0] or [float("nan")] for row in rows]
@@ -150,22 +125,7 @@ def plot_gradient_norms(found: GradientNorms, path: str | os.PathLike[str]) -> N
     axes.grid(axis="y", alpha=0.3)
     bars = "red: the bound, and the share of it reached" if found.bounds else "no bounds known"
     axes.set_title(bars, fontsize=9)
-    figure.suptitle(found.notice.upper(), fontsize=11, color="tab:red")
-    figure.savefig(path, dpi=120)
-
-
-class GradientNormHistory(Diagnostic[GradientNorms]):
-    """`gradient_histogram` by epoch. **Not private: reads raw gradients.**"""
-
-    reads = "raw gradients"
-
-    def measure(self, trainer: Trainer, records: Records) -> GradientNorms:
-        return gradient_histogram(trainer.model, trainer.loss, records, max_records=len(records))
-
-    def plot(self, path: str | os.PathLike[str], *, max_norm: float | None = None) -> None:
-        """A histogram of ‖g_i‖ for each epoch; `max_norm` marks the clipping constant."""
-
-        plot_gradient_norm_histograms({"": self}, path, max_norm=max_norm)
+    save(figure, path, found.notice)
 
 
 def whole_norms(found: GradientNorms) -> Tensor:
@@ -173,22 +133,17 @@ def whole_norms(found: GradientNorms) -> Tensor:
     return torch.stack(list(found.norms.values())).square().sum(dim=0).sqrt()
 
 
-_MOST_PANELS = 4
-
-
 def plot_gradient_norm_histograms(
-    runs: Mapping[str, GradientNormHistory],
+    runs: Mapping[str, Diagnostic[GradientNorms]],
     path: str | os.PathLike[str],
     *,
     max_norm: float | None = None,
 ) -> None:
     """A panel for up to four of the measurements, the first and the last among them.
 
-    One histogram a run, on common logarithmic bins; the bar is the clipping constant `max_norm`.
+    One histogram per run, on common logarithmic bins; the bar is the clipping constant `max_norm`.
     """
-
-    count = max(len(run.points) for run in runs.values())
-    shown = sorted({round(i) for i in np.linspace(0, count - 1, min(count, _MOST_PANELS))})
+    shown = shown_points(max(len(run.points) for run in runs.values()))
     norms = {
         (label, place): whole_norms(run.points[place].value).numpy()
         for label, run in runs.items()
@@ -218,5 +173,17 @@ def plot_gradient_norm_histograms(
     axes.flat[0].set_ylabel("records")
     if any(runs):
         axes.flat[0].legend(fontsize=8)
-    notice = one_notice({run.notice for run in runs.values()})
-    save(figure, path, notice)
+    save_runs(figure, path, runs)
+
+
+class GradientNormHistory(Diagnostic[GradientNorms]):
+    """`gradient_histogram` by epoch. **Not private: reads raw gradients.**
+
+    `plot(path, max_norm=C)` marks the clipping constant.
+    """
+
+    reads = "raw gradients"
+    draw = staticmethod(plot_gradient_norm_histograms)
+
+    def measure(self, trainer: Trainer, records: Records) -> GradientNorms:
+        return gradient_histogram(trainer.model, trainer.loss, records, max_records=len(records))

@@ -1,17 +1,7 @@
-"""Norms of weights, activations and inputs.
-
-Norms of weights, of pre-activations and of logits, by epoch.  [Losing Less, Figs. 1 and 5]
-
-Norms by epoch, a panel a layer, as a picture.
-
-Norms of the inputs in several colour spaces. Not private: reads raw inputs.
-
-Histograms of input norms, as a picture.
-"""
+"""Norms of weights, pre-activations, logits and inputs.  [Losing Less, Figs. 1 and 5]"""
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -20,14 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
-from tacit.canvas import blank, one_notice, save
+from tacit.canvas import blank, save
 from tacit.data.colour import HSV, RGB, YIQ, YUV, Greyscale
 from tacit.data.scaling import Scaler
-from tacit.diagnostics.diagnostic import Diagnostic
+from tacit.diagnostics.diagnostic import Diagnostic, save_runs, text_table
 from tacit.losses.pre_activations import layers_of
 from tacit.pytrees import call_model, logits_of
 from tacit.queries.bounded_gradient import trainable
@@ -78,35 +66,6 @@ def activation_norms(
     return {name: total / len(records) for name, total in totals.items()}
 
 
-class WeightNorms(Diagnostic[dict[str, float]]):
-    """`weight_norms` by epoch."""
-
-    reads = ""
-
-    def __init__(self, *, every: int | None = None) -> None:
-        super().__init__(every=every)
-
-    def measure(self, trainer: Trainer, records: Records) -> dict[str, float]:
-        return weight_norms(trainer.model)
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-
-        plot_norms({"weights": self}, path)
-
-
-class ActivationNorms(Diagnostic[dict[str, float]]):
-    """`activation_norms` by epoch. **Not private: reads pre-activations.**"""
-
-    reads = "pre-activations"
-
-    def measure(self, trainer: Trainer, records: Records) -> dict[str, float]:
-        return activation_norms(trainer.model, records)
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-
-        plot_norms({"pre-activations": self}, path)
-
-
 def _norms(h: Tensor) -> Tensor:
     """‖h‖ of each row."""
     return torch.linalg.vector_norm(h.reshape(len(h), -1), dim=1, dtype=torch.float64)
@@ -138,7 +97,30 @@ def plot_norms(
             panel.set_ylabel("L2 norm")
     if len(runs) > 1:
         axes.flat[0].legend(fontsize=8)
-    save(figure, path, one_notice({run.notice for run in runs.values()}))
+    save_runs(figure, path, runs)
+
+
+class WeightNorms(Diagnostic[dict[str, float]]):
+    """`weight_norms` by epoch."""
+
+    reads = ""
+    draw = staticmethod(plot_norms)
+
+    def __init__(self, *, every: int | None = None) -> None:
+        super().__init__(every=every)
+
+    def measure(self, trainer: Trainer, records: Records) -> dict[str, float]:
+        return weight_norms(trainer.model)
+
+
+class ActivationNorms(Diagnostic[dict[str, float]]):
+    """`activation_norms` by epoch. **Not private: reads pre-activations.**"""
+
+    reads = "pre-activations"
+    draw = staticmethod(plot_norms)
+
+    def measure(self, trainer: Trainer, records: Records) -> dict[str, float]:
+        return activation_norms(trainer.model, records)
 
 
 NOT_PRIVATE = "not private: reads raw inputs"
@@ -165,18 +147,14 @@ class InputNorms:
     def text(self, width: int = 100) -> str:
         """A table that begins with the notice."""
         columns = ("space", "mean norm", "largest", "spread")
-        table = Table(*columns, title=f"input norms; {self.notice}", title_justify="left")
-        for name, spread in self.spread().items():
-            n = self.norms[name]
-            table.add_row(name, f"{n.mean():.4g}", f"{n.max():.4g}", f"{spread:.1%}")
-        console = Console(file=io.StringIO(), width=width, force_terminal=False)
-        console.print(table)
-        assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue()
+        rows = [
+            [name, f"{n.mean():.4g}", f"{n.max():.4g}", f"{self.spread()[name]:.1%}"]
+            for name, n in self.norms.items()
+        ]
+        return text_table(f"input norms; {self.notice}", columns, rows, width)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Histograms over one another, as a picture that bears the notice."""
-
         plot_input_norms(self, path)
 
 
@@ -202,13 +180,9 @@ def input_norms(
 
 
 def plot_input_norms(found: InputNorms, path: str | os.PathLike[str]) -> None:
-    """One histogram a space, over norms divided by their mean: what matters is the spread."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    """One histogram per space, over norms divided by their mean: what matters is the spread."""
+    figure, panels = blank()
+    axes = panels[0, 0]
     for name, spread in found.spread().items():
         norms = found.norms[name]
         relative = (norms / norms.mean().clamp_min(1e-300)).tolist()
@@ -218,5 +192,4 @@ def plot_input_norms(found: InputNorms, path: str | os.PathLike[str]) -> None:
     axes.set_ylabel("density")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    figure.suptitle(found.notice.upper(), fontsize=11, color="tab:red")
-    figure.savefig(path, dpi=120)
+    save(figure, path, found.notice)
