@@ -1,11 +1,7 @@
-"""The named datasets: which files they are, where those come from, and what is public about them.
-
-The named datasets: which files they are, where those come from, and what is public about them.
+"""The named datasets: their files, the addresses that serve them, and what is public about them.
 
 Everything here was published with the dataset, before and apart from any run on it: sizes,
-classes, pixel means. It may be used for free; nothing of it is read off the records.
-
-The 1797 handwritten digits of 8 x 8 pixels that come with scikit-learn: no file to fetch.
+classes, pixel means. Using it costs no privacy; nothing of it is read off the records.
 """
 
 from __future__ import annotations
@@ -52,105 +48,64 @@ class Dataset:
     batch_sha1: tuple[str, ...] = ()
 
 
-def _idx_files(base: str, rows: tuple[tuple[str, int, str, str], ...]) -> tuple[DataFile, ...]:
-    return tuple(
-        DataFile(name, sha256, size, (f"{base}/{name}",), md5) for name, size, sha256, md5 in rows
+def _idx(
+    name: str, base: str, mean: float, std: float, rows: tuple[tuple[int, str, str], ...]
+) -> Dataset:
+    """A dataset in MNIST's format. `rows` are size, sha256 and md5 of its four files."""
+    files = tuple(
+        DataFile(file, sha256, size, (f"{base}/{file}",), md5)
+        for file, (size, sha256, md5) in zip(_IDX_NAMES, rows, strict=True)
+    )
+    return Dataset(
+        name=name,
+        kind="idx",
+        folder=name,
+        variants=(files,),
+        shape=(1, 28, 28),
+        num_classes=10,
+        train_size=60_000,
+        test_size=10_000,
+        lower=0,
+        upper=255,
+        mean=(mean,),
+        std=(std,),
     )
 
 
-MNIST = Dataset(
-    name="mnist",
-    kind="idx",
-    folder="mnist",
-    variants=(
-        _idx_files(
-            "https://ossci-datasets.s3.amazonaws.com/mnist",
-            (
-                (
-                    "train-images-idx3-ubyte.gz",
-                    9912422,
-                    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-                    "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                ),
-                (
-                    "train-labels-idx1-ubyte.gz",
-                    28881,
-                    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-                    "d53e105ee54ea40749a09fcbcd1e9432",
-                ),
-                (
-                    "t10k-images-idx3-ubyte.gz",
-                    1648877,
-                    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-                    "9fb629c4189551a2d022fa330f9573f3",
-                ),
-                (
-                    "t10k-labels-idx1-ubyte.gz",
-                    4542,
-                    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-                    "ec29112dd5afa0611ce80d1b7f02629c",
-                ),
-            ),
-        ),
-    ),
-    shape=(1, 28, 28),
-    num_classes=10,
-    train_size=60_000,
-    test_size=10_000,
-    lower=0,
-    upper=255,
-    mean=(0.1307,),
-    std=(0.3081,),
+_IDX_NAMES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
 )
 
-FASHION_MNIST = Dataset(
-    name="fashion-mnist",
-    kind="idx",
-    folder="fashion-mnist",
-    variants=(
-        _idx_files(
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-            (
-                (
-                    "train-images-idx3-ubyte.gz",
-                    26421880,
-                    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-                    "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                ),
-                (
-                    "train-labels-idx1-ubyte.gz",
-                    29515,
-                    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-                    "25c81989df183df01b3e8a0aad5dffbe",
-                ),
-                (
-                    "t10k-images-idx3-ubyte.gz",
-                    4422102,
-                    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-                    "bef4ecab320f06d8554ea6380940ec79",
-                ),
-                (
-                    "t10k-labels-idx1-ubyte.gz",
-                    5148,
-                    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-                    "bb300cfdad3c16e7a12a480ee83cd310",
-                ),
-            ),
-        ),
+# fmt: off
+MNIST = _idx(
+    "mnist", "https://ossci-datasets.s3.amazonaws.com/mnist", 0.1307, 0.3081, (
+        (9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+         "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        (28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+         "d53e105ee54ea40749a09fcbcd1e9432"),
+        (1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+         "9fb629c4189551a2d022fa330f9573f3"),
+        (4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+         "ec29112dd5afa0611ce80d1b7f02629c"),
     ),
-    shape=(1, 28, 28),
-    num_classes=10,
-    train_size=60_000,
-    test_size=10_000,
-    lower=0,
-    upper=255,
-    mean=(0.2860,),
-    std=(0.3530,),
+)
+FASHION_MNIST = _idx(
+    "fashion-mnist", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com", 0.2860, 0.3530, (
+        (26421880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+         "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        (29515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+         "25c81989df183df01b3e8a0aad5dffbe"),
+        (4422102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+         "bef4ecab320f06d8554ea6380940ec79"),
+        (5148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+         "bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
 )
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
-
-# fmt: off
 _CIFAR_NPZ = (
     DataFile("data_batch_1.npz",
              "990cadfb044bc6aad90a93c1446cffb29ffa4de46e81e186074e121daacece8f", 17257469),
@@ -172,24 +127,12 @@ CIFAR10 = Dataset(
     folder="cifar10",
     variants=(
         _CIFAR_NPZ,
-        (
-            DataFile(
-                "cifar-10-binary.tar.gz",
-                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-                170052171,
-                (f"{_TORONTO}/cifar-10-binary.tar.gz",),
-                "c32a1d4ab5d03f1284b67883e8d87530",
-            ),
-        ),
-        (
-            DataFile(
-                "cifar-10-python.tar.gz",
-                "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-                170498071,
-                (f"{_TORONTO}/cifar-10-python.tar.gz",),
-                "c58f30108f718f92721af3b95e74349a",
-            ),
-        ),
+        (DataFile("cifar-10-binary.tar.gz",
+                  "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", 170052171,
+                  (f"{_TORONTO}/cifar-10-binary.tar.gz",), "c32a1d4ab5d03f1284b67883e8d87530"),),
+        (DataFile("cifar-10-python.tar.gz",
+                  "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce", 170498071,
+                  (f"{_TORONTO}/cifar-10-python.tar.gz",), "c58f30108f718f92721af3b95e74349a"),),
     ),
     shape=(3, 32, 32),
     num_classes=10,
@@ -208,6 +151,8 @@ CIFAR10 = Dataset(
         "67eb016db431130d61cd03c7ad570b013799c88c",
     ),
 )
+
+# fmt: on
 
 TEST_FRACTION = 0.2
 
