@@ -58,7 +58,7 @@ def test_an_official_split_has_ids_without_gaps() -> None:
     dataset = lookup("mnist")
     shape = (dataset.train_size, 1)
     arrays = (torch.zeros(shape).numpy(), torch.zeros(shape[0]).long().numpy())
-    train, test = loading._with_ids(arrays, (arrays[0][:10_000], arrays[1][:10_000]))
+    train, test = loading._numbered(arrays, (arrays[0][:10_000], arrays[1][:10_000]))
     made = loading._as_records(dataset, train, dataset.train_size, (), False, ())
     assert made.num_ids == 60_000
     _, private = split_public(made, 0.1)

@@ -1,4 +1,9 @@
-"""Named datasets and users' own files as tensors, with the constants about them that are public."""
+"""Data as `Records`: tensors, with the constants about them that are public.
+
+`load` reads a named dataset and `load_file` a user's own table. Scalers rescale each record with
+public constants, or with constants that `release_statistics` and its relatives release with noise
+and charge. `Preprocessing` keeps what a run's inputs went through in the run's folder.
+"""
 
 from tacit.data.augmentation import Augmentation, RandomCropFlip
 from tacit.data.catalogue import available

@@ -1,12 +1,8 @@
-"""`load`: a named dataset as two `Records`, train and test.
-
-`load`: a named dataset as two `Records`, train and test.
-"""
+"""`load`: a named dataset as two `Records`, train and test."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,18 +30,20 @@ def load(
     """(train, test) of "digits", "mnist", "fashion-mnist", "cifar10" or "adbench/<name>".
 
     Inputs are float32, images channels first and in [0, 1] before `scale`; targets are int64.
-    `public_size` is the published size. The files are looked for in `root` or TACIT_DATA, then
-    in the user's cache, and are fetched into the cache when in neither.
+    `public_size` is the published size. The files come from `root` or TACIT_DATA, else from the
+    user's cache, and are downloaded into the cache if they are in neither.
 
     scale="public" uses constants published with the dataset: the pixel mean and std of MNIST,
     Fashion-MNIST and CIFAR-10, the range of the ADBench sets that are not in [0, 1] already.
-    scale=None leaves the inputs as they are; a scaler, or a list of them, is applied as given.
+    scale=None leaves the inputs unscaled; a scaler, or a list of them, is applied as given.
     Fitting a scaler to the records is refused: see `release_statistics`.
+
+        train, test = tacit.load("mnist")
     """
     dataset = lookup(name)
     scalers, unscaled = _choose_scalers(dataset, scale)
     paths = find(dataset, root=root, progress=progress) if dataset.variants else []
-    train, test = _READERS[dataset.kind](dataset, paths)
+    train, test = _read(dataset, paths)
     _check_shapes(dataset, train, test)
     notes = (
         _size_note(dataset),
@@ -63,39 +61,13 @@ def public_scalers(name: str, scale: object = "public") -> tuple[Scaler, ...]:
     return _choose_scalers(lookup(name), scale)[0]
 
 
-def _read_idx(dataset: Dataset, paths: list[Path]) -> tuple[Arrays, Arrays]:
-    return _with_ids(read_pair(*paths[:2]), read_pair(*paths[2:]))
-
-
-def _read_cifar(dataset: Dataset, paths: list[Path]) -> tuple[Arrays, Arrays]:
-    return _with_ids(*read_cifar(paths, dataset.batch_sha1))
-
-
-def _read_digits(dataset: Dataset, paths: list[Path]) -> tuple[Arrays, Arrays]:
-    return _split(dataset, *read_digits())
-
-
-def _read_adbench(dataset: Dataset, paths: list[Path]) -> tuple[Arrays, Arrays]:
-    return _split(dataset, *read_adbench(paths[0]))
-
-
-_READERS: dict[str, Callable[[Dataset, list[Path]], tuple[Arrays, Arrays]]] = {
-    "idx": _read_idx,
-    "cifar": _read_cifar,
-    "digits": _read_digits,
-    "adbench": _read_adbench,
-}
-
-
-def _with_ids(
-    train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]
-) -> tuple[Arrays, Arrays]:
-    """Number the training records, then the test records."""
-    num_train, num_test = len(train[0]), len(test[0])
-    return (*train, np.arange(num_train)), (*test, np.arange(num_train, num_train + num_test))
-
-
-def _split(dataset: Dataset, inputs: np.ndarray, targets: np.ndarray) -> tuple[Arrays, Arrays]:
+def _read(dataset: Dataset, paths: list[Path]) -> tuple[Arrays, Arrays]:
+    """The training and test records, as published or by the fixed public permutation."""
+    if dataset.kind == "idx":
+        return _numbered(read_pair(*paths[:2]), read_pair(*paths[2:]))
+    if dataset.kind == "cifar":
+        return _numbered(*read_cifar(paths, dataset.batch_sha1))
+    inputs, targets = read_digits() if dataset.kind == "digits" else read_adbench(paths[0])
     expected = dataset.train_size + dataset.test_size
     if len(inputs) != expected:
         raise DataError(
@@ -104,6 +76,14 @@ def _split(dataset: Dataset, inputs: np.ndarray, targets: np.ndarray) -> tuple[A
         )
     train, test = fixed_split(dataset.train_size, dataset.test_size)
     return (inputs[train], targets[train], train), (inputs[test], targets[test], test)
+
+
+def _numbered(
+    train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]
+) -> tuple[Arrays, Arrays]:
+    """Number the training records, then the test records."""
+    num_train, num_test = len(train[0]), len(test[0])
+    return (*train, np.arange(num_train)), (*test, np.arange(num_train, num_train + num_test))
 
 
 def _check_shapes(dataset: Dataset, train: Arrays, test: Arrays) -> None:
