@@ -1,10 +1,10 @@
 """Random views of records, for gradients that are averaged over several views of each.
 
-The bound on a record holds for any views whatever, where the others' stay the same. A transform
-that takes `words` is given random words for each row, addressed by the record's id: its views do
-not depend on who else is in the batch. Other transforms draw row by row from PyTorch's generator,
-so without one record all later rows have other views. That is covered as long as nobody knows them,
-which `tacit.randomness.step_draws` sees to.
+The bound on a record holds for any views, as long as the other records' views stay the same. A
+transform that takes `words` gets random words for each row, addressed by the record's id: its views
+do not depend on who else is in the batch. Other transforms draw row by row from PyTorch's
+generator, so without one record all later rows have other views. The guarantee covers that as long
+as nobody knows the draws, which `tacit.randomness.step_draws` ensures.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Augmentation:
         g_i = (1/K)·Σ_k ∇ℓ(f(view_k(x_i)), y_i),  then clipped.
 
     The mean belongs to one record, so clipped to C it adds at most C, as one view would: views cost
-    time and no privacy. `transform` takes a batch of inputs and gives back a batch of as many, in
-    the same order, each row made from that row and fresh randomness alone. One that mixes rows
-    (mixup, statistics of the batch) would let a record into the others' gradients; it is refused
-    where the first batch shows it. One that draws from a generator of its own cannot be asked:
-    `rows_apart` is the promise that its rows do not meet. If `transform.takes_words` is True, it is
-    called with `words=`, 16 random numbers from 0 to 2^32 - 1 for each row.
+    time and no privacy. `transform` takes a batch of inputs and returns as many, in the same order,
+    each row made from that row and fresh randomness alone. One that mixes rows (mixup, statistics
+    of the batch) would let a record into the others' gradients; it is refused if the first batch
+    shows it. One that draws from its own generator cannot be checked: `rows_apart` promises that
+    its rows do not meet. If `transform.takes_words` is True, it is called with `words=`, 16 random
+    numbers from 0 to 2^32 - 1 for each row.
 
-    Where inputs are a pytree, `transform` takes the whole tree and gives back one of the same
-    structure, so that a view changes an image and its mask alike:
+    If inputs are a pytree, `transform` takes the whole tree and returns one of the same structure,
+    so that a view changes an image and its mask alike:
 
         Augmentation(4, lambda inputs: {**inputs, "image": jitter(inputs["image"])})
     """
@@ -74,7 +74,7 @@ class Augmentation:
 class RandomCropFlip:
     """A shift of up to `padding` pixels each way, and a mirror image half of the time.
 
-    What comes into sight is the image reflected at its border, or zeros with `reflect=False`.
+    Pixels from outside are the image reflected at its border, or zeros with `reflect=False`.
     Output (r, c) reads input (r + dy, c + dx), with dy and dx uniform on −p … p for each row of
     the batch: indices and one gather, on the device where the images are.
     """

@@ -1,10 +1,7 @@
-"""Where a dataset's files are, and how one is fetched: complete and checked, or not at all.
+"""Where a dataset's files are, and how one is downloaded: complete and checked, or not at all.
 
-Is a file what it should be? Checked once per file and process.
-
-Fetch one file: complete and with the right checksum, or not at all.
-
-Where a dataset's files are: TACIT_DATA, the user's cache, or their public address.
+`find` looks in TACIT_DATA and in the user's cache, verifies what it finds once per file and
+process, and downloads into the cache what neither has.
 """
 
 from __future__ import annotations
@@ -25,7 +22,9 @@ from pathlib import Path
 from tacit.data.catalogue import DataFile, Dataset
 from tacit.errors import DataError
 
-_verified: set[tuple[str, int, int, str]] = set()
+_CHUNK = 1 << 18
+_STALE_SECONDS = 24 * 3600
+_verified: set[tuple[str, int, int, str]] = set()  # path, size, time of change, checksum
 
 
 def verify(path: Path, expected: DataFile, remedy: str) -> None:
@@ -53,10 +52,6 @@ def verify(path: Path, expected: DataFile, remedy: str) -> None:
     _verified.add(key)
 
 
-_CHUNK = 1 << 18
-_STALE_SECONDS = 24 * 3600
-
-
 class _AddressError(Exception):
     """One address did not serve the file; another may."""
 
@@ -64,12 +59,12 @@ class _AddressError(Exception):
 def download(
     file: DataFile, folder: Path, *, timeout: float = 30.0, progress: bool | None = None
 ) -> Path:
-    """Fetch `file` into `folder` from the first of its addresses that serves it.
+    """Download `file` into `folder` from the first of its addresses that serves it.
 
-    The bytes go to a temporary file beside the target, are counted and hashed on the way, and
-    are renamed onto the target only when size and SHA-256 are the published ones. Whatever
-    happens, the target is absent or whole. Two processes may fetch the same file at once: each
-    has its own temporary file, and the later rename replaces a file with an equal one.
+    The bytes go to a temporary file beside the target, which is renamed onto the target only if
+    size and SHA-256 are the published ones. Whatever happens, the target is absent or whole. Two
+    processes may download the same file at once: each has its own temporary file, and the later
+    rename replaces a file with an equal one.
 
     `timeout` bounds each wait on the network. `progress` shows a bar; None: on a terminal only.
     """
@@ -91,7 +86,11 @@ def download(
 
 def _fetch(url: str, file: DataFile, target: Path, timeout: float, progress: bool | None) -> None:
     with contextlib.closing(_open(url, timeout)) as response:
-        _check_offer(response.headers.get("Content-Length"), file)
+        offered = response.headers.get("Content-Length")
+        if offered is not None and offered != str(file.size):
+            raise _AddressError(
+                f"the server offers {offered} bytes where the published file has {file.size}"
+            )
         try:
             with _temporary_beside(target) as part:
                 _write(_chunks(response, timeout), file, part, progress)
@@ -132,13 +131,6 @@ def _network_errors(timeout: float) -> Iterator[None]:
         raise _AddressError(f"no answer within {timeout:g} s") from error
     except (OSError, http.client.HTTPException) as error:
         raise _AddressError(f"the connection broke ({type(error).__name__}: {error})") from error
-
-
-def _check_offer(content_length: str | None, file: DataFile) -> None:
-    if content_length is not None and content_length != str(file.size):
-        raise _AddressError(
-            f"the server offers {content_length} bytes where the published file has {file.size}"
-        )
 
 
 def _write(chunks: Iterator[bytes], file: DataFile, part: Path, progress: bool | None) -> None:
@@ -207,7 +199,7 @@ class Place:
     """A folder of datasets (`mnist/`, `cifar10/`, ...), and what to do about a bad file there."""
 
     root: Path
-    called: str
+    name: str
     remedy: str
 
 
@@ -222,15 +214,14 @@ def cache_folder() -> Path:
 
 def places(root: str | os.PathLike[str] | None = None) -> list[Place]:
     """Where to look, in order. `root`, when given, stands in for TACIT_DATA."""
+    given = root if root is not None else os.environ.get("TACIT_DATA")
     found = []
-    replace = "put the published file there, or remove it and load again to fetch a fresh one"
-    if root is not None:
-        found.append(Place(Path(root).expanduser(), "root", replace))
-    elif named := os.environ.get("TACIT_DATA"):
-        found.append(Place(Path(named).expanduser(), "TACIT_DATA", replace))
+    if given:
+        replace = "put the published file there, or remove it and load again to fetch a fresh one"
+        name = "TACIT_DATA" if root is None else "root"
+        found.append(Place(Path(given).expanduser(), name, replace))
     remove = "remove it and load again to fetch a fresh one"
-    found.append(Place(cache_folder(), "the cache", remove))
-    return found
+    return [*found, Place(cache_folder(), "the cache", remove)]
 
 
 def find(
@@ -283,10 +274,9 @@ def _not_found(dataset: Dataset, looked: list[Place]) -> str:
     reasons = []
     for place in looked:
         folder = place.root / dataset.folder
-        missing = min((_missing(variant, folder) for variant in dataset.variants), key=len)
-        reasons.append(f"{folder} ({place.called}) lacks {', '.join(missing)}")
+        lacks = [
+            [file.name for file in variant if not (folder / file.name).is_file()]
+            for variant in dataset.variants
+        ]
+        reasons.append(f"{folder} ({place.name}) lacks {', '.join(min(lacks, key=len))}")
     return f"{dataset.name} was not found: " + "; ".join(reasons)
-
-
-def _missing(variant: tuple[DataFile, ...], folder: Path) -> list[str]:
-    return [file.name for file in variant if not (folder / file.name).is_file()]

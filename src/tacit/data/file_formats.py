@@ -1,18 +1,13 @@
-"""The files of the named datasets: IDX, CIFAR-10's three containers, `.npz`, ADBench.
+"""Read the files of the named datasets: IDX, CIFAR-10's three containers, `.npz`, ADBench.
 
-Read the IDX format of MNIST and Fashion-MNIST.
-
-A gzip stream of: two zero bytes, a type byte (0x08 = unsigned byte), the number of dimensions,
-each dimension as a big-endian 32-bit integer, then the values in row-major order.
-
-Read `.npz` archives of plain arrays. Loading one never runs code: pickled arrays are refused.
-
-Read ADBench's tabular sets: `X` (n, d) and `y` (n,), where 1 is an anomaly and 0 is not.
-
-Read CIFAR-10 from any of its three containers: `.npz` batches, binary archive, Python archive.
-
-All give images (10000, 3, 32, 32) and labels (10000,) a batch, as unsigned bytes. The official
-binary layout of a batch is, per image, one label byte and 3072 pixel bytes, channels first.
+- IDX, of MNIST and Fashion-MNIST: a gzip stream of two zero bytes, a type byte (0x08 = unsigned
+  byte), the number of dimensions, each dimension as a big-endian 32-bit integer, then the values in
+  row-major order.
+- `.npz` archives of plain arrays. Pickled arrays are refused: loading never runs code.
+- ADBench's tables: `X` (n, d) and `y` (n,), where 1 is an anomaly and 0 is not.
+- CIFAR-10 from `.npz` batches, the binary or the Python archive. All give images (10000, 3, 32, 32)
+  and labels (10000,) per batch, as unsigned bytes. The official binary layout is, per image, one
+  label byte and 3072 pixel bytes, channels first.
 """
 
 from __future__ import annotations
@@ -148,8 +143,14 @@ def read_cifar(paths: Sequence[Path], batch_sha1: Sequence[str]) -> tuple[Batch,
     """
     if len(paths) == 1:
         batches = _read_archive(paths[0])
-        for name, batch, sha1 in zip(BATCHES, batches, batch_sha1, strict=True):
-            _check_content(paths[0], name, batch, sha1)
+        for name, (images, labels), sha1 in zip(BATCHES, batches, batch_sha1, strict=True):
+            rows = np.concatenate([labels[:, None], images.reshape(len(labels), -1)], axis=1)
+            found = hashlib.sha1(rows.tobytes()).hexdigest()
+            if found != sha1:
+                raise DataError(
+                    f"{name} of {paths[0]} does not decode to the published batch: expected sha1 "
+                    f"{sha1}, found {found}; use cifar-10-binary.tar.gz instead"
+                )
     else:
         with ThreadPoolExecutor(2) as pool:  # inflating releases the interpreter lock
             batches = list(pool.map(read_npz_batch, paths))
@@ -205,10 +206,10 @@ def _decode_binary(content: bytes, origin: str) -> Batch:
 
 
 def _decode_pickle(content: bytes, origin: str) -> Batch:
-    """Pick pixels and labels out of a pickled batch by reading its opcodes, never executing them.
+    """Read pixels and labels from the opcodes of a pickled batch, never executing them.
 
     A batch is a dictionary with 'labels', a list of small integers, and 'data', an array whose
-    bytes stand in the stream as one string, after the flag for column-major order.
+    bytes are one string in the stream, after the flag for column-major order.
     """
     labels: list[int] = []
     pixels: bytes | None = None
@@ -237,14 +238,3 @@ def _decode_pickle(content: bytes, origin: str) -> Batch:
     values = np.frombuffer(pixels, np.uint8)
     rows = values.reshape(_PIXELS, -1).T if column_major else values.reshape(-1, _PIXELS)
     return np.ascontiguousarray(rows).reshape(-1, 3, 32, 32), np.array(labels, np.uint8)
-
-
-def _check_content(path: Path, name: str, batch: Batch, sha1: str) -> None:
-    images, labels = batch
-    rows = np.concatenate([labels[:, None], images.reshape(len(labels), -1)], axis=1)
-    found = hashlib.sha1(rows.tobytes()).hexdigest()
-    if found != sha1:
-        raise DataError(
-            f"{name} of {path} does not decode to the published batch: expected sha1 {sha1}, "
-            f"found {found}; use cifar-10-binary.tar.gz instead"
-        )

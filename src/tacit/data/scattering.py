@@ -4,7 +4,7 @@ S x = (x ⋆ φ, |x ⋆ ψ_λ| ⋆ φ, ||x ⋆ ψ_λ| ⋆ ψ_μ| ⋆ φ), averag
 K = 1 + JL + L²J(J−1)/2 numbers for each channel and each 2^J × 2^J square  [Bruna 2013; for private
 learning Tramèr 2021]. With J = 2 scales and L = 8 angles K is 81, so a 3×32×32 image becomes
 243×8×8. Up to the first order alone K is 1 + JL, 17 here, and a quarter of the work. Each record's
-features depend on that record alone: the transform is free of privacy.
+features depend on that record alone: the transform costs no privacy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,19 +60,21 @@ class Scattering:
             J=self.scales, shape=self.shape[1:], L=self.angles, max_order=self.order
         )
         transform = transform.to(images.device)
-        found = images.new_empty(len(images), *self.feature_shape)
+        features = images.new_empty(len(images), *self.feature_shape)
         for start in range(0, len(images), chunk):
             part = images[start : start + chunk].contiguous()
-            found[start : start + chunk] = transform(part).flatten(1, 2)
-        return found
+            features[start : start + chunk] = transform(part).flatten(1, 2)
+        return features
 
 
 @dataclass(frozen=True)
 class ScatteringMap:
-    """Images to features: the transform, its mirrored mean, and groups normalised by record.
+    """Images to features: the transform, averaged with that of the mirror image, then normalised.
 
-    `groups=None` leaves the coefficients as they are. Each record is mapped by itself, without a
-    constant that is read off the records: free of privacy.
+    `groups` of channels are normalised record by record; None leaves the coefficients unchanged.
+    With `mirror` they are ½(S x + S x̃), x̃ the image mirrored left to right: a model on them cannot
+    tell the two apart. The coefficients of x̃ are not those of x in another order, because
+    windows are placed from the left, so both are computed, in twice the time.
     """
 
     shape: tuple[int, int, int]
@@ -85,17 +86,20 @@ class ScatteringMap:
         return self.normalised(self.coefficients(inputs))
 
     def coefficients(self, images: Tensor) -> Tensor:
-        """S x, or ½(S x + S x̃) with the image x̃ mirrored left to right."""
+        """S x, or ½(S x + S x̃) with the mirror image x̃."""
         transform = Scattering(self.shape, order=self.order)
-        found = transform(images)
+        features = transform(images)
         if self.mirror:
-            found.add_(transform(images.flip(-1))).div_(2)
-        return found
+            features.add_(transform(images.flip(-1))).div_(2)
+        return features
 
     def normalised(self, features: Tensor) -> Tensor:
         if self.groups is None:
             return features
-        return group_normalised(features, _dividing(self.groups, features.shape[1]))
+        groups, channels = self.groups, features.shape[1]
+        # The largest number up to `groups` that divides the channels (27 of 81 and 243).
+        groups = math.gcd(groups, channels) if channels % groups else groups
+        return group_normalised(features, groups)
 
     def describe(self) -> str:
         kind = "mirrored scattering" if self.mirror else "scattering"
@@ -103,12 +107,12 @@ class ScatteringMap:
 
 
 def group_normalised(features: Tensor, groups: int, chunk: int = 4096) -> Tensor:
-    """Each record's features with mean 0 and variance 1 in each group of channels: free."""
-    found = torch.empty_like(features)
+    """Each record's features with mean 0 and variance 1 in each group of channels."""
+    result = torch.empty_like(features)
     for start in range(0, len(features), chunk):
         part = slice(start, start + chunk)
-        found[part] = F.group_norm(features[part], groups)
-    return found
+        result[part] = F.group_norm(features[part], groups)
+    return result
 
 
 def scattering_features(
@@ -120,32 +124,27 @@ def scattering_features(
     cache: str | os.PathLike[str] | None = None,
     device: torch.device | str | None = None,
 ) -> Records:
-    """The same records with scattering features for inputs, computed once.
+    """The same records with scattering features as inputs, computed once.
 
-    `groups` normalises each record by itself (None: left as they are); `order` is the transform's.
-    With `mirror` they are ½(S x + S x̃), x̃ the image mirrored left to right: a model on them cannot
-    tell the two apart. The coefficients of x̃ are not those of x in another order, for windows are
-    placed from the left; so they are made, and it takes twice as long.
-    Normalisation by what the records have in common is a release: see
-    `tacit.data.private_scaling`. With `cache`, a folder, the features are kept there under a name
-    that is a checksum of the images and the settings, together with a checksum of their own; a file
-    that does not match is refused.
+    `groups`, `order` and `mirror` are those of `ScatteringMap`. Normalisation by what the records
+    have in common is a release: see `tacit.data.private_scaling`. `cache` is a folder where the
+    coefficients are kept, under a checksum of the images and the settings and together with a
+    checksum of their own; a file that does not match is refused.
     """
     if len(records.shape) != 3:
         raise ValueError(f"records of shape {records.shape}; scattering is for images (C, H, W)")
-    chosen = ScatteringMap(records.shape, order, mirror, groups)
+    features_of = ScatteringMap(records.shape, order, mirror, groups)
     where = torch.device(device) if device is not None else records.device
     path = None
     if cache is not None:
-        transform = Scattering(records.shape, order=order)
-        path = Path(cache) / f"{_key(records.inputs, transform, mirror)}.npz"
+        path = Path(cache) / f"{_key(records.inputs, features_of)}.npz"
     if path is not None and path.exists():
         features = _read(path).to(where)
     else:
-        features = chosen.coefficients(records.inputs.to(where))
+        features = features_of.coefficients(records.inputs.to(where))
         if path is not None:
             _write(path, features)
-    return replace(records.to(where), inputs=chosen.normalised(features))
+    return replace(records.to(where), inputs=features_of.normalised(features))
 
 
 def usual_size(channels: int) -> float:
@@ -157,14 +156,10 @@ def usual_size(channels: int) -> float:
     return math.sqrt(max(1, channels // 81))
 
 
-def _dividing(groups: int, channels: int) -> int:
-    """The largest number up to `groups` that divides the channels (27 of 81 and 243)."""
-    return math.gcd(groups, channels) if channels % groups else groups
-
-
-def _key(images: Tensor, transform: Scattering, mirror: bool) -> str:
+def _key(images: Tensor, features_of: ScatteringMap) -> str:
+    transform = Scattering(features_of.shape, order=features_of.order)
     digest = hashlib.sha256(repr(transform).encode())
-    if mirror:
+    if features_of.mirror:
         digest.update(b"and its mirror image")
     digest.update(str((tuple(images.shape), images.dtype)).encode())
     digest.update(np.ascontiguousarray(images.cpu().numpy()).data)
@@ -188,5 +183,5 @@ def _read(path: Path) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _checksum(array: np.ndarray | Sequence[float]) -> str:
+def _checksum(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
