@@ -274,9 +274,10 @@ def _not_found(dataset: Dataset, looked: list[Place]) -> str:
     reasons = []
     for place in looked:
         folder = place.root / dataset.folder
-        lacks = [
+        lacks: list[list[str]] = [
             [file.name for file in variant if not (folder / file.name).is_file()]
             for variant in dataset.variants
         ]
-        reasons.append(f"{folder} ({place.name}) lacks {', '.join(min(lacks, key=len))}")
+        missing = min(lacks, key=len)
+        reasons.append(f"{folder} ({place.name}) lacks {', '.join(missing)}")
     return f"{dataset.name} was not found: " + "; ".join(reasons)
