@@ -1,14 +1,7 @@
-"""What is known about one record on its way through a network, and the three answers of a layer.
-
-The limits that a layer's sets are built with.
-
-A record's own axes. Axis 0 is the batch, as in PyTorch, and belongs to nobody.
-
-What is known about one record on its way through a network, and the three answers of a layer.
+"""What is known about one record inside a network, and the three answers of a layer.
 
 All norms are L2 over everything that one record has at that point: all channels, all positions.
-
-Whether a module sends cotangents back in proportion.
+Axis 0 is the batch, as in PyTorch, and is never one of a record's own axes.
 """
 
 from __future__ import annotations
@@ -33,7 +26,7 @@ def require_limits(layer: object, max_norm: float, max_bias: float) -> None:
 
 
 def own_axis(axis: int, rank: int, what: str) -> int:
-    """`axis` of a tensor of `rank` axes, counted from the front; never the batch's."""
+    """`axis` of a tensor of `rank` axes, counted from the front. The batch axis is refused."""
     front = axis + rank if axis < 0 else axis
     if front == 0:
         raise Refused(
@@ -46,11 +39,11 @@ def own_axis(axis: int, rank: int, what: str) -> int:
 
 
 def own_axes(axes: Iterable[int], rank: int, what: str) -> tuple[int, ...]:
-    """Each of `axes`, counted from the front; no axis twice."""
-    found = tuple(own_axis(axis, rank, what) for axis in axes)
-    if len(set(found)) != len(found):
+    """`axes` counted from the front, none of them twice."""
+    own = tuple(own_axis(axis, rank, what) for axis in axes)
+    if len(set(own)) != len(own):
         raise Refused(f"{what} over axes {tuple(axes)}: an axis is named twice")
-    return found
+    return own
 
 
 @dataclass(frozen=True)
@@ -75,8 +68,11 @@ class Bound:
 class Bounded(Protocol):
     """A layer that answers three questions, each from above, for every record within `x`.
 
-    It must treat each record by itself. Whoever writes one has it attacked by
-    `tacit.lipschitz.audit_layer`.
+    It must treat each record by itself. Check a layer of your own with `audit_layer`.
+
+        class Halve(nn.Module, Parameterless):
+            def forward(self, x): return x / 2
+            def lipschitz(self, x): return 0.5
     """
 
     def output_norm(self, x: Bound) -> float:
@@ -105,13 +101,13 @@ class Parameterless:
         return {}
 
 
-# Takes a bound on the norm of the cotangent at a module's output, notes what it means for the
-# module's parameters, and gives the bound at its input.
+# From a bound on the norm of the cotangent at a module's output to the bound at its input. It also
+# records the bounds on the gradients of the module's parameters.
 Pullback = Callable[[float], float]
 
 
 class Walk(Protocol):
-    """Sends a bound through a module: the bound that comes out, and the way back."""
+    """Sends a bound through a module; returns the bound on its output and the pullback."""
 
     def __call__(self, name: str, x: Bound) -> tuple[Bound, Pullback]: ...
 
@@ -121,18 +117,18 @@ class Composite(Protocol):
     """A module made of others, which says how bounds pass through its children.
 
     `walk(name, x)` sends `x` through the child of that name. Its forward may call its children, and
-    lists and dictionaries of them; their attributes are not there while a program runs.
+    lists and dictionaries of them, but cannot read their attributes while a program runs.
     """
 
     def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]: ...
 
 
 def clips_cotangents(module: nn.Module) -> bool:
-    """Whether something inside limits the cotangent, as `ClipGradient` does.
+    """Whether a part limits the cotangent, as `ClipGradient` does.
 
     Without one, a pullback B is linear: B(t·G) = t·B(G). With one it is only increasing: a limit C
-    well below G lets half of G through as if it were all of it, so where a cotangent is *shared
-    out* among parts, all that is known of each part is B(G).
+    well below G passes half of G as if it were all of it. So where a cotangent is *shared out*
+    among branches, all that is known of each branch is B(G).
     """
     limits = (getattr(part, "cotangent_limit", math.inf) for part in module.modules())
     return any(limit < math.inf for limit in limits)

@@ -1,21 +1,16 @@
-"""The operator norm of a convolution, from above.
+"""The operator norm of a convolution, from above, by the symbol of its kernel.
 
-One axis of a convolution: how often it reads a pixel, and the torus that it fits on.
-
-Output i reads padded cell i·s + j·d through tap j < k (kernel k, stride s, dilation d). The
-padding says which pixel, if any, a cell holds. Axes are independent: over several of them counts
-multiply.
-
-The operator norm of a convolution, from above, by the symbol of its kernel.
+Output i reads padded cell i·s + j·d through tap j < k (kernel k, stride s, dilation d). The padding
+says which pixel, if any, a cell holds. Axes are independent: over several of them counts multiply.
 
 Kernels come as (L, groups, out/groups, in/groups, k₁, …, k_r), L layers of one shape, and give
 (L, groups); the norm of a grouped convolution is the largest over its groups, which share no
-channel. float64 throughout, and nothing waits for the device.
+channel. Everything is float64, and nothing waits for the device.
 
 On a torus a convolution is diagonal in frequency: its norm is the maximum over the torus's
 frequencies θ of ‖K̂(θ)‖, K̂(θ) = Σ_b K_b·e^(i⟨b, θ⟩) an out × in matrix  [Sedghi 2019]. With a
 stride, space is folded into depth first: K̂ is out × (in·folding). `Usage` says which torus bounds
-which padding, and times what.
+which padding, and by what factor.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Operator norms of matrices from above, and the nearest orthogonal matrix.
 
-Operator norms of matrices from above. Power iteration comes from below and is nowhere here.
-
-Everything is float64 on batches of matrices (L, M, N). Rounding: a Gram matrix of n-term products
-is off by at most n·2⁻⁵³·‖W‖_F² [Higham 2002, §3.5], and ‖W‖_F² ≤ r·‖W‖² for r rows or columns:
-below 2⁻²⁹ of ‖W‖² for n·r ≤ 2²⁴. `MARGIN` is larger than what that makes of a norm.
-
-Towards the nearest orthogonal matrix, by a polynomial that cannot overshoot 1.
+Power iteration bounds a norm from below and is not used. Everything is float64 on batches of
+matrices (L, M, N). Rounding: a Gram matrix of n-term products is off by at most n·2⁻⁵³·‖W‖_F²
+[Higham 2002, §3.5], and ‖W‖_F² ≤ r·‖W‖² for r rows or columns: below 2⁻²⁹ of ‖W‖² for n·r ≤ 2²⁴.
+`MARGIN` is larger than the effect of that on a norm.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ def operator_norm_upper(w_LMN: Tensor, squarings: int = 5) -> Tensor:
     """
     gram = gram_matrix(w_LMN)
     near = near_orthogonal_upper(gram)
-    # Off a GPU nobody waits for an answer: where the first bound is exact, the second is not asked.
+    # Skip the second bound where the first is exact; on a GPU, finding that out would mean waiting.
     if near.device.type == "cpu" and bool((near <= mean_norm(gram) * (1 + _EXACT)).all()):
         return near
     return torch.minimum(near, gram_iteration_upper(gram, near, squarings))
@@ -37,7 +34,7 @@ def operator_norm_upper(w_LMN: Tensor, squarings: int = 5) -> Tensor:
 def rough_norm_upper(w_LMN: Tensor) -> Tensor:
     """An upper bound by Gram iteration alone, from u = ‖W‖_F: fewer launches, 5% loose for n = 512.
 
-    For a start, where what comes of it is certified afterwards. u² = tr(A) ≤ n·λ_max(A), so that
+    For an initial scaling, where the result is certified afterwards. u² = tr(A) ≤ n·λ_max(A), so
     the largest power is at least n^(−2^t), above 10⁻¹²⁸ for n ≤ 10⁴ and t = 5.
     """
     gram = gram_matrix(w_LMN)
@@ -60,12 +57,12 @@ def near_orthogonal_upper(gram_LNN: Tensor) -> Tensor:
 
 
 def mean_norm(gram_LNN: Tensor) -> Tensor:
-    """√(tr(A)/n), the root of the mean squared singular value; no norm is below it."""
+    """√(tr(A)/n), the root mean square of the singular values; the norm is at least this."""
     return gram_LNN.diagonal(dim1=-2, dim2=-1).mean(dim=-1).sqrt()
 
 
 def gram_iteration_upper(gram_LNN: Tensor, norm_L: Tensor, squarings: int = 5) -> Tensor:
-    """u·‖(A/u²)^(2^t)‖_F^(1/2^(t+1)), with u an upper bound of the norm that is known already.
+    """u·‖(A/u²)^(2^t)‖_F^(1/2^(t+1)), with u a known upper bound of the norm.
 
     λ_max(A)^(2^t) = λ_max(A^(2^t)) ≤ ‖A^(2^t)‖_F for a symmetric A with no negative eigenvalue.
     Divided by u², no eigenvalue is above 1, so powers cannot overflow. Nor can the largest vanish:
@@ -92,11 +89,11 @@ def orthogonalise(w_LMN: Tensor, steps: int = 6) -> Tensor:
 
     s ↦ (15s − 10s³ + 3s⁵)/8 has derivative 15(1 − s²)²/8 ≥ 0 and value 1 at 1, so it maps [0, 1]
     into [0, 1]; its error at 1 is cubic, 1 − p(s) ≈ (5/2)(1 − s)³  [the quintic of Björck 1971].
-    On matrices, with A = WᵀW: W·P(A), P(A) = (15 − 10A + 3A²)/8. Give it ‖W‖ ≤ 1; what comes out
-    is certified afterwards all the same.
+    On matrices, with A = WᵀW: W·P(A), P(A) = (15 − 10A + 3A²)/8. It needs ‖W‖ ≤ 1; the result is
+    certified afterwards all the same.
 
-    All steps are polynomials of the first A, so a tall W is multiplied once by their product,
-    and A ← P(A)·A·P(A) is iterated in its stead; one last step on W itself mends roundings.
+    All steps are polynomials of the first A, so a tall W is multiplied once by their product, and
+    A ← P(A)·A·P(A) is iterated instead; one last step on W itself corrects roundings.
     """
     wide = w_LMN.shape[-1] > w_LMN.shape[-2]
     w = w_LMN.mT if wide else w_LMN
@@ -112,7 +109,7 @@ def orthogonalise(w_LMN: Tensor, steps: int = 6) -> Tensor:
 
 
 def orthogonalise_cost(rows: int, columns: int, steps: int = 6) -> float:
-    """Floating-point operations of it for one matrix, about: n²m for a product, n ≤ m."""
+    """Floating-point operations of `orthogonalise` for one matrix: about n²m per product, n ≤ m."""
     n, m = sorted((rows, columns))
     if m >= 2 * n:
         return 2.0 * n * n * (4 * m + 4 * steps * n)

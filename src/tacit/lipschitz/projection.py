@@ -1,8 +1,7 @@
 """Keeps constrained weights in their sets: after a step by projection, in a query by proof.
 
-Work on a GPU that is asked for once and replayed: many small launches become one.
-
-Keeps constrained weights in their sets: after a step by projection, in a query by proof.
+Weights of one shape and set are one batch of matrices. On a GPU the many small launches of a
+projection are recorded once and replayed.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from tacit.torch_internals import copy_each, version_of
 
 
 class Recorded:
-    """Runs a function as it is off a GPU, and from its second use as a CUDA graph on one.
+    """Runs a function, on a GPU from its second use on as a CUDA graph.
 
     The function must read and write the same tensors in place each time, wait for nothing and
-    return nothing. `key` says when a recording no longer fits: the tensors' places and what else
-    the function depends on. `holds` keeps those alive, so that no other can come to have their key.
+    return nothing. A recording is valid for one `key`: the tensors' addresses and all else that the
+    function depends on. `holds` keeps those alive, so that no other tensor gets the same key.
     """
 
     def __init__(self) -> None:
@@ -55,7 +54,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Constraint:
-    """A parameter, and the set that its layer's bounds take it to be in."""
+    """A parameter, and the set that its layer's bounds assume it to be in."""
 
     parameter: Tensor
     within: WeightSet
@@ -88,9 +87,9 @@ def require_parameters(constraints: Iterable[Constraint]) -> list[Constraint]:
 def project(model: nn.Module) -> None:
     """Project every constrained weight of the model onto its set, and certify it.
 
-    For after an optimizer's step; post-processing, free of privacy. Weights of one shape and set
-    are one batch of matrices, and on a GPU the whole is one recorded graph, so the cost does not
-    depend on the batch of records. A model without constraints is left as it is.
+    Call it after an optimizer's step. It is post-processing and costs no privacy. Weights of one
+    shape and set are one batch of matrices, and on a GPU all of it is one recorded graph, so the
+    cost does not depend on the batch of records. A model without constraints stays as it is.
     """
     keeper = _keeper_of(model)
     if keeper is not None:
@@ -98,10 +97,10 @@ def project(model: nn.Module) -> None:
 
 
 def enforce(model: nn.Module, constraints: list[Constraint] | None = None) -> None:
-    """Shrink every constrained weight that is not certified to be in its set; leave the others.
+    """Shrink every constrained weight that is not certified to be in its set; keep the others.
 
-    What a query does before it relies on the bounds: then nobody can forget to project. It gives
-    the constraints of the program that it runs; without them they are those of the model's layers.
+    A query does this before it relies on the bounds, so that projecting cannot be forgotten. It
+    passes the constraints of the program that it runs; the default are those of the model's layers.
     """
     keeper = _keeper_of(model, constraints)
     if keeper is not None:
@@ -110,7 +109,7 @@ def enforce(model: nn.Module, constraints: list[Constraint] | None = None) -> No
 
 @dataclass
 class _Alike:
-    """Weights of one shape in one set, as they were last certified, and their norms then."""
+    """Weights of one shape in one set, their values when last certified, and their norms then."""
 
     within: WeightSet
     weights: list[Tensor]
@@ -121,12 +120,12 @@ class _Alike:
     def limit(self) -> float:
         return self.within.max_norm * (1 + SLACK)
 
-    def now(self) -> Tensor:
+    def current(self) -> Tensor:
         return torch.stack([w.detach() for w in self.weights])
 
     def project(self) -> None:
         """Move the weights to the set, roughly; half precision is projected in float32."""
-        found = self.now()
+        found = self.current()
         self.write(self.within.project(found.to(_wide(found.dtype))))
 
     def norms_by_distance(self, found: Tensor) -> Tensor:
@@ -148,9 +147,9 @@ class _Alike:
 class _Cluster:
     """Groups that share weights, or one group that shares none. A weight shrinks for all its sets.
 
-    Shrinking never leaves a set, so one factor, the smallest that any of its sets asks for, serves
-    them all. What is certified is the weight that the model holds, rounded to its type, and its
-    norm is then within the limit: the next call finds it inside and leaves it, bit for bit.
+    Shrinking never leaves a set, so one factor, the smallest of those that its sets require, serves
+    all of them. The weight is certified as the model holds it, rounded to its type, and its norm is
+    then within the limit: the next call leaves it as it is, bit for bit.
     """
 
     def __init__(self, groups: list[_Alike]) -> None:
@@ -167,7 +166,7 @@ class _Cluster:
 
     def certify(self) -> None:
         """Take every weight's norm, and shrink what is outside."""
-        found = [alike.now() for alike in self.groups]
+        found = [alike.current() for alike in self.groups]
         norms = [a.within.norm_upper(w) for a, w in zip(self.groups, found, strict=True)]
         if any(_wide(w.dtype) != w.dtype for w in found):
             self._keep(*self._shrunk_and_measured(found, norms))
@@ -175,11 +174,11 @@ class _Cluster:
             self._keep(*self._shrunk(found, norms))
 
     def check(self) -> None:
-        """The same by the cheap proof, for weights that nothing is known to have written to.
+        """The same by the cheap proof, for weights that no known write has changed.
 
-        What has changed all the same is shrunk by more than it need be; that is sound.
+        A weight that has changed all the same is shrunk by more than necessary, which is sound.
         """
-        found = [alike.now() for alike in self.groups]
+        found = [alike.current() for alike in self.groups]
         norms = [a.norms_by_distance(w) for a, w in zip(self.groups, found, strict=True)]
         if not self._all_inside(norms):
             self._keep(*self._shrunk(found, norms))
@@ -208,9 +207,9 @@ class _Cluster:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The same in half precision, where the proof would cost a tenth of the norm.
 
-        The weight is shrunk, rounded and measured. Rounding again may have brought it outside: then
-        it is shrunk a little more, always from the given weight. At last it is halved, which rounds
-        nothing but numbers too small to matter.
+        The weight is shrunk, rounded and measured. If rounding moved it outside, it is shrunk a
+        little more, always from the given weight. In the end it is halved, which rounds only
+        numbers too small to matter.
         """
         held, scales = found, [torch.ones_like(n) for n in norms]
         for attempt in range(_ATTEMPTS):
@@ -225,7 +224,7 @@ class _Cluster:
         return held, [a.within.norm_upper(w) for a, w in zip(self.groups, held, strict=True)]
 
     def _factors(self, norms: list[Tensor], reach: list[Tensor], share: float) -> list[Tensor]:
-        """1 for what is inside all of its sets, else what brings `reach` to a share of the norm."""
+        """1 for a weight inside its sets, else the factor from `reach` to a share of the norm."""
         each = [
             torch.where(n <= alike.limit, 1.0, share * alike.within.max_norm / r.clamp_min(1e-300))
             for alike, n, r in zip(self.groups, norms, reach, strict=True)
@@ -239,7 +238,7 @@ class _Cluster:
         return [torch.stack([least[w.data_ptr()] for w in a.weights]) for a in self.groups]
 
     def _all_inside(self, norms: list[Tensor]) -> bool:
-        """Asked off a GPU only, where nobody waits for the answer."""
+        """Whether all are inside; False on a GPU, where the answer would have to be waited for."""
         if norms[0].device.type != "cpu":
             return False
         return all(bool((n <= a.limit).all()) for a, n in zip(self.groups, norms, strict=True))
@@ -264,7 +263,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Keeper:
-    """The constrained weights of one model, and the graphs that look after them."""
+    """The constrained weights of one model, and the recorded graphs of what is done to them."""
 
     def __init__(self, key: object, groups: list[_Alike]) -> None:
         self.key = key
@@ -279,9 +278,9 @@ class _Keeper:
         self._versions = self._versions_now()
 
     def enforce(self) -> None:
-        """By the cheap proof if nothing is known to have written to the weights since the last.
+        """Use the cheap proof if no known write has changed the weights since the last time.
 
-        PyTorch counts writes, except those through `.data`, which the proof is there for.
+        PyTorch counts writes, except those through `.data`, which the proof covers.
         """
         if self._versions == self._versions_now():
             self._run(self._checking, _Cluster.check)
@@ -293,7 +292,7 @@ class _Keeper:
         return [version_of(w) for alike in self.groups for w in alike.weights]
 
     def _streams(self, device: torch.device) -> list[torch.cuda.Stream]:
-        """One a cluster: their matrices are too small to fill a GPU, and do not wait for others."""
+        """One per cluster: their matrices are too small to fill a GPU, and need not wait."""
         if not self._branches:
             self._branches = [torch.cuda.Stream(device) for _ in self.clusters]
         return self._branches
@@ -316,10 +315,10 @@ class _Keeper:
 def _side_by_side(
     works: Sequence[Callable[[], None]], streams: Sequence[torch.cuda.Stream]
 ) -> None:
-    """Work that does not meet, each on a stream of its own; what follows waits for all of it.
+    """Independent work, each on a stream of its own; later work waits for all of it.
 
-    In a recording these are branches of the graph, so small kernels of one run beside those of
-    another. What each allocates is its stream's, and is not handed to another's.
+    In a recording these are branches of the graph, so their small kernels run side by side. Memory
+    that a stream allocates is not handed to another.
     """
     here = torch.cuda.current_stream()
     for work, stream in zip(works, streams, strict=True):
@@ -340,7 +339,7 @@ def _clusters(groups: list[_Alike]) -> list[_Cluster]:
     return [*found, _Cluster(shared)] if shared else found
 
 
-# Nothing is kept of a model that is gone.
+# Weak, so that no model is kept alive.
 _KEEPERS: WeakKeyDictionary[nn.Module, _Keeper] = WeakKeyDictionary()
 
 

@@ -1,18 +1,8 @@
-"""Algorithm 1 of the clipless paper: bounds go through a network as values and gradients do.
-
-Algorithm 1 of the clipless paper: bounds go through a network as values and gradients do.
+"""Algorithm 1 of the clipless paper: bounds pass through a network as values and gradients do.
 
 Forwards, the largest norm of a record's activation; backwards, the largest norm of its cotangent,
-which starts at the loss's Lipschitz constant. Where both are known, so is the largest norm of the
-record's parameter gradient. The bounds are those of a program, the one that a query runs.
-
-How large a record may be, where nothing limits it, before its numbers leave floating point.
-
-A network need not begin with `BoundedInput`: an activation such as tanh bounds what comes after it.
-In front of that a finite record of 10³⁸ can become ∞ − ∞ = NaN, and one NaN voids the whole sum. So
-a record with an entry above `largest_entry` adds nothing, as one that is not finite.
-
-Where a Lipschitz network's noise comes from, layer by layer.
+which starts at the loss's Lipschitz constant. Together they bound the norm of the record's
+parameter gradients. The bounds are those of a program, the one that a query runs.
 """
 
 from __future__ import annotations
@@ -36,12 +26,16 @@ from tacit.losses.record_loss import loss_constant
 
 @dataclass
 class Sensitivities:
-    """The largest norm of one record's gradient of each parameter, and how it came about."""
+    """Bounds on the norm of one record's gradient of each parameter, with a row for each layer.
+
+    `output` bounds the outputs; `cotangent` is the bound at the outputs that the backward pass
+    starts from.
+    """
 
     by_parameter: dict[str, float] = field(default_factory=dict)
     layers: list[LayerRow] = field(default_factory=list)
     output: Bound = field(default_factory=lambda: Bound(0.0, ()))
-    cotangent: float = math.inf  # of the outputs: where the way back begins
+    cotangent: float = math.inf
 
     def total(self) -> float:
         """(Σ_θ Δ_θ²)^(1/2): the sensitivity of the whole gradient."""
@@ -55,13 +49,18 @@ def propagate(
     input_norm: float = math.inf,
     rounding: Rounding = EXACT,
 ) -> Sensitivities:
-    """Bounds of one record's gradient, for weights within their layers' constraints.
+    """Bounds on one record's gradient, for all weights within their layers' constraints.
 
-    `loss` is a loss with a Lipschitz constant, or that constant: the largest norm of one record's
-    loss gradient in the outputs. The input's norm is unknown (∞) unless `input_norm` is given; a
-    `BoundedInput` at the front makes it known. A weight used twice has the sum of both bounds.
-    Raises `UnboundedLayer` for a module without the three answers or with hooks, and for a
-    trainable parameter that would have no finite bound.
+    Args:
+        loss: a loss with a Lipschitz constant, or that constant: the largest norm of one record's
+            loss gradient in the outputs.
+        input_norm: a bound on the norm of a record; not needed behind a `BoundedInput`.
+
+    The bound is on the gradient that adding or removing one record adds to the sum. A weight that
+    is used twice has the sum of both bounds. Raises `UnboundedLayer` for a module without the three
+    answers or with hooks, and for a trainable parameter without a finite bound.
+
+        propagate(model, CrossEntropy(), input_shape=(1, 28, 28)).total()
     """
     return sensitivities_of(compile_program(model), loss, input_shape, input_norm, rounding)
 
@@ -92,9 +91,10 @@ def sensitivities_of(
 def input_lipschitz(
     model: nn.Module, input_shape: Sequence[int], input_norm: float = math.inf
 ) -> float:
-    """The Lipschitz constant of the outputs in the input: what a unit cotangent becomes.
+    """The Lipschitz constant of the outputs in the input: a unit cotangent, pulled back.
 
-    Of the forward pass, where `ClipGradient` is the identity and a function must not jump.
+    It is that of the forward pass, where `ClipGradient` is the identity. A function that jumps is
+    refused.
     """
     program = model if isinstance(model, Program) else compile_program(model)
     notes = Notes(program.names, clips=False)
@@ -122,25 +122,29 @@ _TRIES = 8
 
 def largest_entry(
     program: Program,
-    found: Sensitivities,
+    bounds: Sensitivities,
     input_shape: Sequence[int],
     dtypes: Iterable[torch.dtype],
 ) -> float:
     """The largest |x_j| of a record for which no activation overflows; ∞ if none can.
 
-    `found` are the bounds for inputs of any norm: where all activations have one there is nothing
-    to do. Otherwise n entries of at most T have norm at most T·√n, which `propagate` carries on;
-    T is lowered until all activations are below the cube root of the largest number of the
-    narrowest of `dtypes`, 7·10¹² for float32, since layers take squares and cubes. It depends on
-    the layers' sets and not on any record.
+    A network need not begin with `BoundedInput`: an activation such as tanh bounds its output. In
+    front of it a finite record of 10³⁸ can become ∞ − ∞ = NaN, and one NaN voids the whole sum. So
+    a record with an entry above this adds nothing, like one that is not finite.
+
+    `bounds` are for inputs of any norm: if they are finite for all activations, none can overflow.
+    Otherwise n entries of at most T have norm at most T·√n, which is propagated; T is lowered until
+    all activations are below the cube root of the largest number of the narrowest of `dtypes`,
+    7·10¹² for float32, since layers take squares and cubes. It depends on the layers' sets and not
+    on any record.
     """
-    if math.isfinite(_longest(found)):
+    if math.isfinite(_longest(bounds)):
         return math.inf
     limit = min(torch.finfo(dtype).max for dtype in dtypes) ** (1 / 3)
     entry = limit
     for _ in range(_TRIES):
         norm = entry * math.sqrt(math.prod(input_shape))
-        finite = sensitivities_of(program, found.cotangent, input_shape, norm)
+        finite = sensitivities_of(program, bounds.cotangent, input_shape, norm)
         longest = max(norm, _longest(finite))
         if longest <= limit:
             return entry
@@ -153,35 +157,28 @@ def largest_entry(
     )
 
 
-def _longest(found: Sensitivities) -> float:
-    return max((row.output_norm for row in found.layers), default=0.0)
+def _longest(bounds: Sensitivities) -> float:
+    return max((row.output_norm for row in bounds.layers), default=0.0)
 
 
-def sensitivity_table(found: Sensitivities) -> Table:
-    """One row a layer: bounds on its input and cotangent, its constant, its gradients' bounds.
+def sensitivity_table(bounds: Sensitivities) -> Table:
+    """One row per layer: bounds on its input, cotangent and gradients, and its Lipschitz constant.
 
-    The share is Δ²/Σ Δ²: how much of the noise that all blocks get (`GlobalNoise`) is there for
-    this layer's sake.
+    The share is Δ²/Σ Δ²: the part of the noise under `GlobalNoise` that is due to this layer.
     """
     table = Table(title="bounds for one record", title_justify="left")
-    for name in ("layer", "kind"):
-        table.add_column(name)
+    table.add_column("layer")
+    table.add_column("kind")
     for name in ("input ≤", "Lipschitz", "cotangent ≤", "gradient ≤", "share of noise"):
         table.add_column(name, justify="right")
-    total = found.total() ** 2
-    for row in found.layers:
+    total = bounds.total() ** 2
+    for row in bounds.layers:
         gradient = math.sqrt(math.fsum(v * v for v in row.gradient_norms.values()))
         share = gradient**2 / total if total else 0.0
-        table.add_row(
-            row.name,
-            row.kind,
-            f"{row.input_norm:.4g}",
-            f"{row.lipschitz:.4g}",
-            f"{row.cotangent:.4g}",
-            f"{gradient:.4g}" if row.gradient_norms else "–",
-            f"{share:.1%}" if row.gradient_norms else "–",
-        )
+        cells = [row.input_norm, row.lipschitz, row.cotangent]
+        own = [f"{gradient:.4g}", f"{share:.1%}"] if row.gradient_norms else ["–", "–"]
+        table.add_row(row.name, row.kind, *(f"{cell:.4g}" for cell in cells), *own)
     table.caption = (
-        f"outputs ≤ {found.output.norm:.4g}; all gradients together ≤ {found.total():.4g}"
+        f"outputs ≤ {bounds.output.norm:.4g}; all gradients together ≤ {bounds.total():.4g}"
     )
     return table

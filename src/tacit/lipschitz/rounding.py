@@ -1,10 +1,8 @@
 """How far floating point can carry a layer, and a sum over records, beyond its bound.
 
-How far floating point can carry a layer, and a sum over records, beyond its bound.
-
 One record. A dot product of n terms is off by at most n·u times the product of the norms, u the
 unit rounding, in any order of summation [Higham 2002, §3.1]; TensorFloat-32 first cuts each factor
-to 11 bits. Every layer's answers are enlarged by the slack of the arithmetic in force.
+to 11 bits. Every layer's answers are enlarged by the slack of the arithmetic that it uses.
 
 The batch. What is released is a computed sum, Ŝ = Σ_i ĝ_i + e: ĝ_i are the records' computed
 gradients, each within its bound Δ, and e is what rounding made of adding them up. Another record
@@ -63,14 +61,14 @@ import torch
 
 from tacit.precision import uses_tensor_float
 
-# The most rows that one pass adds up; what is longer is cut, and its pieces added in float64.
+# The most rows that one pass adds up. Longer batches are cut, and the pieces added in float64.
 ROWS_AT_ONCE = 8192
 _DEPTH = 2
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """The relative slack that each layer is given, and that of the sum for each row."""
+    """The relative slack of each layer's answers, and that of a sum for each of its rows."""
 
     name: str
     slack: float
@@ -88,7 +86,7 @@ TENSOR_FLOAT = Rounding("TensorFloat-32", 2.0**-9 + 2.0**-10, _DEPTH * 2.0**-23)
 
 
 def rounding_of(dtype: torch.dtype, device: torch.device) -> Rounding:
-    """The arithmetic of a clipless pass: float32 or wider, and TensorFloat-32 where CUDA may."""
+    """The rounding of a clipless pass in this type: float32 or wider, or TensorFloat-32 on CUDA."""
     if dtype is torch.float64:
         return FLOAT64
     coarse = uses_tensor_float("matmul", device) or uses_tensor_float("convolution", device)
@@ -101,7 +99,7 @@ def slack_of_sum(dtype: torch.dtype, rows: int) -> float:
 
 
 def public_rows(expected: float) -> int:
-    """A public size that a batch stays within: the expected size and eight deviations more.
+    """A public upper bound on the size of a batch: the expected size plus eight deviations.
 
     A Poisson sample has at most B deviations of variance, so it passes this with a probability
     below 10⁻¹⁴; a batch of fixed size never does. At least `ROWS_AT_ONCE`.

@@ -1,17 +1,14 @@
 """The sets that constrained weights are kept in.
 
-The sets that constrained weights are kept in.
-
-A set is a frozen value, so that weights of one set and one shape can be treated as one batch. It
-answers three questions, without asking the device to wait:
-  norm_upper(stack)   an *upper* bound of the norm that the set limits, one number a weight;
+A set is a frozen value, so weights of one set and one shape are treated as one batch. It has
+  norm_upper(stack)   an *upper* bound of the norm that the set limits, one number per weight;
   project(stack)      weights near the given ones, roughly in the set (then scaled to be certain);
   spread              how many times its Frobenius norm a weight's limited norm can be.
+None of them waits for the device.
 
-The sets that convolution kernels are kept in: `sets.py` for the operator instead of the matrix.
-
-Both make the flattened kernel orthogonal (RKO, [Li 2019]) and limit the norm of the convolution.
-They differ in what they know about that norm, and so in how large the kernel may be.
+The two sets of convolution kernels make the flattened kernel orthogonal (RKO, [Li 2019]) and limit
+the norm of the convolution. They differ in their bound on that norm, and so in how large the kernel
+may be.
 """
 
 from __future__ import annotations
@@ -32,12 +29,14 @@ from tacit.lipschitz.convolution_norm import (
 )
 from tacit.lipschitz.operator_norm import operator_norm_upper, orthogonalise, rough_norm_upper
 
-# A weight whose certified norm is within this of its limit is left as it is, bit for bit, so that
+# A weight whose certified norm is within this of its limit stays as it is, bit for bit, so that
 # projecting twice changes nothing; every bound allows for it.
 SLACK = 2.0**-12
 
 
 class WeightSet(Protocol):
+    """A set of weights; `tacit.lipschitz.sets` says what each member returns."""
+
     @property
     def max_norm(self) -> float: ...
 
@@ -139,8 +138,8 @@ def shrunk(stack: Tensor, norms_L: Tensor, max_norm: float) -> Tensor:
 class ReshapedKernel:
     """‖conv‖ ≤ √reads·‖K_flat‖ ≤ max_norm: orthogonal once flattened, over the root of the reads.
 
-    Costs as much as a linear layer's projection, and loses a factor 1.3 to 2 where windows overlap.
-    Exact where they do not.
+    It costs as much as a linear layer's projection, and loses a factor 1.3 to 2 where windows
+    overlap. Exact where they do not.
     """
 
     max_norm: float
@@ -161,35 +160,27 @@ class ReshapedKernel:
 
 
 @dataclass(frozen=True)
-class TrueConvolution:
+class TrueConvolution(ReshapedKernel):
     """‖conv‖ ≤ max_norm with the convolution's own norm: a flat-orthogonal kernel, divided by it.
 
     For the same noise, kernels are 1.3 (stride 2) to 2 times (5×5) those of `ReshapedKernel`; no
-    larger where windows are disjoint, or channels so few that both norms agree. Costs a Gram
+    larger where windows are disjoint, or channels so few that both norms agree. It costs a Gram
     iteration at each frequency of the torus, or at fewer angles on large images: `density`.
     """
 
-    max_norm: float
-    axes: tuple[Axis, ...]
-    groups: int = 1
-    steps: int = 6
     density: float = DENSITY
-
-    @property
-    def spread(self) -> float:
-        return math.sqrt(most_reads(self.axes))  # ‖conv‖ ≤ √reads·‖K_flat‖₂ ≤ √reads·‖K‖_F
 
     def norm_upper(self, stack: Tensor) -> Tensor:
         return self._norms(stack).amax(dim=1)
 
     def project(self, stack: Tensor) -> Tensor:
-        found = Orthogonal(self.max_norm, self.groups, self.steps).project(stack)
+        flat = Orthogonal(self.max_norm, self.groups, self.steps).project(stack)
         # The mean of K̂K̂* over frequencies is K_flat·K_flatᵀ, so the convolution's norm is at least
-        # the flat kernel's and whoever certifies this divides by it. Only groups need their own.
+        # the flat kernel's, and certifying the weight divides by it. Only groups need their own.
         if self.groups == 1:
-            return found
-        scale = self.max_norm / self._norms(found).clamp_min(1e-30)
-        kernels = in_groups(found, self.groups)
+            return flat
+        scale = self.max_norm / self._norms(flat).clamp_min(1e-30)
+        kernels = in_groups(flat, self.groups)
         shape = scale.shape + (1,) * (kernels.dim() - 2)
         return (kernels * scale.to(kernels.dtype).view(shape)).reshape(stack.shape)
 
