@@ -1,4 +1,4 @@
-"""What the engines use of PyTorch without a public name: run on torch 2.11 (CUDA), 2.13 (CPU)."""
+"""What has no public name in PyTorch, run on torch 2.9, 2.11 (CUDA), 2.13 and 2.15."""
 
 import torch
 from torch import nn
