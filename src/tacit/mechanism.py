@@ -1,8 +1,7 @@
-"""The Gaussian mechanism over blocks: from a bounded gradient to one that is ready to be released.
+"""The Gaussian mechanism over blocks: from a bounded gradient to a pending release.
 
-A gradient that is private as soon as it exists, together with what it costs.
-
-The Gaussian mechanism over blocks: from a bounded gradient to a private one.
+`Mechanism.privatise` has the query bound a step's gradients and chooses the noise of each block.
+The result, a `PendingRelease`, is not private yet: the ledger charges for it and draws the noise.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class PendingRelease:
 
     The noise is not drawn before the charge is on disk, so a process killed at any moment has
     never drawn more steps than it was charged for. There is no way to read the sum without it,
-    nor a statistic beside it: those go, noisy, to whoever asked for them.
+    nor a statistic beside it: statistics go, with noise, to the query that asked for them.
     """
 
     def __init__(
@@ -67,10 +66,14 @@ class PendingRelease:
         self._randomness = randomness
         self._step = step
 
-    def uncovered(self, model: nn.Module) -> list[nn.Parameter]:
-        """The parameters of `model` that this gradient is not for; an error if it fits not at all.
+    def __repr__(self) -> str:
+        state = "released" if self._bounded is None else "not charged, noise not drawn"
+        return f"PendingRelease({len(self.stds)} blocks, divisor={self.divisor:g}, {state})"
 
-        For the ledger to ask before it charges.
+    def uncovered(self, model: nn.Module) -> list[nn.Parameter]:
+        """The parameters of `model` without a gradient here; an error if it is for another model.
+
+        The ledger calls this before it charges.
         """
         if self._bounded is None:
             raise RuntimeError("this gradient was released already; noise is drawn once")
@@ -92,14 +95,14 @@ class PendingRelease:
         return list(own.values())
 
     def draw_into(self, model: nn.Module, *charge: str | int) -> None:
-        """Draw the noise and set `.grad`. For the ledger alone: nobody else has charged.
+        """Draw the noise and set `.grad`. Only the ledger calls this, after it has charged.
 
         `charge` names this charge among all that the ledger ever makes (identity, run, attempt,
         number). The noise is addressed by it and by the mechanism's own count of steps, so a seed
         that comes again on a ledger draws other noise; the same noise on two gradients cancels.
         """
         for parameter in self.uncovered(model):
-            parameter.grad = None  # a gradient from elsewhere would be one that nobody paid for
+            parameter.grad = None  # a gradient from elsewhere has not been charged
         if self.drawn is not None:
             self.drawn.released = True
         bounded, self._bounded = self._bounded, None
@@ -113,7 +116,7 @@ class PendingRelease:
             released()
 
     def _release_blocks(self, bounded: BoundedGradient, model: nn.Module, stream: Stream) -> None:
-        """Noise for all parameters in one draw: a GPU is given few things to do, not hundreds.
+        """Noise for all parameters in one draw: a GPU gets a few kernels, not hundreds.
 
         A parameter's noise is at its place among the model's parameters. It is drawn and added in
         float64, and the sum is rounded once, to the parameter's own type.
@@ -153,7 +156,7 @@ class PendingRelease:
 
 
 def _by_kind(parts: Sequence[_Part]) -> list[list[_Part]]:
-    """Parts whose sums and parameters have one device and one precision each, together."""
+    """Parts grouped by device and precision of their sums and parameters."""
     kinds: dict[object, list[_Part]] = {}
     for part in parts:
         parameter, total = part[0], part[1]
@@ -174,8 +177,12 @@ class Mechanism:
     `torch.manual_seed` was given. With a `seed` all of them can be repeated, also by whoever else
     knows the seed; on one ledger no two steps ever draw the same noise from it.
 
-    One mechanism is one run: a query that adapts is taken at its beginning (`query.fresh()`), and
-    the one that was given stays as it is.
+    One mechanism is one run: a query that adapts starts from its initial state (`query.fresh()`),
+    and the given object is not changed.
+
+        mechanism = Mechanism(PerSampleClip(1.0), sampler, noise_multiplier=1.1)
+        pending = mechanism.privatise(model, loss, batch)
+        ledger.release(pending, into=model)  # charges, draws the noise, sets .grad
     """
 
     def __init__(
@@ -206,8 +213,11 @@ class Mechanism:
         # Of each parameter's released gradient, the noise's standard deviation. Public.
         self.noise_of: dict[str, float] = {}
 
+    def __repr__(self) -> str:
+        return f"Mechanism({self.query!r}, {self.allocation!r}, {self.plan})"
+
     def privatise(self, model: nn.Module, loss: Loss, batch: Batch) -> PendingRelease:
-        """The private gradient of one step: bounded, costed, and not yet drawn.
+        """The pending release of one step: bounded, with its noise chosen and not yet drawn.
 
         An empty batch is a step like any other: its gradient is noise.
         """

@@ -1,4 +1,4 @@
-"""How noise is shared out over blocks, at one joint noise multiplier."""
+"""How noise is allocated to blocks, at one joint noise multiplier."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ class SharedNoise:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shares", tuple(float(p) for p in self.shares))
         if not self.shares or not all(0 < p < math.inf for p in self.shares):
-            raise ValueError(f"shares are {self.shares}; give one positive number a block")
+            raise ValueError(f"shares are {self.shares}; give one positive number per block")
 
     def __call__(
         self, sensitivities: Sequence[float], sizes: Sequence[int], noise_multiplier: float
     ) -> list[float]:
         if len(self.shares) != len(sensitivities):
             raise ValueError(
-                f"{len(self.shares)} shares for {len(sensitivities)} blocks; give one a block"
+                f"{len(self.shares)} shares for {len(sensitivities)} blocks; give one per block"
             )
         moved = [p for p, d in zip(self.shares, sensitivities, strict=True) if d > 0]
         sigma = noise_multiplier * math.sqrt(math.fsum(p * p for p in moved))
@@ -134,7 +134,8 @@ class OptimisedNoise:
         weights = self.weights or (1.0,) * len(sizes)
         if len(weights) != len(sizes) or not all(0 < w < math.inf for w in weights):
             raise ValueError(
-                f"{len(weights)} weights for {len(sizes)} blocks; give one positive weight a block"
+                f"{len(weights)} weights for {len(sizes)} blocks; give one positive weight per "
+                "block"
             )
         amplitudes = [math.sqrt(w * max(n, 1)) for w, n in zip(weights, sizes, strict=True)]
         total = math.fsum(a * d for a, d in zip(amplitudes, sensitivities, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import tacit
 from tacit import AdaptiveNorm, Clipless, Records
 from tacit.checks.model_table import frozen
 from tacit.data import Augmentation
-from tacit.engines.recorder import model_state
+from tacit.engines.recorder import Recorder, model_state
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz import (
     AddBias,
@@ -252,6 +253,27 @@ def test_recorded_passes_give_the_same_sums(monkeypatch) -> None:
         tacit.project(model)
     held = query.recorder._recordings.values()
     assert any(recording.replay is not None for recording in held)
+
+
+def test_a_count_is_released_in_every_step_of_a_recording() -> None:
+    """A captured graph returns one dict of outputs each time; taking the count out loses it."""
+
+    class OneDict(Recorder):
+        outputs: ClassVar[dict[str, torch.Tensor]] = {}
+
+        def __call__(self, step, batch):
+            if not self.outputs:
+                self.outputs.update(step.run(batch))
+            return self.outputs
+
+    torch.manual_seed(0)
+    model = tacit.models.lipschitz_mlp((4,), 2, hidden=(4,))
+    query = Clipless(gradient_clip=tacit.AdaptiveNorm(0.5), recorder=OneDict())
+    batch = tacit.sampling.batch_of(
+        torch.randn(9, 4), torch.randint(2, (9,)), divisor=9.0, scheme=tacit.sampling.Poisson(0.5)
+    )
+    first, second = (query(model, CrossEntropy(), batch).statistics[0] for _ in range(2))
+    assert first.value == second.value != 0
 
 
 @pytest.mark.parametrize("views", [1, 8])

@@ -14,7 +14,7 @@ import tacit
 from tacit.errors import NotPublic
 from tacit.queries.record_overlap import require_held_out
 from tacit.training import Unprotected
-from tacit.training.preconditions import NOT_COVERED, SHOWN
+from tacit.training.preconditions import TRAINING_METRICS, UNPROTECTED_METRICS
 
 TRAIN = some_records()
 COPY = replace(TRAIN, inputs=TRAIN.inputs.clone(), targets=TRAIN.targets.clone(), name="copy")
@@ -70,23 +70,23 @@ def test_scalar_inputs_of_any_kind_are_compared(kind):
 def test_a_run_on_unprotected_records_says_so():
     run = small_trainer(records=TRAIN, evaluate_on=Unprotected(TRAIN)).fit()
     assert len(run.history) == 4
-    assert NOT_COVERED in run.notes
+    assert UNPROTECTED_METRICS in run.notes
     held_out = small_trainer(records=TRAIN, evaluate_on=some_records(seed=9)).fit()
-    assert NOT_COVERED not in held_out.notes
+    assert UNPROTECTED_METRICS not in held_out.notes
 
 
 def test_a_report_on_training_records_says_so():
     run = small_trainer(records=TRAIN).fit()
     for shown, expected in [(TRAIN, True), (COPY, True), (some_records(seed=9), False)]:
-        assert (SHOWN in run.facts(shown)["notes"]) is expected
-        assert (SHOWN[:30] in run.summary(shown)) is expected
-    assert SHOWN not in run.facts()["notes"]
+        assert (TRAINING_METRICS in run.facts(shown)["notes"]) is expected
+        assert (TRAINING_METRICS[:30] in run.summary(shown)) is expected
+    assert TRAINING_METRICS not in run.facts()["notes"]
 
 
 def test_a_run_does_not_carry_its_records():
     trainer = small_trainer(records=some_records())
     run = trainer.fit()
-    assert SHOWN in run.facts(trainer.sampler.records)["notes"]
+    assert TRAINING_METRICS in run.facts(trainer.sampler.records)["notes"]
     again = pickle.loads(pickle.dumps(run))
     assert again.epsilon == run.epsilon
     copy.deepcopy(run)

@@ -8,8 +8,8 @@ from torch import nn
 import tacit
 from tacit import LedgerRun
 from tacit.errors import PlanChanged
-from tacit.training.preconditions import ROW_NUMBERS, TRAINED_BEFORE, TRAINED_HERE
-from tacit.training.run import EARLY
+from tacit.training.preconditions import ROW_NUMBERS, TRAINED_BY_OTHER_RUN, TRAINED_OUTSIDE_LEDGER
+from tacit.training.run import ENDED_EARLY
 
 
 class StopAt(tacit.Callback):
@@ -49,8 +49,8 @@ def test_a_second_fit_on_a_ledger_is_charged(tmp_path):
     trainer = small_trainer(ledger=tmp_path / "ledger", budget=tacit.Budget(30.0, 1e-3))
     runs = [trainer.fit(), trainer.fit()]
     assert [run.steps for run in runs] == [4, 4]
-    assert not any(TRAINED_BEFORE in run.notes for run in runs)
-    assert [TRAINED_HERE in run.notes for run in runs] == [False, True]
+    assert not any(TRAINED_OUTSIDE_LEDGER in run.notes for run in runs)
+    assert [TRAINED_BY_OTHER_RUN in run.notes for run in runs] == [False, True]
     with tacit.Ledger(tmp_path / "ledger") as ledger:
         assert [charge.steps for charge in ledger.statement().runs] == [4, 4]
 
@@ -62,15 +62,15 @@ def test_fit_goes_on_with_its_run_after_a_stop(tmp_path):
     run = trainer.fit()
     assert run.steps == 3
     assert run.epsilon == run.plan.epsilon(4, 1e-3)
-    assert TRAINED_HERE not in run.notes
+    assert TRAINED_BY_OTHER_RUN not in run.notes
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, lambda model: nn.Sequential(model)])
 def test_weights_of_another_run_are_noted(wrap):
     model = network()
-    assert TRAINED_BEFORE not in small_trainer(model).fit().notes
-    assert TRAINED_BEFORE in small_trainer(wrap(model)).fit().notes
-    assert TRAINED_BEFORE not in small_trainer().fit().notes
+    assert TRAINED_OUTSIDE_LEDGER not in small_trainer(model).fit().notes
+    assert TRAINED_OUTSIDE_LEDGER in small_trainer(wrap(model)).fit().notes
+    assert TRAINED_OUTSIDE_LEDGER not in small_trainer().fit().notes
 
 
 def test_one_ledger_counts_both(tmp_path):
@@ -81,8 +81,8 @@ def test_one_ledger_counts_both(tmp_path):
             model = network()
             for ledger in ledgers:
                 run = small_trainer(model, ledger=ledger, budget=wide).fit()
-                assert TRAINED_BEFORE not in run.notes
-            assert TRAINED_BEFORE in small_trainer(model).fit().notes
+                assert TRAINED_OUTSIDE_LEDGER not in run.notes
+            assert TRAINED_OUTSIDE_LEDGER in small_trainer(model).fit().notes
 
 
 def test_weights_that_a_crashed_run_left_are_noted(tmp_path):
@@ -96,7 +96,7 @@ def test_weights_that_a_crashed_run_left_are_noted(tmp_path):
     with pytest.raises(OSError):  # noqa: PT011 (raised with no words)
         trainer.fit()
     trainer.callbacks.clear()
-    assert TRAINED_HERE in trainer.fit().notes
+    assert TRAINED_BY_OTHER_RUN in trainer.fit().notes
 
 
 def test_a_moving_average_is_of_one_run_alone():
@@ -122,7 +122,7 @@ def test_a_smaller_budget_later_does_not_make_less_of_the_plan(tmp_path):
     run = small_trainer(budget=smaller, **given).fit()
     assert run.stopped == "budget"
     assert run.epsilon == first.epsilon == run.plan.epsilon(40, 1e-3)
-    assert EARLY in run.notes
+    assert ENDED_EARLY in run.notes
 
 
 def test_the_budget_that_is_reported_is_the_one_that_was_begun_with():

@@ -1,4 +1,4 @@
-"""A run as a table, as JSON, as a picture."""
+"""A finished run as a folder of files: facts, weights, preprocessing and a picture."""
 
 from tacit.report.run_folder import save_run
 

@@ -1,11 +1,4 @@
-"""A run as files: run.json, weights.safetensors, preprocessing.safetensors, progress.png.
-
-Which code made a figure: the commit, or the version of an installed package.
-
-Metrics against ε, as a picture.
-
-A run as files: run.json, weights.safetensors, preprocessing.safetensors, progress.png.
-"""
+"""A run as files: run.json, weights.safetensors, preprocessing.safetensors, progress.png."""
 
 from __future__ import annotations
 
@@ -131,7 +124,7 @@ def save_run(
 
     A run that is there already is kept, and ValueError raised, unless `overwrite`; other files,
     such as a ledger, are left alone. Raises PrivateStatistics, and writes nothing, if the model
-    remembers private records.
+    holds private statistics.
     """
     refuse_private_statistics(run.model)
     target = Path(folder)

@@ -1,4 +1,9 @@
-"""Running statistics of BatchNorm: kept out of training, and set from what may be known."""
+"""BatchNorm's running statistics: kept out of training, and set from public or released values.
+
+A query runs its passes `without_running_statistics`. Afterwards `PublicStatistics` sets them from
+public records, or `ReleasedStatistics` from private ones with noise that the ledger charges.
+`refuse_private_statistics` guards whatever is saved.
+"""
 
 from tacit.statistics.public_statistics import PublicStatistics
 from tacit.statistics.released_statistics import ReleasedStatistics

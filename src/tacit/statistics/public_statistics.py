@@ -1,7 +1,4 @@
-"""BatchNorm's running statistics from public records.
-
-BatchNorm's running statistics from public records.
-"""
+"""BatchNorm's running statistics from public records: free of charge."""
 
 from __future__ import annotations
 
@@ -15,7 +12,12 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from tacit.pytrees import call_model
 from tacit.records import Records, as_records
-from tacit.statistics.tracking import evaluating, mark, unfrozen_norms, without_running_statistics
+from tacit.statistics.tracking import (
+    evaluating,
+    set_origin,
+    unfrozen_norms,
+    without_running_statistics,
+)
 
 
 class PublicStatistics:
@@ -71,8 +73,9 @@ class PublicStatistics:
         for norm, average in zip(norms, averages, strict=True):
             if average.count:  # a norm that the forward pass does not use has no inputs
                 self._require_finite(norm, average)
-                set_statistics(norm, average.mean, average.variance, average.count)
-                mark(norm, f"from the public records {self.public.name!r}")
+                mean_C, variance_C = average.sums / average.count
+                set_statistics(norm, mean_C, variance_C, average.count)
+                set_origin(norm, f"from the public records {self.public.name!r}")
 
     def _require_finite(self, norm: nn.Module, average: _Average) -> None:
         if not average.sums.isfinite().all():
@@ -97,17 +100,8 @@ class _Average:
     sums: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     def add(self, mean_C: Tensor, variance_C: Tensor) -> None:
-        found = torch.stack((mean_C, variance_C))
-        self.sums = found if self.count == 0 else self.sums + found
+        self.sums = self.sums.to(mean_C) + torch.stack((mean_C, variance_C))
         self.count += 1
-
-    @property
-    def mean(self) -> Tensor:
-        return self.sums[0] / self.count
-
-    @property
-    def variance(self) -> Tensor:
-        return self.sums[1] / self.count
 
 
 def _watch(average: _Average) -> Callable[..., None]:

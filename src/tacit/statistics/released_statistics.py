@@ -1,9 +1,4 @@
-"""BatchNorm's running statistics from private records, released with noise that is charged.
-
-One record's first and second moments at a BatchNorm, clipped: the sum that is released.
-
-BatchNorm's running statistics from private records, released with noise that is charged.
-"""
+"""BatchNorm's running statistics from private records, released with noise that is charged."""
 
 from __future__ import annotations
 
@@ -24,7 +19,12 @@ from tacit.pytrees import Tree, call_model, map_tensors, num_rows, take_rows
 from tacit.randomness import Randomness
 from tacit.records import Records, as_records
 from tacit.statistics.public_statistics import input_of, set_statistics
-from tacit.statistics.tracking import evaluating, mark, unfrozen_norms, without_running_statistics
+from tacit.statistics.tracking import (
+    evaluating,
+    set_origin,
+    unfrozen_norms,
+    without_running_statistics,
+)
 
 if TYPE_CHECKING:
     from tacit.ledger import Ledger
@@ -163,7 +163,7 @@ class ReleasedStatistics:
         mean_C, second_C = ((total + std * noise.to(total)) / self.divisor).chunk(2)
         variance_C = (1 + second_C - mean_C.square()).clamp(min=std / self.divisor)
         set_statistics(norm, self.scale * mean_C, self.scale**2 * variance_C, 1)
-        mark(norm, f"released with noise of multiplier {self.noise_multiplier:g}")
+        set_origin(norm, f"released with noise of multiplier {self.noise_multiplier:g}")
 
     def noise_std(self, channels: int, num_norms: int, relation: Relation) -> float:
         """z·√L·Δ_l, the standard deviation of the noise in each number of T_l."""

@@ -1,10 +1,8 @@
-"""BatchNorm's running statistics: whose they are, and networks without them.
+"""Running statistics in a model: training without them, and refusing to save private ones.
 
-Whose running statistics a module holds, and a refusal to let private ones out.
-
-BatchNorm that normalises by the batch's own statistics and remembers nothing.
-
-Training and evaluation modes of every module, put back as they were.
+`without_running_statistics` keeps BatchNorm from writing them during training, and
+`refuse_private_statistics` stops those of private records from being saved. Both modes of a model,
+evaluation and training, can be set here without unfreezing a frozen norm.
 """
 
 from __future__ import annotations
@@ -23,24 +21,24 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from tacit.errors import PrivateStatistics, UnsupportedModule
 
 _INITIAL = {"running_mean": 0, "running_var": 1, "num_batches_tracked": 0}
-_MARK = "_origin_of_statistics"
+_ORIGIN = "_origin_of_statistics"
 
 
 def refuse_private_statistics(model: nn.Module) -> None:
     """Raise PrivateStatistics if a module holds running statistics that may be private.
 
-    May be let out: the initial values (mean 0, variance 1, no batches), what `PublicStatistics`
-    or `ReleasedStatistics` set, and what `declare_public` was told of. Each is known by a
+    May be saved: the initial values (mean 0, variance 1, no batches), what `PublicStatistics`
+    or `ReleasedStatistics` set, and what was declared with `declare_public`. Each is known by a
     fingerprint of the values, so one forward pass that changes them makes them private again.
     Any module counts that has a buffer of one of the names running_mean, running_var and
     num_batches_tracked, whatever its class.
     """
     for name, module in model.named_modules():
-        if not _statistics(module) or _untouched(module) or origin_of(module) is not None:
+        if not _statistics(module) or _initial(module) or origin_of(module) is not None:
             continue
         kind = type(module).__name__
         where = f"module {name!r} ({kind})" if name else f"the model itself ({kind})"
-        had = getattr(module, _MARK, None)
+        had = getattr(module, _ORIGIN, None)
         changed = f"; they were {had[0]}, and have changed since" if had else ""
         raise PrivateStatistics(
             f"{where} holds running statistics of records that nobody declared public, and to "
@@ -60,17 +58,17 @@ def declare_public(model: nn.Module) -> None:
     """
     for module in model.modules():
         if _statistics(module):
-            mark(module, "declared public")
+            set_origin(module, "declared public")
 
 
-def mark(module: nn.Module, origin: str) -> None:
-    """Note where the statistics that the module holds now come from."""
-    setattr(module, _MARK, (origin, _fingerprint(module)))
+def set_origin(module: nn.Module, origin: str) -> None:
+    """Record where the module's current statistics come from."""
+    setattr(module, _ORIGIN, (origin, _fingerprint(module)))
 
 
 def origin_of(module: nn.Module) -> str | None:
-    """Where its statistics come from; None if nobody said, or they have changed since."""
-    origin, fingerprint = getattr(module, _MARK, (None, ""))
+    """Where its statistics come from; None if that is unknown, or they have changed since."""
+    origin, fingerprint = getattr(module, _ORIGIN, (None, ""))
     return origin if origin is not None and fingerprint == _fingerprint(module) else None
 
 
@@ -78,7 +76,7 @@ def _statistics(module: nn.Module) -> dict[str, Tensor]:
     return {n: b for n, b in module.named_buffers(recurse=False) if n in _INITIAL}
 
 
-def _untouched(module: nn.Module) -> bool:
+def _initial(module: nn.Module) -> bool:
     held = _statistics(module).items()
     return all(_shapeless(b) or bool((b == _INITIAL[n]).all()) for n, b in held)
 
@@ -114,7 +112,7 @@ def without_running_statistics(model: nn.Module) -> Iterator[None]:
     place: `track_running_stats` is off, so that PyTorch is handed no buffers to write to.
     InstanceNorm writes to its buffers whatever that switch says, so its call is made without them.
 
-    Evaluation mode is as ever: frozen statistics are used and stay. Nothing is copied, nothing is
+    Evaluation mode is unchanged: frozen statistics are used and kept. Nothing is copied, nothing is
     read back from a GPU, and modules are as they were when it ends, also by an exception; within
     it `functional_call`, `vmap` and the capture of CUDA graphs work. The capture of a graph must
     be within it, its replays need not.
@@ -125,7 +123,7 @@ def without_running_statistics(model: nn.Module) -> Iterator[None]:
     batch_norms: list[_BatchNorm] = []
     instance_norms: list[_InstanceNorm] = []
     for name, module in model.named_modules():
-        if not remembers(module):
+        if not tracks_statistics(module):
             continue
         _require_known(name, module)
         if isinstance(module, _BatchNorm) and module.track_running_stats:
@@ -145,7 +143,7 @@ def without_running_statistics(model: nn.Module) -> Iterator[None]:
             vars(instance_norm).pop(_APPLY, None)
 
 
-def remembers(module: nn.Module) -> bool:
+def tracks_statistics(module: nn.Module) -> bool:
     """Whether the module is a BatchNorm or an InstanceNorm with running statistics."""
     return isinstance(module, _BatchNorm | _InstanceNorm) and module.running_mean is not None
 
@@ -153,12 +151,12 @@ def remembers(module: nn.Module) -> bool:
 def unfrozen_norms(model: nn.Module) -> dict[str, nn.Module]:
     """The modules, by name, whose running statistics training would change.
 
-    All that remember, but those kept in evaluation mode while the model itself is in training.
+    Not those kept in evaluation mode while the model itself is in training.
     """
     return {
         name: module
         for name, module in model.named_modules()
-        if remembers(module) and (module.training or not model.training)
+        if tracks_statistics(module) and (module.training or not model.training)
     }
 
 
@@ -183,7 +181,7 @@ def _require_known(name: str, module: nn.Module) -> None:
         known = (kind.forward, kind._apply_instance_norm) == own  # type: ignore[attr-defined]
     if not known or "forward" in vars(module):
         raise UnsupportedModule(
-            f"{where} ({kind.__name__}) has a forward pass of its own, and what it remembers of "
+            f"{where} ({kind.__name__}) has a forward pass of its own, and what it stores of "
             "the records is not known; use PyTorch's BatchNorm, or make_trainable(model)"
         )
 
@@ -206,8 +204,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def train_unfrozen(model: nn.Module) -> None:
-    """The model in training mode, less the norms that are frozen in a model that trains."""
-    frozen = [m for m in model.modules() if model.training and remembers(m) and not m.training]
+    """Set training mode, except for norms that are frozen in a model that trains."""
+    frozen = [
+        m for m in model.modules() if model.training and tracks_statistics(m) and not m.training
+    ]
     model.train()
     for module in frozen:
         module.eval()

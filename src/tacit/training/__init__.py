@@ -1,4 +1,8 @@
-"""The loop, and what hangs onto it."""
+"""The training loop and what goes with it: evaluation, callbacks and the finished run.
+
+`Trainer` runs the pipe: sampler, query, mechanism, ledger, optimizer. `Run` is what it returns.
+Whoever writes their own loop needs `tacit.Mechanism` and `tacit.Ledger` and nothing from here.
+"""
 
 from tacit.training.callbacks import (
     Callback,

@@ -1,12 +1,6 @@
-"""What can be hung onto a run: callbacks, the progress bar, averages and masks of weights.
+"""What can be attached to a run: callbacks, a progress bar, an average and a mask of the weights.
 
-What can be hung onto a run.
-
-A live progress bar: steps, held-out metrics, ε spent so far.
-
-An exponential moving average of the weights: post-processing, so it is free.
-
-Entries of the weights that hover within the noise are fixed, and no longer trained.
+All of it works on released weights and gradients, so it is post-processing and costs no privacy.
 """
 
 from __future__ import annotations
@@ -58,7 +52,13 @@ class Evaluation:
 
 
 class Callback:
-    """Does nothing; a user's own overrides what it needs."""
+    """Called during a run. Override the methods that are needed; all do nothing by default.
+
+    class StopWhenGood(Callback):
+        def on_evaluation(self, trainer, evaluation):
+            if evaluation.accuracy > 0.9:
+                trainer.stop()
+    """
 
     def on_begin(self, trainer: Trainer) -> None: ...
 
@@ -72,10 +72,10 @@ class Callback:
 
 
 class ProgressBar(Callback):
-    """Draws on standard error; off a terminal it prints a plain line an evaluation.
+    """Draws on standard error. Without a terminal it prints one line per evaluation.
 
     The loss shown is of held-out records: the loss of a private batch is private too, and
-    showing it would be a release that nobody paid for.
+    to show it would be a release without a charge.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,8 @@ class ProgressBar(Callback):
 class MovingAverage:
     """w̄ ← d·w̄ + (1 − d)·w after each step, d = min(decay, (1 + t)/(10 + t)) at step t.
 
-    w̄ begins as the weights after step 1, and the early cap lets it forget them  [De 2022, App. C].
+    w̄ begins as the weights after step 1; the early cap makes their share vanish
+    [De 2022, App. C].
     """
 
     def __init__(self, decay: float = 0.99) -> None:
@@ -134,7 +135,7 @@ class MovingAverage:
         self._average: dict[str, Tensor] = {}
 
     def begin(self) -> None:
-        """Forget what was averaged: a run's average is of its own weights alone."""
+        """Start a new average: a run averages its own weights alone."""
         self._steps, self._average = 0, {}
 
     @torch.no_grad()
@@ -149,7 +150,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def swap(self, model: nn.Module) -> None:
-        """Exchange the model's weights and the average; twice is nothing."""
+        """Exchange the model's weights and the average. A second call undoes the first."""
         if not self._average:
             return
         for name, parameter in model.named_parameters():
@@ -159,7 +160,7 @@ class MovingAverage:
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """The average in the model for a while; its own weights return, whatever ends it."""
+        """The average is in the model inside the context; afterwards its own weights return."""
         self.swap(model)
         try:
             yield
@@ -187,7 +188,7 @@ class Sparsification(Callback):
         if not 0 < tolerance < math.inf:
             raise ValueError(f"tolerance is {tolerance}; give a number above 0")
         self.window, self.tolerance = window, tolerance
-        self._forget()
+        self._reset()
 
     def active(self, model: nn.Module) -> Mapping[str, Tensor]:
         """The mask of each parameter that has frozen entries."""
@@ -200,7 +201,7 @@ class Sparsification(Callback):
         return sum(int((~mask).sum()) for mask in self._masks.values()) / max(sizes, 1)
 
     def on_begin(self, trainer: Trainer) -> None:
-        self._forget()
+        self._reset()
         for name, p in trainable(trainer.model).items():
             self._masks[name] = torch.ones_like(p, dtype=torch.bool, requires_grad=False)
             self._fixed[name] = torch.zeros_like(p, requires_grad=False)
@@ -241,7 +242,7 @@ class Sparsification(Callback):
             self._weights[name] = torch.zeros_like(p, requires_grad=False)
             self._variance[name] = 0.0
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._steps = 0
         self._masks: dict[str, Tensor] = {}
         self._fixed: dict[str, Tensor] = {}

@@ -1,7 +1,4 @@
-"""Metrics of held-out records: those of the task that the loss declares, and no others.
-
-Metrics of held-out records: those of the task that the loss declares, and no others.
-"""
+"""Metrics of held-out records, by the task that the loss declares."""
 
 from __future__ import annotations
 

@@ -1,14 +1,8 @@
-"""What must be true of records, optimizer and statistics before a run begins.
+"""What must hold before a run begins, and what is noted on the run where it does not.
 
-Row numbers in the place of record ids: what ε is for then.
-
-What the optimizer steps must be what the model trains.
-
-Records to evaluate on must be held out: what is read off them goes out without noise.
-
-Which ledgers the weights of a model have been charged to, in this process.
-
-Whether a run needs to be told where BatchNorm's statistics come from.
+Checks of the optimizer, of BatchNorm's statistics and of record ids; which runs have trained a
+model's weights in this process; and the small objects that say what to evaluate on (`HeldOut`,
+`Unprotected`) and what to charge (`LedgerRun`).
 """
 
 from __future__ import annotations
@@ -43,7 +37,7 @@ ROW_NUMBERS = (
 )
 
 
-def by_row_number(sampler: Sampler, relation: Relation) -> bool:
+def sets_by_row_number(sampler: Sampler, relation: Relation) -> bool:
     """Whether a row fewer would put all later ones into other mini-sets."""
     by_id = isinstance(sampler.scheme, MiniSets)
     return by_id and sampler.records.row_numbered and relation is Relation.ADD_OR_REMOVE_ONE
@@ -72,11 +66,11 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> str |
     )
 
 
-NOT_COVERED = (
+UNPROTECTED_METRICS = (
     "evaluated on Unprotected records: epsilon does not cover the metrics that were read off them"
 )
 
-SHOWN = (
+TRAINING_METRICS = (
     "metrics are of records most of which equal training records: epsilon does not cover what "
     "those show; look at records that were held out"
 )
@@ -106,11 +100,11 @@ class Unprotected(HeldOut):
     """
 
 
-TRAINED_BEFORE = (
+TRAINED_OUTSIDE_LEDGER = (
     "these weights were trained before, by a run that this epsilon does not count; where the "
     "records are the same, give both runs one ledger"
 )
-TRAINED_HERE = (
+TRAINED_BY_OTHER_RUN = (
     "these weights were trained before, by another run of this ledger: epsilon is this run's "
     "alone, and the ledger's statement counts both"
 )
@@ -145,18 +139,18 @@ def ledger_key(given: Ledger | str | os.PathLike[str] | None) -> Hashable:
     return weakref.ref(given) if isinstance(given, Ledger) else object()
 
 
-def remember_run(model: nn.Module, key: Hashable, run: int) -> None:
+def record_run(model: nn.Module, key: Hashable, run: int) -> None:
     """Note that the model's weights are trained by this run of this ledger."""
     for module in _with_weights(model):
         _LEDGERS.setdefault(module, set()).add((key, run))
 
 
-def trained_elsewhere(model: nn.Module, key: Hashable) -> bool:
+def trained_outside_ledger(model: nn.Module, key: Hashable) -> bool:
     """Whether some of the model's weights were trained on another ledger. Copies are not known."""
     return any(known != key for known, _ in _runs_of(model))
 
 
-def trained_by_another_run(model: nn.Module, key: Hashable, run: int) -> bool:
+def trained_by_other_run(model: nn.Module, key: Hashable, run: int) -> bool:
     """Whether some of the model's weights were trained by another run of this ledger."""
     return any(known == key and other != run for known, other in _runs_of(model))
 

@@ -1,11 +1,4 @@
-"""What a run did, what it cost, and how to say so.
-
-The largest amount of memory a run held.
-
-The table that ends a run.
-
-What a run did, what it cost, and how to say so.
-"""
+"""A finished run: what it did, what it cost, and the table and facts that report it."""
 
 from __future__ import annotations
 
@@ -32,7 +25,7 @@ from tacit.queries.record_overlap import are_training_records
 from tacit.records import Records
 from tacit.training.callbacks import Evaluation
 from tacit.training.evaluation import Metrics, evaluate, metric_rows
-from tacit.training.preconditions import SHOWN
+from tacit.training.preconditions import TRAINING_METRICS
 
 
 class PeakMemory:
@@ -109,17 +102,17 @@ def summary_text(facts: dict[str, Any], width: int = 100) -> str:
 SEEDED = (
     "seeded: not private against whoever knows the seed, or sees another run that was drawn from it"
 )
-BEYOND = (
+OVER_BUDGET = (
     "charged for more steps than this budget allows, when it had a larger one: epsilon counts all "
     "of them"
 )
-EARLY = (
+ENDED_EARLY = (
     "ended before its plan did: epsilon is that of the whole plan, since when to stop may have "
     "been chosen by looking"
 )
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A finished run. `epsilon` is the guarantee, by PLD, for the budget's δ and relation."""
 
@@ -137,6 +130,12 @@ class Run:
     history: list[Evaluation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"Run({type(self.model).__name__}, steps={self.steps} of {self.plan.steps}, "
+            f"epsilon={self.epsilon:.4g} at delta={self.budget.delta:g}, stopped={self.stopped!r})"
+        )
 
     def trained_on(self, *private: Records) -> Run:
         """Know these records again in a report, for as long as somebody else keeps them.
@@ -202,7 +201,7 @@ class Run:
         kept = (known() for known in getattr(self, "_records", ()))
         if test is None or not any(are_training_records(test, one) for one in kept if one):
             return None
-        return SHOWN
+        return TRAINING_METRICS
 
     def summary(self, test: Records | None = None) -> str:
         """The table that ends a run, as text."""

@@ -10,7 +10,6 @@ from collections.abc import Hashable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
-import dp_accounting as dpa
 import torch
 from torch import nn
 
@@ -34,23 +33,23 @@ from tacit.statistics.tracking import train_unfrozen
 from tacit.training.callbacks import Callback, Evaluation, MovingAverage, ProgressBar
 from tacit.training.evaluation import evaluate
 from tacit.training.preconditions import (
-    NOT_COVERED,
     ROW_NUMBERS,
-    TRAINED_BEFORE,
-    TRAINED_HERE,
+    TRAINED_BY_OTHER_RUN,
+    TRAINED_OUTSIDE_LEDGER,
+    UNPROTECTED_METRICS,
     HeldOut,
     LedgerRun,
     Statistics,
     Unprotected,
-    by_row_number,
     check_optimizer,
     check_statistics,
     ledger_key,
-    remember_run,
-    trained_by_another_run,
-    trained_elsewhere,
+    record_run,
+    sets_by_row_number,
+    trained_by_other_run,
+    trained_outside_ledger,
 )
-from tacit.training.run import BEYOND, EARLY, SEEDED, PeakMemory, Run
+from tacit.training.run import ENDED_EARLY, OVER_BUDGET, SEEDED, PeakMemory, Run
 
 
 class Trainer:
@@ -104,6 +103,10 @@ class Trainer:
         self.sampler, self.optimizer, self.budget = sampler, optimizer, budget
         self.scheduler = scheduler
         self.moving_average = moving_average
+        first = next(iter(model.parameters()), None)
+        if first is None:
+            raise ValueError("the model has no parameters to train")
+        self._device = first.device
         check_statistics(model, statistics, sampler.records, query)
         self.statistics = statistics
         self.evaluate_every = (held_out and held_out.every) or max(1, sampler.steps // 20)
@@ -114,7 +117,7 @@ class Trainer:
             sampler.reseed(seed)
         self.notes = [*sampler.records.notes]
         self.evaluate_on = evaluate_on
-        if by_row_number(sampler, budget.relation):
+        if sets_by_row_number(sampler, budget.relation):
             self.notes.append(ROW_NUMBERS)
         left_out = check_optimizer(model, optimizer)
         if left_out is not None:
@@ -127,12 +130,14 @@ class Trainer:
                 statistics.seed = seed
         self.config: dict[str, Any] = {}
         self._given_records = weakref.ref(sampler.records)
-        self._move()
+        sampler.to(self._device)
         self.ledger = charged.ledger
         self.mechanism = Mechanism(
             query,
             sampler,
-            self._calibrated(prelude) if noise.multiplier is None else noise.multiplier,
+            calibrate(budget, sampler, unit=query.unit, prelude=prelude)
+            if noise.multiplier is None
+            else noise.multiplier,
             relation=budget.relation,
             allocation=noise.allocation,
             prelude=prelude,
@@ -143,14 +148,26 @@ class Trainer:
         self._events_before = 0
         self._epsilon = math.inf
 
+    def __repr__(self) -> str:
+        return (
+            f"Trainer({type(self.model).__name__}, {self.query!r}, {self.plan.scheme}, "
+            f"steps={self.plan.steps}, noise_multiplier={self.plan.noise_multiplier:.4g}, "
+            f"{self.budget})"
+        )
+
     @property
     def evaluate_on(self) -> Records | None:
-        """Held-out records; set to training records, they are refused."""
+        """Held-out records. Training records are refused."""
         return self._evaluate_on
 
     @evaluate_on.setter
     def evaluate_on(self, given: Records | HeldOut | None) -> None:
-        self._evaluate_on = self._held_out(given)
+        records = given.records if isinstance(given, HeldOut) else given
+        if isinstance(given, Unprotected):
+            self.notes.append(UNPROTECTED_METRICS)
+        elif records is not None:
+            require_held_out(records, self.sampler.records)
+        self._evaluate_on = None if records is None else records.to(self._device)
 
     @property
     def plan(self) -> Plan:
@@ -163,8 +180,8 @@ class Trainer:
     def fit(self) -> Run:
         """Run the loop and return what happened. It ends normally when the budget does.
 
-        On a ledger, `fit` may be called again: it charges another run, or goes on with the one of
-        that `run_name`. Without one a second call is refused: its ε would not count the first.
+        On a ledger, `fit` may be called again: it charges another run, or resumes the one
+        of that name. Without a ledger a second call is refused: its ε would not count the first.
         """
         given = self.ledger
         if given is None and self._charged_to is not None:
@@ -173,11 +190,11 @@ class Trainer:
                 "run alone; make a new model and a new Trainer, or give Trainer(ledger=...) so "
                 "that one ledger counts both runs"
             )
-        budget = self.budget  # the same at the end, whatever a callback makes of it
+        budget = self.budget  # a callback may assign another
         if self.moving_average is not None:
             self.moving_average.begin()
         self._ledger_key = ledger_key(given)
-        elsewhere = trained_elsewhere(self.model, self._ledger_key)
+        outside = trained_outside_ledger(self.model, self._ledger_key)
         train_unfrozen(self.model)
         ledger = given if isinstance(given, Ledger) else Ledger(given, budget)
         memory = PeakMemory(self._device)
@@ -196,7 +213,7 @@ class Trainer:
                 # A seed that comes again on a ledger must not draw its batches again: the same
                 # batch twice is not two samples.
                 self.sampler.reseed(self.sampler.seed, ledger.identity, *self._attempt)
-            again = trained_by_another_run(self.model, self._ledger_key, self._attempt[0])
+            again = trained_by_other_run(self.model, self._ledger_key, self._attempt[0])
             if isinstance(self.statistics, ReleasedStatistics):
                 self.statistics.check(self.model, ledger)  # before any step is spent
             steps, stopped = self._loop(ledger, history)
@@ -214,20 +231,20 @@ class Trainer:
             if isinstance(self.mechanism.query, Recording):
                 self.mechanism.query.forget()
             self._stop_asked = False
-        # Short of its plan, a run answers for all of it: what ended it may have looked.
-        # Beyond its budget, for all that it was charged under a larger one.
+        # A run that ended early counts its whole plan: what ended it may have looked at results.
+        # A run over its budget counts every step that it was charged under a larger one.
         if max(charged, planned) != counted:
             counted = max(charged, planned)
             self._epsilon = self.plan.epsilon_of_count(counted, budget.delta)
         run = self._finished(steps, counted, stopped, history, budget)
         if charged < planned:
-            run.notes.append(EARLY)
+            run.notes.append(ENDED_EARLY)
         if charged > limit:
-            run.notes.append(BEYOND)
-        if elsewhere:
-            run.notes.append(TRAINED_BEFORE)
+            run.notes.append(OVER_BUDGET)
+        if outside:
+            run.notes.append(TRAINED_OUTSIDE_LEDGER)
         if again:
-            run.notes.append(TRAINED_HERE)
+            run.notes.append(TRAINED_BY_OTHER_RUN)
         run.seconds = time.perf_counter() - started
         run.peak_memory_bytes = memory.read()
         for callback in self.callbacks:
@@ -240,15 +257,15 @@ class Trainer:
             for batch in self.sampler:
                 if isinstance(self.loss, Scheduled):
                     self.loss.at(self.plan.scheme.epochs(steps))
-                private = self.mechanism.privatise(self.model, self.loss, batch)
+                pending = self.mechanism.privatise(self.model, self.loss, batch)
                 if ledger.attempt() != self._attempt:
                     raise PlanChanged(
-                        "another run was begun on this ledger while this one went on; give each "
-                        "the ledger's path, or open its file again"
+                        "another run was begun on this ledger during this one; give each run the "
+                        "ledger's path, or open its file again"
                     )
-                self._remember()
+                self._record_run()
                 try:
-                    ledger.release(private, into=self.model)
+                    ledger.release(pending, into=self.model)
                 except BudgetExceeded:
                     return steps, "budget"
                 self.optimizer.step()
@@ -283,14 +300,14 @@ class Trainer:
         if isinstance(self.statistics, PublicStatistics):
             self.statistics.apply(self.model)
         elif isinstance(self.statistics, ReleasedStatistics):
-            self._remember()
+            self._record_run()
             self.statistics.apply(self.model, ledger)
             if self.evaluate_on is not None:
                 self._evaluate(self.evaluate_on, steps, history)
 
     def _evaluate(self, records: Records, step: int, history: list[Evaluation]) -> None:
         metrics = evaluate(self.model, records, self.loss)
-        if metrics.loss is None:  # there was no record to evaluate on
+        if metrics.loss is None:  # no records
             return
         events = self._events_before + self.plan.scheme.num_events(step)
         spent = self.plan.epsilon_of_count(events, self.budget.delta, COARSE)
@@ -327,35 +344,15 @@ class Trainer:
             config=self.config,
         ).trained_on(*self._private_records())
 
-    def _remember(self) -> None:
-        """Before anything is released: what is cut off on the way may have been seen."""
+    def _record_run(self) -> None:
+        """Record the run before anything is released: an interrupted step may have been seen."""
         charged_to = (self._ledger_key, self._attempt[0])
         if self._charged_to != charged_to:
-            remember_run(self.model, *charged_to)
+            record_run(self.model, *charged_to)
         self._charged_to = charged_to
 
-    def _held_out(self, given: Records | HeldOut | None) -> Records | None:
-        records = given.records if isinstance(given, HeldOut) else given
-        if isinstance(given, Unprotected):
-            self.notes.append(NOT_COVERED)
-        elif records is not None:
-            require_held_out(records, self.sampler.records)
-        return records
-
     def _private_records(self) -> list[Records]:
-        """As they were given, where somebody still has them, and as they were trained on."""
+        """As they were given, if they still exist, and as they were trained on."""
         given = self._given_records()
         moved = self.sampler.records
         return [moved] if given is None or given is moved else [given, moved]
-
-    def _calibrated(self, prelude: tuple[dpa.DpEvent, ...]) -> float:
-        return calibrate(self.budget, self.sampler, unit=self.query.unit, prelude=prelude)
-
-    def _move(self) -> None:
-        first = next(iter(self.model.parameters()), None)
-        if first is None:
-            raise ValueError("the model has no parameters to train")
-        self._device = first.device
-        self.sampler.to(self._device)
-        if self._evaluate_on is not None:
-            self._evaluate_on = self._evaluate_on.to(self._device)
