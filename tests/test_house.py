@@ -48,10 +48,7 @@ ROOMS = [
     "cli",
 ]
 # To be renamed.
-STILL_SHARED = {
-    *("noise", "scaling"),
-    "Plan",
-}
+STILL_SHARED = {"Plan"}
 
 
 @cache

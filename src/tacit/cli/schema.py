@@ -141,7 +141,7 @@ def options_of(settings: type) -> dict[str, Option]:
                 name=each.name,
                 section=part.name,
                 kind=str if choices else get_origin(hint) or hint,
-                choices=choices,
+                choices=choices or declared.choices,
                 goes_with=(*part.metadata["goes_with"], *declared.goes_with),
             )
     return found
