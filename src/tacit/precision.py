@@ -1,14 +1,12 @@
-"""Which digits arithmetic keeps: norms and sums are taken in float32 or wider.
+"""The precision of float32 arithmetic: how PyTorch may round it, and how to forbid that.
 
-Which float32 products PyTorch may compute with fewer digits, and how to forbid it for a while.
+Norms and sums are taken in at least float32, whatever precision the model runs in (`wide`).
 
-PyTorch has two interfaces: the older `torch.backends.cuda.matmul.allow_tf32`,
-`torch.backends.cudnn.allow_tf32` and `torch.set_float32_matmul_precision`, and the newer
-`fp32_precision`. Reading the older one raises once the newer one was used. The newer one can always
-be read, and shows what was set through either (torch 2.9 and later), so it alone is used here.
-
-Its settings form a tree. An operation without a value of its own takes its backend's, and a backend
-without one takes the general value:
+PyTorch may compute float32 products with fewer digits. Of its two interfaces for that, the older
+one (`allow_tf32`, `set_float32_matmul_precision`) raises on reading once the newer one was used.
+The newer one, `fp32_precision`, can always be read and shows what was set through either (torch 2.9
+and later), so it alone is used here. Its settings form a tree, in which an operation without a
+value of its own takes its backend's, and a backend without one the general value:
 
   torch.backends.fp32_precision
     torch.backends.cudnn.fp32_precision      (all of CUDA, not cuDNN alone)
@@ -17,11 +15,9 @@ without one takes the general value:
       torch.backends.cudnn.rnn.fp32_precision
     torch.backends.mkldnn.{matmul,conv,rnn}.fp32_precision      (CPU: "bf16" is possible)
 
-So reading an operation does not tell whether the value is its own. Writing an inherited value back
-would make it the operation's own, and a later change of the general value would not reach it. The
-context managers below write only what they can put back.
-
-Norms and sums are taken in at least float32, whatever precision the model runs in.
+Reading an operation does not tell whether its value is inherited, and writing an inherited value
+back would detach the operation from the general one. The context managers below therefore write
+only what they can put back.
 """
 
 from __future__ import annotations
@@ -55,16 +51,16 @@ def rounds_factors_on_cpu() -> bool:
 
 
 def float32_settings() -> Hashable:
-    """All settings that decide how float32 products are computed: part of a recording's key."""
+    """All settings that decide how float32 products are computed, for a recording's key."""
     return tuple(node.fp32_precision for node in _below_general())
 
 
 @contextmanager
 def ieee_float32() -> Iterator[None]:
-    """Every float32 product with all its digits; the settings are as before afterwards.
+    """Compute every float32 product with all its digits; restore the settings at the end.
 
-    First the general value becomes "ieee", which all that have no value of their own follow. What
-    does not follow has one, and it is what can be read: it is set, and put back in the end.
+    The general value becomes "ieee", and all operations without a value of their own follow. One
+    that does not follow has its own value, which can be read, set and put back.
     """
     general: Any = torch.backends
     before = general.fp32_precision
@@ -102,12 +98,12 @@ def _below_general() -> list[Any]:
 
 @cache
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Norms are taken, and records scaled, in at least float32."""
+    """The type in which norms are taken and records scaled: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """The tensor in at least float32, which is exact; integers (tokens) stay what they are."""
+    """The tensor in at least float32, which is exact; integers are unchanged."""
     if tensor.dtype in (torch.float32, torch.float64) or not tensor.is_floating_point():
         return tensor
     return tensor.to(wide_dtype(tensor.dtype))
@@ -123,7 +119,7 @@ def wide_together(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def no_autocast(device: torch.device) -> torch.autocast:
-    """Switch off the caller's autocast, which is for the model and not for its norms and sums."""
+    """Switch off the caller's autocast, which is meant for the model and not for norms and sums."""
     return torch.autocast(device.type, enabled=False)
 
 
@@ -131,9 +127,8 @@ def no_autocast(device: torch.device) -> torch.autocast:
 def full_precision(device: torch.device) -> Iterator[None]:
     """No autocast, and on a CPU no float32 products with bfloat16 factors (oneDNN).
 
-    TensorFloat-32 on CUDA stays as the user has set it: the norms allow for it. They do not allow
-    for bfloat16 factors, so per-record gradients must be computed inside this context, and a
-    compiled step must be run inside it.
+    TensorFloat-32 on CUDA stays as the user has set it, as the norms allow for it. They do not
+    allow for bfloat16 factors, so per-record gradients and compiled steps run inside this context.
     """
     cut = device.type == "cpu" and rounds_factors_on_cpu()
     with no_autocast(device), ieee_float32() if cut else nullcontext():
@@ -154,9 +149,9 @@ def convolution_uses_tf32(tensor: Tensor) -> bool:
 def in_wide_precision(model: nn.Module, device: torch.device) -> Iterator[dict[int, Tensor]]:
     """Run the model in float32 or wider: no autocast, and wide copies of narrow weights.
 
-    While it lasts, every bfloat16 or float16 parameter and buffer of the model has its float32 copy
-    in its place, the same copy wherever a tensor is shared. Widening is exact. Yields the copies,
-    by the id of the tensor whose place they take.
+    Inside, every bfloat16 or float16 parameter and buffer of the model is replaced by a float32
+    copy, the same copy wherever a tensor is shared. Widening is exact. Yields the copies, by the id
+    of the tensor that they replace.
     """
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     copies = {

@@ -168,7 +168,7 @@ def test_a_recording_that_has_become_stale_is_dropped_with_a_warning():
     query = PerSampleClip(1e9, engine=engine)
     take_steps(query, model, 7)
     model.schedule["scale"] = 3.0
-    with pytest.warns(UserWarning, match="no longer gives what the model gives"):
+    with pytest.warns(UserWarning, match="differs from the model's own step"):
         take_steps(query, model, 20)
     assert not recordings(engine)
     plain = PerSampleClip(1e9, engine=BookKeeping())

@@ -79,9 +79,9 @@ class Automatic(BookKeeping):
 
 @dataclass
 class ClippingStep:
-    """`work`, which clips what records or mini-sets propose, as a step that can be recorded.
+    """A step that can be recorded: `work` as a function of records, mask, constants and weights.
 
-    It becomes a function of records, mask, constants and weights.
+    `work` clips and sums the gradients of records or mini-sets.
     """
 
     task: ClipTask
@@ -111,7 +111,7 @@ class ClippingStep:
         return asked, task.rule, task.views, task.counted, task.factors is None, masks
 
     def batch(self, mask: Tensor | None) -> list[Tensor]:
-        """Everything that changes from step to step: a Python number would be recorded for good."""
+        """Everything that changes from step to step. A Python number would become a constant."""
         leaves = tensors_of((self.inputs, self.targets))
         device = leaves[0].device
         rows = len(leaves[0]) // self.task.views
@@ -144,12 +144,12 @@ class ClippingStep:
 
 
 def rows_for(piece: Batch, views: int = 1) -> int:
-    """The least of a few sizes that is not below the piece's, in rows of whole records.
+    """The smallest of a few sizes that holds the piece, in rows of whole records.
 
-    Every size is planned, and compiled, once. A batch of about the expected size B gets one of
-    three: B, B + 1.5·√B or B + 4·√B. A Poisson batch needs them in 50, 43 and 7% of all steps, so
-    rows beyond B are 6% of it at B = 256 and 3% at 1,024. Where a batch is cut, the last piece has
-    one of eight sizes; other batches have sixteen per octave.
+    Every size is planned and compiled once. A batch of about the expected size B gets one of three:
+    B, B + 1.5·√B or B + 4·√B. A Poisson batch needs them in 50, 43 and 7% of all steps, so padding
+    is 6% of B at B = 256 and 3% at 1,024. Where a batch is cut, the last piece has one of eight
+    sizes; other batches have sixteen per octave.
     """
     records, expected, most = math.ceil(len(piece) / views), piece.divisor, piece.max_physical
     if most is not None and len(piece) <= most < expected * views:
@@ -165,7 +165,7 @@ def rows_for(piece: Batch, views: int = 1) -> int:
 
 
 def padded(piece: Batch, rows: int) -> Batch:
-    """The same records, and the dataset's first record in further rows, which are masked out."""
+    """The same records, padded with the dataset's first record in rows that are masked out."""
     missing = rows - len(piece)
     if missing == 0:
         return piece

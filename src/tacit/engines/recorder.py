@@ -1,16 +1,16 @@
-"""One recorder for every route: a private step that is asked for once and replayed.
+"""One recorder for every route: it runs private steps, and captures or compiles those that repeat.
 
-A step is hundreds of small operators, and a GPU finishes each sooner than Python asks for the next.
-So the whole step, clipping included, becomes one graph, in up to two stages:
+A step is hundreds of small operators, and a GPU finishes each before Python asks for the next. So
+the whole step, clipping included, becomes one graph, in up to two stages:
 
-1. *Captured*, on a GPU: the kernels of an eager step as one CUDA graph. That takes about a second.
-2. *Compiled*: the step is traced by `make_fx` into one graph of operators and compiled by Inductor,
-   which fuses them; on a GPU the result is captured in turn. That takes 3 to 60 seconds, so it is
-   done once the steps have taken as long as compiling will, or at once if a run has announced
-   enough of them. Renting before buying costs at most twice the best choice made in hindsight.
+1. *Captured*, on a GPU: the kernels of an eager step as one CUDA graph. This takes about a second.
+2. *Compiled*: `make_fx` traces the step into one graph of operators, and Inductor fuses them; on a
+   GPU the result is captured in turn. This takes 3 to 60 seconds, so it happens once the steps have
+   taken as long as compiling will, or at once if the run has announced enough steps. That costs at
+   most twice the best choice made in hindsight.
 
 A recording repeats operators, not Python. It is private if everything that may change is read anew:
-records, mask, clipping constants, weights and buffers are its inputs; lengths or labels read by
+records, mask, clipping constants, weights and buffers are its inputs. Lengths or labels read by
 Python would be constants of the graph, and the certificate refuses models that read any. Settings
 of the model are part of the key. What neither sees (a counter, a draw of Python's own) is found by
 comparing the recording with an eager step after 1, 2, 4, 8 … replays; then it is dropped.
@@ -38,48 +38,49 @@ from tacit.precision import float32_settings, full_precision, uses_tensor_float
 from tacit.torch_internals import TorchDispatchMode, compile_graph, copy_each
 
 Outputs = dict[str, Tensor]
-# How far a recording may be from the step that it was made from, as a share of the norm: by float32
-# roundings; and by TensorFloat-32, which makes some ReLUs choose the other way (6% were seen) and
-# bounds of norms a percent larger or smaller.
+Work = Callable[[Sequence[Tensor]], Outputs]
+# The largest difference between a recording and the eager step, as a share of the norm: from
+# float32 roundings, and from TensorFloat-32, which flips ReLUs (6% were seen) and moves norms by
+# a percent.
 _MOST_DIFFERENCE = 2e-2
 _MOST_COARSE_DIFFERENCE = 0.2
-_LONGEST_STEP = 5.0  # seconds; what is longer was spent on something else between two steps
+_LONGEST_STEP = 5.0  # seconds; anything longer is time between steps
 
 
 class RecordedStep(Protocol):
-    """Work that can be recorded: a function of some tensors and of a model's weights."""
+    """A step that can be recorded: a function of some tensors and of a model's weights."""
 
     @property
     def key(self) -> Hashable:
-        """Everything public that the work depends on, besides shapes and the model's state."""
+        """Everything public that the step depends on, besides shapes and the model's state."""
         ...
 
     @property
     def model(self) -> nn.Module: ...
 
     def run(self, batch: Sequence[Tensor]) -> Outputs:
-        """The work on these tensors, with the model's weights as they are."""
+        """Run the step on these tensors, with the model's own weights."""
         ...
 
     def run_with(self, weights: dict[str, Tensor], batch: Sequence[Tensor]) -> Outputs:
-        """The same with other tensors in the places of the parameters and buffers."""
+        """The same, with other tensors in place of the parameters and buffers."""
         ...
 
 
 @dataclass
 class _Recording:
-    """One shape of one step: how often it ran, how long, and what it was turned into."""
+    """One shape of one step: how often and how long it ran, and its recorded form."""
 
-    holds: object  # keeps the step's objects alive, so that no other gets their ids
+    step: RecordedStep  # kept alive, so that no other objects get the ids in its key
     calls: int = 0
     seconds: float = 0.0
-    replay: Callable[[Sequence[Tensor]], Outputs] | None = None
-    traced: Callable[[Sequence[Tensor]], Outputs] | None = None
+    replay: Work | None = None
+    traced: Work | None = None
     compiled: bool = False
     state: Hashable = None  # of the model, when it was recorded
     failed: set[str] = field(default_factory=set)
     replays: int = 0
-    operators: int = 0  # of a step as it is
+    operators: int = 0  # of the eager step
 
 
 class _Count(TorchDispatchMode):
@@ -93,9 +94,14 @@ class _Count(TorchDispatchMode):
 
 
 class Recorder:
-    """Runs steps, and records those that come again. The outputs are valid until the next call.
+    """Runs steps, and records those that repeat. The outputs are valid until the next call.
 
-    `capture` and `compile` allow the two stages; a step runs `after` times before either.
+    Args:
+        capture: whether steps on a GPU may be captured as CUDA graphs.
+        compile: whether steps may be compiled.
+        after: how often a step runs eagerly before either.
+
+        PerSampleClip(1.0, engine=Automatic(Recorder(compile=False)))
     """
 
     def __init__(self, *, capture: bool = True, compile: bool = True, after: int = 2) -> None:
@@ -108,21 +114,24 @@ class Recorder:
         self._last = 0.0
         self._calls = 0
 
+    def __repr__(self) -> str:
+        return f"Recorder(capture={self.capture}, compile={self.compile}, after={self.after})"
+
     def expect(self, steps: int) -> None:
-        """Announce how many steps are still to come, so that compiling can be decided at once."""
+        """Announce how many steps are still to come, so that long runs compile at once."""
         self.steps_left = steps
 
-    def records(self, device: torch.device) -> bool:
-        """Whether steps on this device may be recorded, so that few shapes are worth padding."""
+    def captures(self, device: torch.device) -> bool:
+        """Whether steps on this device are captured, so that batches are worth padding."""
         return self.capture and device.type == "cuda"
 
     def forget(self) -> None:
-        """Give the recordings' memory back; later steps record anew."""
+        """Free the recordings' memory; later steps are recorded again."""
         self._recordings.clear()
         self._pool = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy records its steps itself: recordings are of one model's tensors."""
+        """A copy makes its own recordings: they are of one model's tensors."""
         return vars(self) | {"_recordings": {}, "_pool": None}
 
     def __call__(self, step: RecordedStep, batch: Sequence[Tensor]) -> Outputs:
@@ -138,11 +147,11 @@ class Recorder:
         self._calls += 1
         if self._worth_compiling(recording, device):
             self._try(recording, step, batch, "compile")
-        elif self.records(device) and recording.replay is None and recording.calls > self.after:
+        elif self.captures(device) and recording.replay is None and recording.calls > self.after:
             self._try(recording, step, batch, "capture")
         found = self._run(recording, step, batch)
         now = time.perf_counter()
-        # From one step to the next: a GPU's work is asked for and not waited for.
+        # The time from step to step, since nothing waits for a GPU's work.
         recording.seconds += min(now - began, _LONGEST_STEP)
         self._last = now
         return found
@@ -160,7 +169,7 @@ class Recorder:
             return recording.replay(batch)
         start = State(batch, step.model)
         expected = {name: t.clone() for name, t in step.run(batch).items()}
-        # Inductor draws other random numbers than an eager pass: the traced graph draws the same.
+        # Inductor draws other random numbers than an eager pass; the traced graph draws the same.
         check = recording.traced if start.drew() and recording.traced else recording.replay
         start.restore()
         found = check(batch)
@@ -171,9 +180,9 @@ class Recorder:
             recording.replay = recording.traced = None
             recording.failed |= {"compile", "capture"}
             warnings.warn(
-                f"a recorded step of {type(step.model).__name__} no longer gives what the model "
-                f"gives (it differs by {difference:.1%}) and runs as it is from now on. Does its "
-                "forward pass count its calls, or draw from a generator of its own?",
+                f"a recorded step of {type(step.model).__name__} differs from the model's own step "
+                f"by {difference:.1%}, so the model runs unrecorded from now on. Does its forward "
+                "pass count its calls, or draw from its own generator?",
                 stacklevel=4,
             )
             return expected
@@ -187,7 +196,7 @@ class Recorder:
             return False
         cost = compile_cost(recording.operators, device)
         each = recording.seconds / (recording.calls - 1)
-        if self.steps_left is not None:  # a shape has the share of them that it had so far
+        if self.steps_left is not None:  # of which this shape gets the share that it had so far
             return each * self.steps_left * recording.calls / self._calls > 3 * cost
         return recording.seconds > cost
 
@@ -199,11 +208,9 @@ class Recorder:
         start = State(batch, step.model)
         try:
             if how == "compile":
-                traced, compiled = compile_step(step, batch)
-                recording.traced = traced
-                recording.replay = (
-                    self._captured(lambda b: compiled(b), batch) if batch[0].is_cuda else compiled
-                )
+                recording.traced, compiled = compile_step(step, batch)
+                on_gpu = batch[0].is_cuda
+                recording.replay = self._captured(compiled, batch) if on_gpu else compiled
                 recording.compiled = True
             else:
                 recording.replay = self._captured(step.run, batch)
@@ -215,15 +222,13 @@ class Recorder:
             done = "compiled" if how == "compile" else "captured as a CUDA graph"
             warnings.warn(
                 f"a step of {type(step.model).__name__} cannot be {done} and runs without that: "
-                f"{_in_short(error)}",
+                f"{_summary(error)}",
                 stacklevel=4,
             )
         finally:
             start.restore()
 
-    def _captured(
-        self, work: Callable[[Sequence[Tensor]], Outputs], batch: Sequence[Tensor]
-    ) -> Callable[[Sequence[Tensor]], Outputs]:
+    def _captured(self, work: Work, batch: Sequence[Tensor]) -> Work:
         still = [t.clone() for t in batch]
         graph, outputs = capture(lambda: work(still), pool=self._pool)
         self._pool = graph.pool()  # recordings take turns, so they may share their memory
@@ -236,14 +241,14 @@ class Recorder:
         return replay
 
 
-def _in_short(error: Exception) -> str:
-    """The first line of an error, and the last, where a compiler's process names the cause."""
+def _summary(error: Exception) -> str:
+    """The first line of an error, and the last, in which a compiler's process names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " … ".join(dict.fromkeys((lines[:1] + lines[-1:]) or [type(error).__name__]))
 
 
 def compile_cost(operators: int, device: torch.device) -> float:
-    """Seconds that compiling a step of so many operators takes, within a factor of two or three.
+    """The seconds that compiling a step takes, within a factor of two or three.
 
     On two cores 170 operators (three linear layers) took 3 s, 1,200 (a small BERT) 15 s, 2,100
     (ResNet-18) 43 s and, beside other work, 3,400 (an LSTM over 64 tokens) 170 s.
@@ -251,15 +256,12 @@ def compile_cost(operators: int, device: torch.device) -> float:
     return 3.0 + 0.015 * operators if device.type == "cuda" else 2.0 + 0.025 * operators
 
 
-def compile_step(
-    step: RecordedStep, batch: Sequence[Tensor]
-) -> tuple[Callable[[Sequence[Tensor]], Outputs], Callable[[Sequence[Tensor]], Outputs]]:
+def compile_step(step: RecordedStep, batch: Sequence[Tensor]) -> tuple[Work, Work]:
     """(the step as one graph of operators, the same graph compiled by Inductor)."""
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import, and rarely needed
 
     model = step.model
-    named = dict(model.named_parameters()) | dict(model.named_buffers())
-    names = list(named)
+    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     order: list[str] = []
 
     def work(*tensors: Tensor) -> list[Tensor]:
@@ -268,13 +270,16 @@ def compile_step(
         order[:] = list(found)
         return [found[name] for name in order]
 
-    def current() -> list[Tensor]:
+    def weights() -> list[Tensor]:
         now = dict(model.named_parameters()) | dict(model.named_buffers())
-        return [now[name].detach() for name in names]
+        return [now[name] for name in names]
+
+    def current() -> list[Tensor]:
+        return [tensor.detach() for tensor in weights()]
 
     example = [t.clone() for t in batch]
     with left_to_the_compiler():
-        graph = make_fx(work)(*named.values(), *example)
+        graph = make_fx(work)(*weights(), *example)
     _without_detours(graph)
     _move_constants(graph, example[0].device)
 
@@ -294,10 +299,10 @@ def compile_step(
 
 
 def _without_detours(graph: Any) -> None:
-    """Drop operators that nothing uses, and those that give their operand itself.
+    """Drop operators that nothing uses, and those that return their operand itself.
 
-    A view that was possible when the step was traced may not be when a compiler lays tensors out
-    in its own way, so it becomes a reshape, unless something is written through it.
+    A compiler may lay tensors out in another way, in which a traced view is impossible. So a view
+    becomes a reshape, unless something is written through it.
     """
     written = {_origin(place) for node in graph.graph.nodes for place in _written(node)}
     for node in list(graph.graph.nodes):
@@ -310,10 +315,10 @@ def _without_detours(graph: Any) -> None:
 
 
 def _move_constants(graph: Any, device: torch.device) -> None:
-    """Compute what a step makes on the CPU from no input once, and keep it on the step's device.
+    """Compute constants that a step makes on the CPU once, and keep them on the step's device.
 
     `mask[1:3] = 2` and `torch.arange(n)` make such constants in every pass, and a CUDA graph cannot
-    be captured around a copy from the CPU.
+    contain a copy from the CPU.
     """
     if device.type == "cpu":
         return
@@ -344,7 +349,7 @@ def _move_constants(graph: Any, device: torch.device) -> None:
 
 
 def _is_constant(node: Any, known: dict[Any, Tensor]) -> bool:
-    """Whether an operator gives the same in every step: it draws and writes nothing."""
+    """Whether an operator's result is the same in every step: it draws and writes nothing."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or schema.is_mutable or any(n not in known for n in node.all_input_nodes):
         return False
@@ -366,7 +371,7 @@ def _written(node: Any) -> list[Any]:
 
 
 def _origin(node: Any) -> Any:
-    """What a chain of views is of."""
+    """The tensor that a chain of views shows."""
     while getattr(node.target, "is_view", False) or node.target is operator.getitem:
         node = node.args[0]
     return node
@@ -375,12 +380,12 @@ def _origin(node: Any) -> Any:
 def capture(
     work: Callable[[], Any], warm_ups: int = 2, pool: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """The CUDA graph of `work`, and what it returned: tensors that each replay writes anew.
+    """The CUDA graph of `work`, and its result: tensors that each replay overwrites.
 
-    `work` must read and write the same tensors each time and wait for nothing. It is run
-    `warm_ups` times first, on a stream of its own, so that libraries are ready to be recorded.
-    Nothing of earlier backward passes may be left, nor what autocast has cast: a node of the graph
-    of autograd that was made on another stream cannot be recorded.
+    `work` must read and write the same tensors each time and wait for nothing. It runs `warm_ups`
+    times first, on its own stream, so that libraries are ready. Nodes of autograd's graph that were
+    made on another stream cannot be recorded, so those of earlier passes and of autocast's cache
+    are cleared first.
     """
     gc.collect()
     cached = torch.is_autocast_cache_enabled()
@@ -406,9 +411,9 @@ def capture(
 
 
 def _usable_generator() -> None:
-    """A recording that failed leaves the generator waiting for its end: give it a new state.
+    """Give the generator a new state, since a failed recording leaves it waiting for its end.
 
-    Far ahead of the old one, which graphs that were recorded before go on to draw from.
+    The new state is far ahead of the old one, from which earlier recordings still draw.
     """
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     generator.graphsafe_set_state(generator.clone_state())
@@ -416,10 +421,10 @@ def _usable_generator() -> None:
 
 
 def model_state(model: nn.Module, device: torch.device) -> Hashable:
-    """What a recording depends on: the tensors' places, the modules' settings, the arithmetic.
+    """What a recording depends on: the tensors' addresses, the modules' settings, the arithmetic.
 
-    A setting that a module computes with (a rate of dropout, a scale, its mode) is a constant of
-    the recording, so another value needs another recording. Asked before every replay.
+    A setting that a module computes with (a dropout rate, a scale, its mode) is a constant of the
+    recording, so another value needs another recording. Checked before every replay.
     """
     kind_of_device = device.type
     casts = torch.is_autocast_enabled(kind_of_device)
@@ -428,14 +433,14 @@ def model_state(model: nn.Module, device: torch.device) -> Hashable:
 
 
 def _rounds_coarsely(model: nn.Module, device: torch.device) -> bool:
-    """Whether a step keeps fewer digits than float32 anywhere."""
+    """Whether any part of a step is less precise than float32."""
     narrow = any(p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
     cuts = uses_tensor_float("matmul", device) or uses_tensor_float("convolution", device)
     return narrow or cuts or torch.is_autocast_enabled(device.type)
 
 
 def _difference(expected: Outputs, found: Outputs) -> float:
-    """How far two results are apart, as a share of their norm; roundings make some of it."""
+    """The distance between two results, as a share of their norm."""
     if set(found) != set(expected):
         return math.inf
     names = [n for n, t in expected.items() if t.is_floating_point()]

@@ -72,7 +72,7 @@ class CliplessStep:
         """Σ_i of the records' gradients by parameter, and the count under its own name."""
         if len(piece) == 0:
             return self.sums(piece.inputs, piece.targets, piece.mask)
-        if piece.mask is None and recorder.records(piece.indices.device):
+        if piece.mask is None and recorder.captures(piece.indices.device):
             piece = padded(piece, rows_for(piece, self.views))
         step = replace(self, masked=piece.mask is not None)
         return recorder(step, step.batch(piece))
