@@ -13,7 +13,7 @@ from tiny_run import gradient, one_weight, release
 from tacit import Budget, Ledger
 from tacit.accounting import Plan
 from tacit.errors import BudgetExceeded
-from tacit.ledger.ledger_log import LedgerLog
+from tacit.ledger.store import LedgerLog
 from tacit.randomness import Stream
 
 # A server that has imported torch once and forks clean children: none inherits a ledger.

@@ -102,7 +102,7 @@ def test_a_busy_ledger_is_waited_for_or_refused(tmp_path, monkeypatch):
     """Somebody else holds the write lock for ever."""
     ledger = Ledger(tmp_path / "ledger", ROOMY, lease_steps=1)
     release(ledger, PLAN, 1)
-    monkeypatch.setattr("tacit.ledger.ledger_file.WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("tacit.ledger.store.WAIT_SECONDS", 0.05)
     other = sqlite3.connect(tmp_path / "ledger", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(sqlite3.OperationalError, match="locked"):

@@ -14,9 +14,8 @@ from tiny_run import gaussian_plan, gradient, one_weight, release
 from tacit import Budget, Ledger
 from tacit.accounting.rdp import epsilon_at
 from tacit.errors import BudgetExceeded, LedgerDamaged
-from tacit.ledger import ledger_log
-from tacit.ledger.ledger_file import Head
 from tacit.ledger.statement import read_statement
+from tacit.ledger.store import START, Head, row_digest
 
 BUDGET = Budget(3.0, 1e-13)  # so small a δ is accounted for by RDP, which takes no time
 PLAN = gaussian_plan(100.0, 500, prelude=(dpa.GaussianDpEvent(500.0),))
@@ -62,10 +61,10 @@ def rows_of(path):
 def rewrite(path, change):
     """Change the rows, and compute a whole chain anew: what a patient forger does."""
     rows = change([(kind, json.loads(body)) for _, kind, body, _ in rows_of(path)])
-    tip, inserts = ledger_log._START, []
+    tip, inserts = START, []
     for kind, body in rows:
         text = body if isinstance(body, str) else json.dumps(body)
-        tip = Head(tip.seq + 1, ledger_log._digest(tip, kind, text))
+        tip = Head(tip.seq + 1, row_digest(tip, kind, text))
         inserts.append(("INSERT INTO log VALUES (?, ?, ?, ?)", (tip.seq, kind, text, tip.digest)))
     head = ("UPDATE head SET seq = ?, digest = ?", (tip.seq, tip.digest))
     execute(path, "DELETE FROM log", *inserts, head)
@@ -323,7 +322,7 @@ def test_a_crash_while_a_ledger_is_made_leaves_none(tmp_path, monkeypatch):
             def die(*_):
                 raise KeyboardInterrupt
 
-            patch.setattr(f"tacit.ledger.ledger_file.os.{step}", die)
+            patch.setattr(f"tacit.ledger.store.os.{step}", die)
             with pytest.raises(KeyboardInterrupt):
                 Ledger(path, BUDGET)
         assert not path.exists()

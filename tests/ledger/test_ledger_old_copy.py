@@ -12,8 +12,8 @@ from tiny_run import gaussian_plan, release
 
 from tacit import Budget, Ledger
 from tacit.errors import LedgerDamaged
-from tacit.ledger.ledger_log import LedgerLog
 from tacit.ledger.statement import verify_file
+from tacit.ledger.store import LedgerLog
 
 BUDGET = Budget(3.0, 1e-13)
 PLAN = gaussian_plan(1000.0, 50)

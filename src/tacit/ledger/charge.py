@@ -43,17 +43,16 @@ from tacit.accounting.plan import Plan
 from tacit.accounting.scheme_check import check_counts
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded, PlanChanged, TacitError
-from tacit.ledger.ledger_log import LedgerLog
 from tacit.ledger.policy import (
     LedgerState,
     RunState,
     budget_fields,
     event_limit,
-    first_row,
     require_one_more,
     require_unclaimed,
 )
 from tacit.ledger.statement import Statement, statement_of
+from tacit.ledger.store import LedgerLog
 from tacit.randomness import ProcessLock
 from tacit.sampling.scheme import UnregisteredScheme
 
@@ -117,8 +116,7 @@ class Ledger:
         self.lease_steps = lease_steps
         if budget is None and (path is None or not os.path.exists(path)):
             raise ValueError(f"no ledger at {path}; give a budget to make a new one")
-        first = None if budget is None else first_row(budget)
-        self._log = LedgerLog(path, LedgerState, first, anchor=anchor)
+        self._log = LedgerLog(path, budget, anchor=anchor)
         with self._log.transaction() as state:
             self.budget = state.budget
         if budget is not None and budget != self.budget:

@@ -34,15 +34,10 @@ from tacit.accounting.plan import Plan
 from tacit.accounting.rdp import ORDERS, allowance, best_order, renyi_curve
 from tacit.budget import Budget, Relation
 from tacit.errors import BudgetExceeded, PlanChanged
-from tacit.ledger.ledger_log import FORMAT, FirstRow
 from tacit.sampling.scheme import UnregisteredScheme
 
+FORMAT = 2
 _MOST_EVENTS = 10**9
-
-
-def first_row(budget: Budget) -> FirstRow:
-    """Depends on the budget alone, so that ledgers of one budget have one identity."""
-    return FirstRow("ledger", {"format": FORMAT, **budget_fields(budget)})
 
 
 def budget_fields(budget: Budget) -> dict[str, Any]:

@@ -1,22 +1,22 @@
-"""What a ledger's runs amount to, and how much of that is a guarantee.
-
-What a ledger's runs amount to, and how much of that is a guarantee.
-"""
+"""What a ledger's runs amount to, how much of it is a guarantee, and how to read it from a file."""
 
 from __future__ import annotations
 
 import math
 import os
+import shutil
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from tacit.accounting.plan import Plan
 from tacit.accounting.rdp import epsilon_at
 from tacit.budget import Budget
-from tacit.ledger.ledger_file import copied
-from tacit.ledger.ledger_log import LedgerLog
 from tacit.ledger.policy import LedgerState, RunState
+from tacit.ledger.store import WAIT_SECONDS, LedgerLog, require_sqlite
 from tacit.sampling.scheme import UnregisteredScheme
 
 
@@ -102,7 +102,7 @@ def read_statement(path: str | os.PathLike[str]) -> Statement:
 
     Raises LedgerDamaged where there is no ledger, or one that was changed.
     """
-    with opened_copy(path) as log, log.transaction() as state:
+    with _opened_copy(path) as log, log.transaction() as state:
         return statement_of(state, log.head.digest)
 
 
@@ -114,15 +114,47 @@ def verify_file(
     """The same, of a ledger whose chain has the row of digest `head` and that of the anchor."""
     if anchor is not None and not os.path.exists(anchor):
         raise ValueError(f"there is no anchor at {anchor}; give the file that follows the ledger")
-    with opened_copy(path, anchor) as log:
+    with _opened_copy(path, anchor) as log:
         log.verify(head)
         with log.transaction() as state:
             return statement_of(state, log.head.digest)
 
 
 @contextmanager
-def opened_copy(
+def _opened_copy(
     path: str | os.PathLike[str], anchor: str | os.PathLike[str] | None = None
-) -> Iterator[LedgerLog[LedgerState]]:
-    with copied(path) as copy:
-        yield LedgerLog(copy, LedgerState, anchor=anchor, called=path)
+) -> Iterator[LedgerLog]:
+    """A copy of the ledger at `path`, to read from; the file itself is not even locked.
+
+    SQLite makes files of its own beside a database that it reads. The copy is repeated until
+    nobody wrote meanwhile. Raises LedgerDamaged, and makes nothing, where there is no ledger.
+    """
+    source = Path(os.path.realpath(path))
+    require_sqlite(source, path)
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "ledger"
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not _copy(source, target):
+            if time.monotonic() > deadline:
+                raise ValueError(f"{path} is written to all the time; look again later")
+            time.sleep(0.01)
+        yield LedgerLog(target, anchor=anchor, called=path)
+
+
+def _copy(source: Path, target: Path) -> bool:
+    """Copy a database and its write-ahead log; False if somebody wrote to one of them meanwhile."""
+    log, log_copy = (Path(f"{name}-wal") for name in (source, target))
+    before = _modified(source), _modified(log)
+    shutil.copyfile(source, target)
+    log_copy.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        shutil.copyfile(log, log_copy)
+    return before == (_modified(source), _modified(log))
+
+
+def _modified(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,7 +1,5 @@
 """The ledger's file: an append-only log whose rows form a hash chain.
 
-The ledger's file: an append-only log whose rows form a hash chain.
-
 Format 2. An SQLite database in WAL mode, synced on every commit, with two tables and nothing else:
 
     log(seq, kind, body, digest)     rows 1, 2, 3, …; `body` is a JSON object
@@ -9,20 +7,18 @@ Format 2. An SQLite database in WAL mode, synced on every commit, with two table
 
     digest_n = SHA-256 of the JSON array [digest_{n−1}, n, kind_n, body_n],   digest_0 = "tacit 2"
 
-What the rows mean is in `ledger_state`, which obtains everything by replaying them; there is no
-other state. The digest of row 1, the budget, is the ledger's *identity*. The digest of the last
-row is its *head*.
+`policy` says what the rows mean: all state comes from replaying them. The digest of row 1, the
+budget, is the ledger's *identity*. The digest of the last row is its *head*.
 
-What is noticed, as LedgerDamaged:
+LedgerDamaged is raised for
 
-- a row that was edited, deleted (the last one too), inserted or moved, when the file is opened;
-- every transaction checks again that the file continues what this process has seen, so that a
-  file which is put back, cut or forked while a process runs is noticed as well;
-- whoever can write the file can also compute a whole chain anew, or put back an old copy before a
-  process opens it. Only a head that was kept elsewhere finds that: the printed one
-  (`tacit ledger verify FILE --head …`), or an *anchor*, a small file with the latest head. It is
-  replaced after each commit, so a crash may leave it behind the ledger; a ledger behind its anchor,
-  or without the anchored row, is refused.
+- a row that was edited, deleted (also the last one), inserted or moved, when the file is opened;
+- a file that is put back, cut or forked while a process runs: every transaction checks that the
+  file continues what this process has seen;
+- an old copy that is put back before a process opens it, or a chain that is computed anew, if a
+  head was kept elsewhere: the printed one (`tacit ledger verify FILE --head …`), or an *anchor*, a
+  small file with the latest head. The anchor is replaced after each commit, so a crash may leave it
+  behind the ledger; a ledger behind its anchor, or without the anchored row, is refused.
 """
 
 from __future__ import annotations
@@ -30,62 +26,73 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
+from tacit.budget import Budget
 from tacit.errors import LedgerDamaged
-from tacit.ledger import ledger_file
-from tacit.ledger.ledger_file import (
-    NOT_DAMAGE,
-    RESTORE,
-    TABLES,
-    Head,
-    create,
-    damaged,
-    read_anchor,
-    require_sqlite,
-    require_tables,
-    write_anchor,
+from tacit.ledger.policy import FORMAT, LedgerState, budget_fields
+
+WAIT_SECONDS = 60.0
+_MAGIC = b"SQLite format 3\0"
+_TABLES = {
+    "log": "CREATE TABLE log (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, "
+    "body TEXT NOT NULL, digest TEXT NOT NULL)",
+    "head": "CREATE TABLE head (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), "
+    "seq INTEGER NOT NULL, digest TEXT NOT NULL)",
+}
+_GIVE_LEDGER = "give the file of a ledger, as tacit ledger create or tacit train --ledger makes it"
+RESTORE = (
+    "restore the newest backup of the file; without one, count the whole budget as spent on these "
+    "records"
 )
-
-FORMAT = 2
-_START = Head(0, f"tacit {FORMAT}")
-
-
-class Replayed(Protocol):
-    """What the rows amount to. `apply` raises an error (ValueError, TypeError, …) for a bad row."""
-
-    def apply(self, kind: str, body: dict[str, Any]) -> None: ...
-
-
-State = TypeVar("State", bound=Replayed)
+# Trouble with the disk or with other processes: the file itself may be whole.
+_NOT_DAMAGE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_INTERRUPT,
+}
 
 
 @dataclass(frozen=True)
-class FirstRow:
-    """The row that a new ledger begins with."""
+class Head:
+    """The last row of a ledger's log: its number and its digest."""
 
-    kind: str
-    body: dict[str, Any]
+    seq: int
+    digest: str
 
 
-class LedgerLog(Generic[State]):
-    """Appends rows and replays them; decides nothing. All decisions are made in `transaction`.
+START = Head(0, f"tacit {FORMAT}")
 
-    `replay` makes an empty state. `first` makes a new file where there is none; `path=None` keeps
-    the log in memory. A connection lasts for one transaction: SQLite keeps the state of its locks
-    in the process's memory, and a fork that inherited an open connection could lose charges.
+
+class LedgerLog:
+    """Appends rows and replays them into a `LedgerState`; its callers decide, in a `transaction`.
+
+    Args:
+        path: The file; None keeps the log in memory.
+        budget: The first row of a new file. None opens a file that exists.
+        anchor: A file that follows the head.
+        called: The path that errors name, where the file is a copy.
+
+    A connection lasts for one transaction: SQLite keeps the state of its locks in the process's
+    memory, and a fork that inherited an open connection could lose charges.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str] | None,
-        replay: Callable[[], State],
-        first: FirstRow | None = None,
+        budget: Budget | None = None,
         *,
         anchor: str | os.PathLike[str] | None = None,
         called: str | os.PathLike[str] | None = None,
@@ -93,25 +100,24 @@ class LedgerLog(Generic[State]):
         self.path = None if path is None else Path(path).absolute()
         self.anchor = None if anchor is None else Path(anchor).absolute()
         self._called = called or self.path or "the ledger in memory"
-        self._replay = replay
-        self._state: State | None = None
-        self._tip = _START  # the last row that `_state` holds
+        self._state: LedgerState | None = None
+        self._tip = START  # the last row that `_state` holds
         self._seen: Head | None = None  # the last row known to be on disk
         self._identity = ""
         self._pid = os.getpid()
         self._open: sqlite3.Connection | None = None
         self._in_memory: sqlite3.Connection | None = None
         if self.path is None:
-            assert first is not None
+            assert budget is not None
             self._in_memory = sqlite3.connect(
                 ":memory:", isolation_level=None, check_same_thread=False
             )
-            _write_first_row(self._in_memory, first)
+            _write_tables(self._in_memory, budget)
         else:
             file = Path(os.path.realpath(self.path))
-            if first is not None and not file.exists():
+            if budget is not None and not file.exists():
                 self._require_no_remains(file)
-                create(file, lambda db: _write_first_row(db, first))
+                _create(file, lambda db: _write_tables(db, budget))
             require_sqlite(file, self._called)
             self._check_pages()
         with self.transaction():
@@ -134,7 +140,7 @@ class LedgerLog(Generic[State]):
         return self._identity
 
     @contextmanager
-    def transaction(self) -> Iterator[State]:
+    def transaction(self) -> Iterator[LedgerState]:
         """One writer at a time, over all processes; what was appended is durable on return."""
         try:
             with self._connection() as db:
@@ -144,7 +150,7 @@ class LedgerLog(Generic[State]):
                     try:
                         state = self._catch_up(db)
                     except (TypeError, ArithmeticError) as error:  # of a cell that was changed
-                        raise damaged(self._called, str(error)) from error
+                        raise _damaged(self._called, str(error)) from error
                     before = self._tip
                     yield state
                     if self._tip != before:
@@ -159,7 +165,7 @@ class LedgerLog(Generic[State]):
                 if self.anchor is not None and self._tip != before:
                     self._follow(db, self.anchor)
         except BaseException as error:
-            self._state, self._tip = None, _START  # it may hold rows that were not committed
+            self._state, self._tip = None, START  # it may hold rows that were not committed
             self._refuse_if_damaged(error)
             raise
         finally:
@@ -175,7 +181,7 @@ class LedgerLog(Generic[State]):
 
     def verify(self, head: str | None = None) -> None:
         """Check the whole file again, and that `head` is the digest of one of its rows."""
-        self._state, self._tip = None, _START
+        self._state, self._tip = None, START
         if self.path is not None:
             self._check_pages()
         with self.transaction():
@@ -193,7 +199,7 @@ class LedgerLog(Generic[State]):
     def write_anchor(self, anchor: str | os.PathLike[str]) -> None:
         """Write the head to a file, from which it can be followed (`anchor=`)."""
         with self.transaction():
-            write_anchor(Path(anchor).absolute(), self._identity, self._tip)
+            _write_anchor(Path(anchor).absolute(), self._identity, self._tip)
 
     def close(self) -> None:
         if self._in_memory is not None and os.getpid() == self._pid:
@@ -203,7 +209,7 @@ class LedgerLog(Generic[State]):
         """Write the newest committed head to the anchor, one process at a time."""
         db.execute("BEGIN IMMEDIATE")
         try:
-            write_anchor(anchor, self._identity, self._read_head(db))
+            _write_anchor(anchor, self._identity, self._read_head(db))
         finally:
             db.execute("ROLLBACK")
 
@@ -226,9 +232,7 @@ class LedgerLog(Generic[State]):
             raise LedgerDamaged(f"{self._called} was deleted while it was in use; {RESTORE}")
         # mode=rw: SQLite would make an empty file where there is none.
         address = f"{self.path.as_uri()}?mode=rw"
-        db = sqlite3.connect(
-            address, timeout=ledger_file.WAIT_SECONDS, isolation_level=None, uri=True
-        )
+        db = sqlite3.connect(address, timeout=WAIT_SECONDS, isolation_level=None, uri=True)
         db.text_factory = bytes
         try:
             # The log is synced before a commit returns: what was charged survives a power cut.
@@ -239,12 +243,12 @@ class LedgerLog(Generic[State]):
             raise
         return db
 
-    def _catch_up(self, db: sqlite3.Connection) -> State:
+    def _catch_up(self, db: sqlite3.Connection) -> LedgerState:
         """Check what is new in the file, and that it continues what is known; replay it."""
-        require_tables(db, self._called)
+        _require_tables(db, self._called)
         head = self._read_head(db)
         if self._state is None:
-            self._state, self._tip = self._replay(), _START
+            self._state, self._tip = LedgerState(), START
         elif self._digest_at(db, self._tip.seq) != self._tip.digest:
             raise self._put_back()
         rows = db.execute(
@@ -258,7 +262,7 @@ class LedgerLog(Generic[State]):
         if self._seen is not None and self._digest_at(db, self._seen.seq) != self._seen.digest:
             raise self._put_back()
         if self.anchor is not None and self.anchor.exists():
-            identity, kept = read_anchor(self.anchor)
+            identity, kept = _read_anchor(self.anchor)
             if identity != self._identity or self._digest_at(db, kept.seq) != kept.digest:
                 raise LedgerDamaged(
                     f"{self._called} does not contain row {kept.seq}, which the anchor "
@@ -273,7 +277,7 @@ class LedgerLog(Generic[State]):
             raise self._changed(f"row {self._tip.seq + 1} is missing")
         try:
             kind, body, digest = (_decoded(text) for text in texts)
-            if digest != _digest(self._tip, kind, body):
+            if digest != row_digest(self._tip, kind, body):
                 raise self._changed(f"row {seq} is not the one that was written")
             stored = json.loads(body)
             if not isinstance(stored, dict):
@@ -315,7 +319,7 @@ class LedgerLog(Generic[State]):
             self._refuse_if_damaged(error)
             raise
         if health != b"ok":
-            raise damaged(self._called, health.decode("utf-8", "replace"))
+            raise _damaged(self._called, health.decode("utf-8", "replace"))
 
     def _refuse_if_damaged(self, error: BaseException) -> None:
         """Raise LedgerDamaged if SQLite cannot read the file for what is in it.
@@ -325,9 +329,9 @@ class LedgerLog(Generic[State]):
         """
         code = getattr(error, "sqlite_errorcode", None)
         # The low byte is the kind of error.
-        unreadable = code is not None and code & 0xFF not in NOT_DAMAGE
+        unreadable = code is not None and code & 0xFF not in _NOT_DAMAGE
         if unreadable or isinstance(error, UnicodeDecodeError):
-            raise damaged(self._called, str(error)) from error
+            raise _damaged(self._called, str(error)) from error
 
     def _require_no_remains(self, file: Path) -> None:
         """A new database would be given what is in the write-ahead log of a deleted one."""
@@ -350,23 +354,149 @@ def _decoded(value: object) -> str:
     return value.decode("utf-8")
 
 
-def _digest(before: Head, kind: str, body: str) -> str:
+def row_digest(before: Head, kind: str, body: str) -> str:
+    """The digest of the row that follows `before`."""
     text = json.dumps([before.digest, before.seq + 1, kind, body], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _insert(db: sqlite3.Connection, before: Head, kind: str, body: str) -> Head:
-    tip = Head(before.seq + 1, _digest(before, kind, body))
+    tip = Head(before.seq + 1, row_digest(before, kind, body))
     db.execute("INSERT INTO log VALUES (?, ?, ?, ?)", (tip.seq, kind, body, tip.digest))
     return tip
 
 
-def _write_first_row(db: sqlite3.Connection, first: FirstRow) -> None:
+def _write_tables(db: sqlite3.Connection, budget: Budget) -> None:
+    """The first row depends on the budget alone, so ledgers of one budget have one identity."""
     db.text_factory = bytes
     db.execute("BEGIN IMMEDIATE")
-    for table in TABLES.values():
+    for table in _TABLES.values():
         db.execute(table)
-    body = json.dumps(first.body, sort_keys=True, separators=(",", ":"))
-    tip = _insert(db, _START, first.kind, body)
+    first = {"format": FORMAT, **budget_fields(budget)}
+    text = json.dumps(first, sort_keys=True, separators=(",", ":"))
+    tip = _insert(db, START, "ledger", text)
     db.execute("INSERT INTO head VALUES (1, ?, ?)", (tip.seq, tip.digest))
     db.execute("COMMIT")
+
+
+def _create(file: Path, write: Callable[[sqlite3.Connection], None]) -> None:
+    """Make the file whole under another name, then give it its own, unless somebody was faster.
+
+    A crash leaves no file, or a whole one, and a hard link never replaces a file that is there.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
+    try:
+        with closing(sqlite3.connect(str(draft), isolation_level=None)) as db:
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA fullfsync = ON")
+            db.execute("PRAGMA journal_mode = WAL")
+            write(db)
+        assert not os.path.exists(f"{draft}-wal"), "closing writes the log into the file"
+        with draft.open("rb") as written:
+            os.fsync(written.fileno())
+        try:
+            os.link(draft, file)
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise ValueError(
+                f"a ledger cannot be made at {file} ({error}); its folder must allow hard links: "
+                "give a file on a local disk"
+            ) from error
+        _sync_folder(file.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def require_sqlite(file: Path, called: object) -> None:
+    """Raise LedgerDamaged unless the file begins as an SQLite database does."""
+    if not file.exists():
+        raise LedgerDamaged(f"there is no ledger at {called}; {_GIVE_LEDGER}")
+    if not file.is_file():
+        raise LedgerDamaged(f"{called} is not a file, so no ledger; {_GIVE_LEDGER}")
+    with file.open("rb") as opened:
+        start = opened.read(20)
+    if not start:
+        raise LedgerDamaged(
+            f"{called} is an empty file, and no ledger; if a ledger was here, restore its backup, "
+            "else delete the file, and a new ledger can be made"
+        )
+    if start[: len(_MAGIC)] != _MAGIC:
+        raise LedgerDamaged(f"{called} is not an SQLite database, so no ledger; {_GIVE_LEDGER}")
+    # The versions of the format: from others SQLite reads only, or reads nothing.
+    if start[18:20] not in (b"\1\1", b"\2\2"):
+        raise _damaged(called, "an unknown version of the file format")
+
+
+def _require_tables(db: sqlite3.Connection, called: object) -> None:
+    """The two tables as they were made; no other table, no trigger, no view."""
+    found = {
+        row[0]: row[1]
+        for row in db.execute("SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_master")
+    }
+    if found == {name.encode(): sql.encode() for name, sql in _TABLES.items()}:
+        return
+    names = {str(name or b"", "utf-8", "replace") for name in found}
+    if {"budget", "runs"} <= names:
+        raise LedgerDamaged(
+            f"{called} is a ledger of format 1, made by Tacit 0.1, whose stored limits cannot be "
+            "checked; see with Tacit 0.1 what is charged (tacit ledger show), and start a new "
+            "ledger with the epsilon and delta that are left"
+        )
+    strange = sorted(names - set(_TABLES))
+    what = "its tables are not those of a ledger"
+    if strange:
+        what = f"its table {strange[0]!r} is not one of a ledger's"
+    raise LedgerDamaged(f"{called} is an SQLite database, but no ledger: {what}; {_GIVE_LEDGER}")
+
+
+def _damaged(called: object, what: str) -> LedgerDamaged:
+    said = what.splitlines()[-1] if what else "no more is known"
+    return LedgerDamaged(f"{called} is damaged or cut short ({said}), so no ledger; {RESTORE}")
+
+
+def _read_anchor(file: Path) -> tuple[str, Head]:
+    """The identity of the ledger, and the head that it had."""
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        identity, head = stored["ledger"], Head(stored["seq"], stored["digest"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise _no_anchor(file) from error
+    texts = isinstance(identity, str) and isinstance(head.digest, str)
+    if not texts or type(head.seq) is not int or not 1 <= head.seq < 2**63:
+        raise _no_anchor(file)
+    return identity, head
+
+
+def _no_anchor(file: Path) -> LedgerDamaged:
+    return LedgerDamaged(
+        f"{file} is not the anchor of a ledger, or was changed; check the ledger by other means, "
+        "delete the file, and write it anew: tacit ledger anchor LEDGER ANCHOR"
+    )
+
+
+def _write_anchor(file: Path, identity: str, head: Head) -> None:
+    """Replace the anchor in one step, durably: a crash leaves the old one or the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
+    try:
+        with draft.open("w", encoding="utf-8") as opened:
+            json.dump({"ledger": identity, "seq": head.seq, "digest": head.digest}, opened)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(draft, file)
+    finally:
+        draft.unlink(missing_ok=True)
+    _sync_folder(file.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name in the folder survive a power cut, where the system can."""
+    if os.name == "nt":
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
