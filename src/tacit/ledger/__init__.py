@@ -1,9 +1,17 @@
-"""The ledger: charges are durable and come first; what it states is recomputed from its log."""
+"""The ledger: charges are durable and come before noise; reports are recomputed from its log.
 
-from tacit.ledger.charge import Ledger
-from tacit.ledger.statement import Statement
+Enter by `Ledger`, which training and users release gradients through, and by `read_statement` and
+`verify_file`, which read a ledger's file without changing it.
+"""
+
+from tacit.ledger.charge import Ledger, Pending
+from tacit.ledger.statement import RunCharge, Statement, read_statement, verify_file
 
 __all__ = [
     "Ledger",
+    "Pending",
+    "RunCharge",
     "Statement",
+    "read_statement",
+    "verify_file",
 ]

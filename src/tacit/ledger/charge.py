@@ -1,23 +1,21 @@
-"""The ledger: the only place that writes `.grad`, and it charges first.
+"""The ledger: the only place that writes `.grad`. It charges first.
 
-The ledger: the only place that writes `.grad`, and it charges first.
-
-Rules, each decided inside one write transaction, so that processes cannot overspend together:
+Each rule is decided inside one write transaction, so that processes cannot overspend together:
 
 1. A run's plan is fixed when it begins. Its own ε is by PLD, which is valid for a fixed plan,
    and its number of steps is limited to what its budget allows.
 2. A second run is chosen after looking at the first, so runs together are held to the ledger's
-   budget by an RDP filter (see `filter`), at one order fixed when the first run begins.
+   budget by an RDP filter (see `accounting.rdp`), at one order fixed when the first run begins.
 3. A first run whose planned RDP would not pass the filter may still run, held to the ledger's
-   budget by PLD alone; but then it is *exclusive*: no other run is ever let in. The filter holds
-   in all outcomes or PLD does; letting the outcome choose between the two would prove neither.
+   budget by PLD alone. It is then *exclusive*: no other run is ever let in. Either the filter
+   holds in all outcomes or PLD does; letting the outcome choose would prove neither.
 4. Events are charged in leases, durably, before their noise is drawn. A lease is at most one
-   percent of the run's events, or one event. A crash wastes at most one lease; a clean end, also
+   percent of the run's events, or one event. A crash wastes at most one lease. A clean end, also
    by an exception, Ctrl-C or sys.exit, returns what was not used.
 5. All batches of one shuffled epoch are one event; every other step is an event of its own.
 6. Two attempts on a ledger never draw the same seeded batches where sampling amplifies.
 
-The file is in `ledger_log`, what its rows mean in `ledger_state`.
+`store` keeps the file, `policy` says what its rows mean, `statement` reports.
 """
 
 from __future__ import annotations
@@ -60,8 +58,8 @@ from tacit.sampling.scheme import UnregisteredScheme
 class Pending(Protocol):
     """What the ledger charges for: a bounded gradient whose noise has not been drawn yet.
 
-    `tacit.mechanism.PendingRelease` is one. `epoch` names the shuffled epoch that it is a part
-    of, `sampling` and `sampling_step` its place in a seeded stream of batches.
+    `tacit.mechanism.PendingRelease` is one. `epoch` is the key of its shuffled epoch; `sampling`
+    and `sampling_step` are its place in a seeded stream of batches.
     """
 
     plan: Plan
@@ -70,7 +68,7 @@ class Pending(Protocol):
     sampling_step: int | None
 
     def uncovered(self, model: nn.Module) -> list[nn.Parameter]:
-        """The model's parameters that it is not for; raises where it could not be released."""
+        """The model's parameters without a gradient here; raises if it cannot be released."""
         ...
 
     def draw_into(self, model: nn.Module, *charge: str | int) -> None:
@@ -81,15 +79,18 @@ class Pending(Protocol):
 class Ledger:
     """Charges privacy before it is spent, in one SQLite file for all runs over the same data.
 
-    The file is a log whose rows form a hash chain: what was edited, deleted or reordered raises
+    The file is a log whose rows form a hash chain: an edited, deleted or reordered row raises
     LedgerDamaged when the file is opened. Limits and costs are computed from the stored plans.
 
+    Guarantee: all runs together are (ε, δ)-DP under the budget's neighbouring relation, whenever
+    they stop and however later runs are chosen after seeing earlier ones.
+
     Args:
-        path: The ledger's file, made if it is missing; None keeps it in memory, for one process.
-        budget: Written once, and the same ever after; leave it out to open a file that has one.
+        path: The ledger's file, made if it is missing. None keeps it in memory, for one process.
+        budget: Written once, and the same ever after. Leave it out to open an existing file.
         lease_steps: The most events to charge at once. One percent of a run is the limit anyway.
-        anchor: A file elsewhere that follows the ledger's head. It finds an old copy of the
-            ledger that was put back, which the ledger itself cannot know of.
+        anchor: A file elsewhere that follows the ledger's head. It exposes an old copy of the
+            ledger that was put back, which the ledger itself cannot detect.
 
     Example:
         >>> with tacit.Ledger("data.sqlite", tacit.Budget(3.0, 1e-5)) as ledger:
@@ -98,8 +99,6 @@ class Ledger:
 
     _run_id: int | None
     _plan: Plan | None
-    _epochs: set[Hashable]
-    _batches: set[str]
 
     def __init__(
         self,
@@ -126,7 +125,10 @@ class Ledger:
             )
         self._lock = ProcessLock()
         self._owner = threading.get_ident()
-        self._forget()
+        self._clear_run()
+
+    def __repr__(self) -> str:
+        return f"Ledger({str(self.path) if self.path else None!r}, {self.budget})"
 
     @property
     def path(self) -> os.PathLike[str] | None:
@@ -135,20 +137,17 @@ class Ledger:
     @property
     def identity(self) -> str:
         """The digest of the first row. It depends on the budget alone, so that a seed repeats a
-        run on another ledger of the same budget; within a ledger, `attempt` tells runs apart."""
+        run on another ledger of the same budget. Within a ledger, `attempt` tells runs apart."""
         return self._log.identity
 
     @property
     def head(self) -> str:
-        """The digest of the last row. Write it down, and `verify` finds an old copy put back."""
-        with self._own_transaction():
+        """The digest of the last row. Keep it, so that `verify` can expose an old copy."""
+        with self._transaction():
             return self._log.head.digest
 
     def verify(self, head: str | None = None) -> None:
-        """Check the whole chain again, and that `head`, if given, is the digest of a row in it.
-
-        Raises LedgerDamaged.
-        """
+        """Check the whole chain, and that `head`, if given, is in it; raise LedgerDamaged."""
         with self._lock:
             self._log.verify(head)
 
@@ -158,18 +157,18 @@ class Ledger:
             self._log.write_anchor(anchor)
 
     def begin(self, plan: Plan, *, name: str | None = None, budget: Budget | None = None) -> None:
-        """Start a run, or go on with the run of that name if its plan is the same.
+        """Start a run, or resume the run of that name if its plan is the same.
 
-        `budget` is the run's own, at most the ledger's. What a crashed run had been charged
-        stays charged; going on with it uses what is left. What comes before the first step
-        (`plan.prelude`) is charged here: release it after this call, not before.
+        `budget` is the run's own, at most the ledger's. What a crashed run was charged stays
+        charged; resuming it uses what is left. What comes before the first step (`plan.prelude`)
+        is charged here: release it after this call, not before.
         """
         with self._lock:
             self._begin(plan, name, budget or self.budget)
 
     def _begin(self, plan: Plan, name: str | None, own: Budget) -> None:
         if os.getpid() == self._pid:
-            self._mind_owner()
+            self._require_owner()
         self.end()
         if plan.relation is not self.budget.relation or own.relation is not self.budget.relation:
             raise ValueError(
@@ -187,7 +186,7 @@ class Ledger:
             )
         with self._log.transaction() as state:
             others = state.live()
-        for other in others:  # accounting takes its time, so not while others wait for the file
+        for other in others:  # accounting is slow: fill its cache while the file is not locked
             if other.first:
                 with suppress(UnregisteredScheme):
                     _ = other.limit
@@ -201,27 +200,27 @@ class Ledger:
                     f"run {name!r} began with {run.plan}, not {plan}; give the new run "
                     "a name of its own"
                 )
-            self._acknowledge(run, plan)
+            self._claim_prelude(run, plan)
             attempt = self._add_attempt(run, own)
         self._owner = threading.get_ident()
         self._run_id, self._attempt, self._plan = run.id, attempt, plan
-        self._own, self._own_limit = own, limit
+        self._run_budget, self._run_limit = own, limit
         if self.path is not None:
             _under_way.add(self)
 
     def release(self, pending: Pending, into: nn.Module) -> None:
-        """Charge a step, then draw its noise and set `.grad`; or refuse with BudgetExceeded.
+        """Charge a step, then draw its noise and set `.grad`; or raise BudgetExceeded.
 
         A refusal draws no noise and leaves `.grad` as it was.
         """
-        pending.uncovered(into)  # raises where the release could not succeed
+        pending.uncovered(into)  # raises if the release cannot succeed
         with self._lock:
             self._charge(pending)
             self._released += 1
             pending.draw_into(into, self.identity, *self.attempt(), self._released)
 
     def _charge(self, pending: Pending) -> None:
-        self._mind_forks()
+        self._notice_fork()
         if pending.plan != self._plan:
             if self._plan is not None:
                 raise PlanChanged(
@@ -254,23 +253,23 @@ class Ledger:
             self._epochs.add(pending.epoch)
 
     def claim(self, event: dpa.GaussianDpEvent, what: str) -> None:
-        """Take, for the release `what`, a Gaussian that the run's plan has in its prelude.
+        """Use a Gaussian of the run's prelude for the release `what`.
 
-        It was charged when the run began; here it is put on disk that it is used. A run releases
-        each `what` once, in all of its attempts: what crashes after its claim has used it.
+        It was charged when the run began; the claim records that it is used. A run releases each
+        `what` once, in all of its attempts: a crash after the claim does not give it back.
         """
-        with self._own_transaction() as state:
+        with self._transaction() as state:
             run, plan = self._planned(state, event, what)
             require_unclaimed(event, what, plan, run.claims)
             self._add_claim(run, event, what)
 
     def claim_next(self, event: dpa.GaussianDpEvent, what: str) -> str:
-        """Claim one more such Gaussian of the run's plan, and say under which name.
+        """Claim one more such Gaussian of the run's plan, and return the claim's name.
 
-        However many the plan has of this multiplier, so many releases there are in the life of the
-        run, whichever processes make them. Once it is made, `name_claim` says which value it was.
+        A run makes as many releases of this multiplier as its plan has, in all processes together.
+        After the release, `name_claim` records which value it was.
         """
-        with self._own_transaction() as state:
+        with self._transaction() as state:
             run, plan = self._planned(state, event, what)
             require_one_more(event, what, plan, run.claims)
             name = f"{what}, claim {len(run.claims) + 1}"
@@ -278,8 +277,8 @@ class Ledger:
         return name
 
     def name_claim(self, claim: str, name: str) -> None:
-        """The value of that claim, so that the run knows it when it is handed in (`Release`)."""
-        with self._own_transaction() as state:
+        """Record the value of a claim, so that the run accepts it in its prelude (`Release`)."""
+        with self._transaction() as state:
             run = self._current(state)
             if claim not in run.claims and name not in run.claims:
                 raise PlanChanged(
@@ -290,52 +289,52 @@ class Ledger:
                 self._log.append("name", run=run.id, claim=claim, name=name)
 
     def require_unclaimed(self, event: dpa.GaussianDpEvent, what: str) -> None:
-        """Raise what `claim` would raise, and take nothing."""
-        with self._own_transaction() as state:
+        """Raise what `claim` would raise, and claim nothing."""
+        with self._transaction() as state:
             run, plan = self._planned(state, event, what)
             require_unclaimed(event, what, plan, run.claims)
 
     def run_status(self) -> tuple[int, int]:
-        """Of the current run: events charged, less what this process has left of its lease, and
-        the most there can be. Another process's lease counts as used."""
-        with self._own_transaction() as state:
+        """Of the current run: the events charged, without the unused part of this process's lease,
+        and the most there can be. Leases of other processes count as used."""
+        with self._transaction() as state:
             run = self._current(state)
-            return run.charged - self._lease, min(run.limit, self._own_limit)
+            return run.charged - self._lease, min(run.limit, self._run_limit)
 
     def planned_events(self) -> int:
-        """The most that the current run may take, as it was fixed when the run first began.
+        """The most events the current run may take, as fixed when it first began.
 
-        A smaller budget that it is resumed with stops it earlier, in view of what was released, so
-        its guarantee is still that of all of these.
+        If it is resumed with a smaller budget, it stops earlier, after looking at what was
+        released; so its guarantee is still that of all these events.
         """
-        with self._own_transaction() as state:
+        with self._transaction() as state:
             return self._current(state).limit
 
     def attempt(self) -> tuple[int, int]:
         """Of the current run: its number on this ledger, and its attempt, both counted from 1.
 
-        An attempt is one process's part of a run, from `begin` on; a forked process that goes on
-        has another. Each is in the log before anything is charged for it, so no two are the same,
-        in whichever processes and however much is returned. (1, 1) is the first of all.
+        An attempt is one process's part of a run, from `begin` on; a forked process that continues
+        the run has another. Each is logged before anything is charged for it, so no two are the
+        same, in any process and whatever is returned. The first is (1, 1).
         """
         with self._lock:
-            self._mind_forks()
+            self._notice_fork()
             if self._run_id is None:
                 raise ValueError("no run has begun; begin one, or release a gradient")
             if self._attempt == 0:
                 with self._log.transaction() as state:
-                    attempt = self._add_attempt(self._current(state), self._own)
+                    attempt = self._add_attempt(self._current(state), self._run_budget)
                 self._attempt = attempt
             return self._run_id, self._attempt
 
     def end(self) -> None:
-        """End the current run in good order: the unused part of its lease is returned.
+        """End the current run and return the unused part of its lease.
 
-        Any thread may end it. It is forgotten first: interrupted after the commit, a second end
-        returns nothing again, and interrupted before it, the lease is spent.
+        Any thread may end it. Its state is cleared first: if this is interrupted after the commit,
+        a second end returns nothing again; if before, the lease is spent.
         """
         with self._lock:
-            self._mind_forks()
+            self._notice_fork()
             run_id, attempt, lease = self._run_id, self._attempt, self._lease
             self._forget()
             if run_id is None or attempt == 0:
@@ -373,29 +372,31 @@ class Ledger:
         with self._lock:
             with self._log.transaction() as state:
                 pass
-            # Accounting takes its time, so not while other processes wait for the file.
+            # Accounting is slow, and other processes must not wait for the file meanwhile.
             return statement_of(state, self._log.head.digest)
 
-    def _forget(self) -> None:
-        self._pid = os.getpid()
-        self._run_id = None
-        self._attempt = 0  # 0: none yet in this process
+    def _clear_run(self) -> None:
+        self._run_id, self._plan = None, None
+        self._run_budget, self._run_limit = self.budget, 0
         self._released = 0
-        self._plan = None
-        self._own, self._own_limit = self.budget, 0
-        self._lease = 0
-        self._epochs, self._batches = set(), set()
-        self._places: set[tuple[str | None, int | None]] = set()
+        self._clear_attempt()
         _under_way.discard(self)
 
-    def _mind_forks(self) -> None:
-        """The parent's attempt, its lease, and the epochs it paid for, are the parent's."""
-        if os.getpid() != self._pid:
-            self._pid, self._attempt, self._lease = os.getpid(), 0, 0
-            self._epochs, self._batches, self._places = set(), set(), set()
+    def _clear_attempt(self) -> None:
+        self._pid = os.getpid()
+        self._attempt = 0  # 0: none yet in this process
+        self._lease = 0
+        self._epochs: set[Hashable] = set()
+        self._batches: set[str] = set()
+        self._places: set[tuple[str | None, int | None]] = set()
 
-    def _mind_owner(self) -> None:
-        """A run that another thread began is not ended by this one: it would be told a wrong ε.
+    def _notice_fork(self) -> None:
+        """The attempt, its lease and the epochs it paid for belong to the parent process."""
+        if os.getpid() != self._pid:
+            self._clear_attempt()
+
+    def _require_owner(self) -> None:
+        """Refuse to end a run that another thread began: that thread would report a wrong ε.
 
         Steps of one run may come from several threads; each is charged.
         """
@@ -408,9 +409,9 @@ class Ledger:
             )
 
     @contextmanager
-    def _own_transaction(self) -> Iterator[LedgerState]:
+    def _transaction(self) -> Iterator[LedgerState]:
         with self._lock:
-            self._mind_forks()
+            self._notice_fork()
             with self._log.transaction() as state:
                 yield state
 
@@ -435,7 +436,7 @@ class Ledger:
         return self._current(state), self._plan
 
     def _admit(self, state: LedgerState, name: str, plan: object, own: Budget) -> RunState:
-        """Rules 2 and 3: let the run in, alone or under the filter, or refuse it."""
+        """Rules 2 and 3: admit the run, alone or under the filter, or refuse it."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         number = len(state.runs) + 1
         self._log.append(
@@ -449,8 +450,8 @@ class Ledger:
             )
         return run
 
-    def _acknowledge(self, run: RunState, plan: Plan) -> None:
-        """The run pays for the values in its prelude, and for no others in their place.
+    def _claim_prelude(self, run: RunState, plan: Plan) -> None:
+        """Claim the named values in the run's prelude, and no others in their place.
 
         The same value again is free. One more than the plan has raises BudgetExceeded.
         """
@@ -469,7 +470,7 @@ class Ledger:
         return attempt
 
     def _lease_size(self) -> int:
-        percent = max(1, self._own_limit // 100)
+        percent = max(1, self._run_limit // 100)
         return percent if self.lease_steps is None else min(percent, self.lease_steps)
 
     def _take_lease(self, wanted: int, batches: str | None = None) -> int:
@@ -480,15 +481,15 @@ class Ledger:
         with self._log.transaction() as state:
             run, attempt = self._current(state), self._attempt
             if attempt == 0:  # a forked process continues the run
-                attempt = self._add_attempt(run, self._own)
+                attempt = self._add_attempt(run, self._run_budget)
             if batches is not None and state.require_new_batches(run.id, attempt, batches):
                 self._log.append("sampling", run=run.id, attempt=attempt, fingerprint=batches)
             wanted = min(wanted, max(1, run.limit // 100))  # of the run, as it first began
-            events = state.events_left(run, wanted, self._own_limit) if wanted else 0
+            events = state.events_left(run, wanted, self._run_limit) if wanted else 0
             if wanted and events <= 0:
                 raise BudgetExceeded(
                     f"one more step of run {run.name!r} would pass its budget: {run.charged} of at "
-                    f"most {min(run.limit, self._own_limit)} are charged, in a ledger for epsilon "
+                    f"most {min(run.limit, self._run_limit)} are charged, in a ledger for epsilon "
                     f"{self.budget.epsilon:g} at delta {self.budget.delta:g}; nothing was released"
                 )
             if events:

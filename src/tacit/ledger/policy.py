@@ -1,7 +1,5 @@
 """What the rows of a ledger's log amount to: runs, charges, limits and costs.
 
-What the rows of a ledger's log amount to: runs, charges, limits and costs.
-
 The kinds of rows, and what their JSON objects hold:
 
     ledger     format, epsilon, delta, relation      the first row, and only that
@@ -16,7 +14,7 @@ The kinds of rows, and what their JSON objects hold:
 
 Rows say what was planned and what was charged. How many events a run may take, whether it holds
 the ledger alone, the filter's order and all costs are computed from the plans and budgets, never
-stored. The rules are in `ledger`.
+stored. The rules are in `charge`.
 """
 
 from __future__ import annotations
@@ -306,11 +304,10 @@ def _text(value: Any) -> str:
 def require_one_more(
     event: dpa.GaussianDpEvent, what: str, plan: Plan, held: Mapping[str, float]
 ) -> None:
-    """Raise BudgetExceeded if as many Gaussians of this multiplier are claimed as are planned."""
+    """Raise BudgetExceeded if all Gaussians of this multiplier in the plan have been claimed."""
     planned = plan.prelude.count(event)
     if list(held.values()).count(float(event.noise_multiplier)) >= planned:
-        number = "a release" if planned == 1 else f"{planned} releases"
-        raise BudgetExceeded(_made(what, f"{number} of multiplier {event.noise_multiplier:g}"))
+        raise _all_claimed(event, what, "a release" if planned == 1 else f"{planned} releases")
 
 
 def require_unclaimed(
@@ -319,11 +316,12 @@ def require_unclaimed(
     """The same, and `what` itself must not have been released."""
     require_one_more(event, what, plan, held)
     if what in held:
-        raise BudgetExceeded(_made(what, f"a release of multiplier {event.noise_multiplier:g}"))
+        raise _all_claimed(event, what, "a release")
 
 
-def _made(what: str, paid: str) -> str:
-    return (
-        f"{what}: what the run was charged for, {paid}, has been made; nothing more is let out. "
-        "Use what was released then, or begin another run under a name of its own"
+def _all_claimed(event: dpa.GaussianDpEvent, what: str, paid: str) -> BudgetExceeded:
+    return BudgetExceeded(
+        f"{what}: what the run was charged for, {paid} of multiplier {event.noise_multiplier:g}, "
+        "has been made; nothing more is let out. Use what was released then, or begin another run "
+        "under a name of its own"
     )

@@ -103,7 +103,7 @@ class LedgerLog:
         self._state: LedgerState | None = None
         self._tip = START  # the last row that `_state` holds
         self._seen: Head | None = None  # the last row known to be on disk
-        self._identity = ""
+        self.identity = ""
         self._pid = os.getpid()
         self._open: sqlite3.Connection | None = None
         self._in_memory: sqlite3.Connection | None = None
@@ -134,10 +134,6 @@ class LedgerLog:
         """The last row, as of the latest transaction."""
         assert self._seen is not None
         return self._seen
-
-    @property
-    def identity(self) -> str:
-        return self._identity
 
     @contextmanager
     def transaction(self) -> Iterator[LedgerState]:
@@ -199,7 +195,7 @@ class LedgerLog:
     def write_anchor(self, anchor: str | os.PathLike[str]) -> None:
         """Write the head to a file, from which it can be followed (`anchor=`)."""
         with self.transaction():
-            _write_anchor(Path(anchor).absolute(), self._identity, self._tip)
+            _write_anchor(Path(anchor).absolute(), self.identity, self._tip)
 
     def close(self) -> None:
         if self._in_memory is not None and os.getpid() == self._pid:
@@ -209,7 +205,7 @@ class LedgerLog:
         """Write the newest committed head to the anchor, one process at a time."""
         db.execute("BEGIN IMMEDIATE")
         try:
-            _write_anchor(anchor, self._identity, self._read_head(db))
+            _write_anchor(anchor, self.identity, self._read_head(db))
         finally:
             db.execute("ROLLBACK")
 
@@ -263,7 +259,7 @@ class LedgerLog:
             raise self._put_back()
         if self.anchor is not None and self.anchor.exists():
             identity, kept = _read_anchor(self.anchor)
-            if identity != self._identity or self._digest_at(db, kept.seq) != kept.digest:
+            if identity != self.identity or self._digest_at(db, kept.seq) != kept.digest:
                 raise LedgerDamaged(
                     f"{self._called} does not contain row {kept.seq}, which the anchor "
                     f"{self.anchor} names: it is an older copy, another ledger, or was rewritten; "
@@ -289,7 +285,7 @@ class LedgerLog:
             raise self._changed(f"row {seq} cannot be read: {error}") from error
         self._tip = Head(seq, digest)
         if seq == 1:
-            self._identity = digest
+            self.identity = digest
 
     def _read_head(self, db: sqlite3.Connection) -> Head:
         rows = db.execute("SELECT seq, digest FROM head").fetchall()
@@ -322,10 +318,10 @@ class LedgerLog:
             raise _damaged(self._called, health.decode("utf-8", "replace"))
 
     def _refuse_if_damaged(self, error: BaseException) -> None:
-        """Raise LedgerDamaged if SQLite cannot read the file for what is in it.
+        """Raise LedgerDamaged if SQLite cannot read the file because of its content.
 
-        Trouble with the disk, or with other processes, is not that. SQLite's own message may hold
-        bytes of the file, which are no text: then Python raises UnicodeDecodeError instead.
+        Trouble with the disk or with other processes is something else. SQLite's message may hold
+        bytes of the file that are no text: then Python raises UnicodeDecodeError instead.
         """
         code = getattr(error, "sqlite_errorcode", None)
         # The low byte is the kind of error.
@@ -379,14 +375,23 @@ def _write_tables(db: sqlite3.Connection, budget: Budget) -> None:
     db.execute("COMMIT")
 
 
-def _create(file: Path, write: Callable[[sqlite3.Connection], None]) -> None:
-    """Make the file whole under another name, then give it its own, unless somebody was faster.
-
-    A crash leaves no file, or a whole one, and a hard link never replaces a file that is there.
-    """
+@contextmanager
+def _draft_of(file: Path) -> Iterator[Path]:
+    """Another name beside the file, to write it under first; removed at the end."""
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
     try:
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _create(file: Path, write: Callable[[sqlite3.Connection], None]) -> None:
+    """Write the whole file as a draft, then link it to its name, unless another process did.
+
+    A crash leaves no file, or a whole one, and a hard link never replaces an existing file.
+    """
+    with _draft_of(file) as draft:
         with closing(sqlite3.connect(str(draft), isolation_level=None)) as db:
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA fullfsync = ON")
@@ -405,8 +410,6 @@ def _create(file: Path, write: Callable[[sqlite3.Connection], None]) -> None:
                 "give a file on a local disk"
             ) from error
         _sync_folder(file.parent)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def require_sqlite(file: Path, called: object) -> None:
@@ -478,16 +481,12 @@ def _no_anchor(file: Path) -> LedgerDamaged:
 
 def _write_anchor(file: Path, identity: str, head: Head) -> None:
     """Replace the anchor in one step, durably: a crash leaves the old one or the new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
-    try:
+    with _draft_of(file) as draft:
         with draft.open("w", encoding="utf-8") as opened:
             json.dump({"ledger": identity, "seq": head.seq, "digest": head.digest}, opened)
             opened.flush()
             os.fsync(opened.fileno())
         os.replace(draft, file)
-    finally:
-        draft.unlink(missing_ok=True)
     _sync_folder(file.parent)
 
 
