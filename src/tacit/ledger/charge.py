@@ -30,7 +30,6 @@ import sys
 import threading
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Protocol
 
 import dp_accounting as dpa
@@ -116,6 +115,7 @@ class Ledger:
         if budget is None and (path is None or not os.path.exists(path)):
             raise ValueError(f"no ledger at {path}; give a budget to make a new one")
         self._log = LedgerLog(path, budget, anchor=anchor)
+        self.path = self._log.path
         with self._log.transaction() as state:
             self.budget = state.budget
         if budget is not None and budget != self.budget:
@@ -129,10 +129,6 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"Ledger({str(self.path) if self.path else None!r}, {self.budget})"
-
-    @property
-    def path(self) -> os.PathLike[str] | None:
-        return self._log.path
 
     @property
     def identity(self) -> str:
@@ -163,50 +159,51 @@ class Ledger:
         charged; resuming it uses what is left. What comes before the first step (`plan.prelude`)
         is charged here: release it after this call, not before.
         """
+        own = budget or self.budget
         with self._lock:
-            self._begin(plan, name, budget or self.budget)
-
-    def _begin(self, plan: Plan, name: str | None, own: Budget) -> None:
-        if os.getpid() == self._pid:
-            self._require_owner()
-        self.end()
-        if plan.relation is not self.budget.relation or own.relation is not self.budget.relation:
-            raise ValueError(
-                f"the run is for {plan.relation}, the ledger for {self.budget.relation}; "
-                "give both the same relation"
-            )
-        if not (name is None or isinstance(name, str)):
-            raise ValueError(f"the run's name is {name!r}; give text")
-        stored = json.loads(plan.to_json())  # refuses what could not be read back
-        check_counts(plan.scheme)
-        limit = event_limit(plan, own, self.budget)
-        if plan.prelude and limit == 0:
-            raise BudgetExceeded(
-                "what comes before the first step leaves no budget for any step; nothing is charged"
-            )
-        with self._log.transaction() as state:
-            others = state.live()
-        for other in others:  # accounting is slow: fill its cache while the file is not locked
-            if other.first:
-                with suppress(UnregisteredScheme):
-                    _ = other.limit
-        with self._log.transaction() as state:
-            run = None if name is None else state.named(name)
-            if run is None:
-                new_name = state.free_name() if name is None else name
-                run = self._admit(state, new_name, stored, own)
-            elif run.plan != plan:
-                raise PlanChanged(
-                    f"run {name!r} began with {run.plan}, not {plan}; give the new run "
-                    "a name of its own"
+            if os.getpid() == self._pid:
+                self._require_owner()
+            self.end()
+            if (
+                plan.relation is not self.budget.relation
+                or own.relation is not self.budget.relation
+            ):
+                raise ValueError(
+                    f"the run is for {plan.relation}, the ledger for {self.budget.relation}; "
+                    "give both the same relation"
                 )
-            self._claim_prelude(run, plan)
-            attempt = self._add_attempt(run, own)
-        self._owner = threading.get_ident()
-        self._run_id, self._attempt, self._plan = run.id, attempt, plan
-        self._run_budget, self._run_limit = own, limit
-        if self.path is not None:
-            _under_way.add(self)
+            if not (name is None or isinstance(name, str)):
+                raise ValueError(f"the run's name is {name!r}; give text")
+            stored = json.loads(plan.to_json())  # refuses what could not be read back
+            check_counts(plan.scheme)
+            limit = event_limit(plan, own, self.budget)
+            if plan.prelude and limit == 0:
+                raise BudgetExceeded(
+                    "what comes before the first step leaves no budget for any step; nothing is charged"
+                )
+            with self._log.transaction() as state:
+                others = state.live()
+            for other in others:  # accounting is slow: fill its cache while the file is not locked
+                if other.first:
+                    with suppress(UnregisteredScheme):
+                        _ = other.limit
+            with self._log.transaction() as state:
+                run = None if name is None else state.named(name)
+                if run is None:
+                    new_name = state.free_name() if name is None else name
+                    run = self._admit(state, new_name, stored, own)
+                elif run.plan != plan:
+                    raise PlanChanged(
+                        f"run {name!r} began with {run.plan}, not {plan}; give the new run "
+                        "a name of its own"
+                    )
+                self._claim_prelude(run, plan)
+                attempt = self._add_attempt(run, own)
+            self._owner = threading.get_ident()
+            self._run_id, self._attempt, self._plan = run.id, attempt, plan
+            self._run_budget, self._run_limit = own, limit
+            if self.path is not None:
+                _under_way.add(self)
 
     def release(self, pending: Pending, into: nn.Module) -> None:
         """Charge a step, then draw its noise and set `.grad`; or raise BudgetExceeded.
@@ -336,7 +333,7 @@ class Ledger:
         with self._lock:
             self._notice_fork()
             run_id, attempt, lease = self._run_id, self._attempt, self._lease
-            self._forget()
+            self._clear_run()
             if run_id is None or attempt == 0:
                 return
             with self._log.transaction() as state:
@@ -356,12 +353,7 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> str:
