@@ -179,7 +179,8 @@ class Ledger:
             limit = event_limit(plan, own, self.budget)
             if plan.prelude and limit == 0:
                 raise BudgetExceeded(
-                    "what comes before the first step leaves no budget for any step; nothing is charged"
+                    "what comes before the first step leaves no budget for any step; "
+                    "nothing is charged"
                 )
             with self._log.transaction() as state:
                 others = state.live()
