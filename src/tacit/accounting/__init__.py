@@ -1,4 +1,9 @@
-"""Events to ε; trade-off curves; calibration."""
+"""Accounting: from privacy events to ε, trade-off curves, and calibrated noise.
+
+`epsilon`, `calibrate` and `steps_within` are the three directions; a `Plan` is a whole run, fixed
+beforehand, as the ledger stores it. PLD gives the reported ε, RDP a cross-check and the ledger's
+filter. `TradeOff` is the f-DP view, and `check_scheme` tests a sampling scheme of your own.
+"""
 
 from tacit.accounting.accountant import calibrate, epsilon, epsilon_rdp, no_privacy, steps_within
 from tacit.accounting.f_dp import (

@@ -1,8 +1,7 @@
 """The three directions of accounting: ε from the noise, the noise from ε, the steps from both.
 
-The three directions of accounting: ε from the noise, the noise from ε, the steps from both.
-
-When an ε is so large that it protects nobody, and the words for it.
+ε is by privacy loss distributions (`pld`); Rényi DP (`rdp`) is the cross-check and gives first
+bounds for the search. `no_privacy` says when an ε is so large that it protects nobody.
 """
 
 from __future__ import annotations
@@ -49,24 +48,15 @@ def run_event(
     prelude: Sequence[dpa.DpEvent] = (),
 ) -> dpa.DpEvent:
     """Everything a run releases: what came before it (`prelude`), then its steps."""
-    count = scheme_of(sampling).num_events(steps)
-    return composed_event(sampling, noise_multiplier, count, unit=unit, prelude=prelude)
-
-
-def composed_event(
-    sampling: Scheme | Sampler,
-    noise_multiplier: float,
-    count: int,
-    *,
-    unit: Unit = Unit.RECORD,
-    prelude: Sequence[dpa.DpEvent] = (),
-) -> dpa.DpEvent:
-    """The same for a number of events, which are steps for all schemes but shuffled epochs."""
     scheme = scheme_of(sampling)
-    parts = list(prelude)
-    if count > 0:
-        parts.append(dpa.SelfComposedDpEvent(scheme.step_event(noise_multiplier, unit), count))
-    return dpa.ComposedDpEvent(parts)
+    step = scheme.step_event(noise_multiplier, unit)
+    return composed(prelude, step, scheme.num_events(steps))
+
+
+def composed(prelude: Sequence[dpa.DpEvent], step: dpa.DpEvent, count: int) -> dpa.DpEvent:
+    """The events of `prelude`, then `count` times `step`."""
+    steps = [dpa.SelfComposedDpEvent(step, count)] if count > 0 else []
+    return dpa.ComposedDpEvent([*prelude, *steps])
 
 
 def epsilon_of_event(

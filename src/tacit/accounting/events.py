@@ -1,9 +1,4 @@
-"""Events: as multisets of their parts, and as releases that are charged once.
-
-An event as a multiset of its parts: composition does not care about order or nesting.
-
-One Gaussian release made before training, told apart from another of the same cost.
-"""
+"""Privacy events: unfolding compositions, and releases that are charged once."""
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
-"""Trade-off curves: what a tester who wants to spot one record can reach (f-DP).
+"""Trade-off curves: how well the best test can detect one record (f-DP).
 
-Trade-off curves: what a tester who wants to spot one record can reach (f-DP).
-
-The tensor product of trade-off curves: what several releases give away together.
-
-The subsampling operator of f-DP.
-
-Type I against type II error, as a picture.
+A curve comes from a run's event (`trade_off`), is composed with others (`tensor_product`), is
+amplified by sampling (`subsample`), and is drawn as type I against type II error.
 """
 
 from __future__ import annotations

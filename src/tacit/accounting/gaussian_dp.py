@@ -1,9 +1,4 @@
-"""Gaussian differential privacy, and what noise over blocks amounts to.
-
-Gaussian differential privacy: the limit that papers quote beside the exact curve.
-
-What clipping and noising a gradient block by block costs.
-"""
+"""Gaussian DP: the limit that papers quote beside the exact curve, and noise over blocks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a run will release, fixed before it begins.
-
-What a run will release, fixed before it begins.
-"""
+"""A plan: what a run will release, fixed before it begins."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 
 import dp_accounting as dpa
 
-from tacit.accounting.accountant import composed_event, epsilon_of_event, run_event, steps_within
+from tacit.accounting.accountant import composed, epsilon_of_event, steps_within
 from tacit.accounting.events import Release
 from tacit.accounting.pld import FINE, Grid
 from tacit.accounting.rdp import epsilon_of_curve, renyi_curve
@@ -29,10 +26,13 @@ from tacit.sampling.scheme import (
 
 @dataclass(frozen=True)
 class Plan:
-    """Sampling, noise, and how many steps; `relation` is the one the user's ε is for.
+    """Sampling, noise and number of steps; `relation` is the one the user's ε is for.
 
     `prelude` holds Gaussian releases made before the first step, such as scaling statistics.
     PLD accounting is valid because all of this is fixed before anything is released.
+
+    Example:
+        >>> Plan(Poisson(0.01), 1.1, Relation.ADD_OR_REMOVE_ONE, 1000).epsilon(1000, 1e-5)
     """
 
     scheme: Scheme
@@ -76,22 +76,19 @@ class Plan:
         return self.scheme.step_event(self.noise_multiplier, self.unit)
 
     def event(self, steps: int) -> dpa.DpEvent:
-        return run_event(
-            self.scheme, self.noise_multiplier, steps, unit=self.unit, prelude=self.prelude
-        )
+        """Everything that `steps` steps release, with the prelude."""
+        return self.event_of_count(self.scheme.num_events(steps))
 
     def event_of_count(self, count: int) -> dpa.DpEvent:
         """The same for a number of events, as a ledger counts them."""
-        return composed_event(
-            self.scheme, self.noise_multiplier, count, unit=self.unit, prelude=self.prelude
-        )
+        return composed(self.prelude, self.step_event, count)
+
+    def epsilon(self, steps: int, delta: float, grid: Grid = FINE) -> float:
+        return self.epsilon_of_count(self.scheme.num_events(steps), delta, grid)
 
     def epsilon_of_count(self, count: int, delta: float, grid: Grid = FINE) -> float:
         event = self.event_of_count(count)
         return epsilon_of_event(event, delta, self.accounted_relation, grid)
-
-    def epsilon(self, steps: int, delta: float, grid: Grid = FINE) -> float:
-        return epsilon_of_event(self.event(steps), delta, self.accounted_relation, grid)
 
     def epsilon_rdp(self, steps: int, delta: float) -> float:
         return self.epsilon_rdp_of_count(self.scheme.num_events(steps), delta)
@@ -106,7 +103,7 @@ class Plan:
         )
 
     def to_json(self) -> str:
-        """As text, from which `from_json` makes an equal plan, without running stored code.
+        """Text from which `from_json` makes an equal plan, without running stored code.
 
         Raises UnsupportedEvent for a plan that could not be read back: its scheme is not
         registered (`tacit.register_scheme`), or has fields that JSON does not keep.

@@ -1,10 +1,8 @@
 """Events to privacy loss distributions: the ε that Tacit reports.
 
-Events to privacy loss distributions: the ε that Tacit reports.
-
-Each part has a dominating pair (P, Q), discretised so that δ is never under-estimated
-("connect the dots" [Doroshenko 2022]); composition convolves [Koskela 2020]. z is the noise's
-standard deviation over the sensitivity Δ under the relation.
+Each part of a composition has a dominating pair (P, Q), discretised so that δ is never
+under-estimated ("connect the dots" [Doroshenko 2022]); composition convolves [Koskela 2020]. z is
+the noise's standard deviation over the sensitivity Δ under the relation.
 
 Gaussian:             N(1, z²) against N(0, z²), under either relation.
 Poisson, add/remove:  (1−q)·N(0, z²) + q·N(1, z²) against N(0, z²), both ways [Zhu 2022].
@@ -16,7 +14,8 @@ Poisson, replace:     (1−q)·N(0) + q·N(½) against (1−q)·N(0) + q·N(−�
 Without replacement, replace: C_p(G_{1/z}), p = m/N [Dong 2022, Thm 4.1]; see `_subset_pmf`.
 Revealed sample:      with probability p the Gaussian pair, else no loss.
 
-The privacy profile of a composed loss, at the slopes where a curve needs its tangents.
+dp-accounting has no public way to read the masses of a distribution: `masses` is the one place
+that uses its private names.
 """
 
 from __future__ import annotations
@@ -282,8 +281,7 @@ def profile_of(loss: PrivacyLoss, count: int = 2000) -> tuple[np.ndarray, np.nda
     by their tangents alone, which is a lower bound; half of the values are evenly spaced and half
     geometrically, on the grid of the losses, where the curve has its corners.
     """
-    # Two directions as dp-accounting keeps them; it has no public way to read their masses.
-    directions = [_masses(pmf) for pmf in {id(p): p for p in _pmfs(loss)}.values()]
+    directions = masses(loss)
     step = directions[0][0]
     last = max(1, *(_last_index(lowest, probs) for _, lowest, probs, _ in directions))
     indices = np.unique(
@@ -298,15 +296,18 @@ def profile_of(loss: PrivacyLoss, count: int = 2000) -> tuple[np.ndarray, np.nda
     return indices * step, np.minimum(deltas * (1 + _RELATIVE_ROUNDING), 1.0)
 
 
-def _pmfs(loss: PrivacyLoss) -> tuple[pld_pmf.PLDPmf, pld_pmf.PLDPmf]:
-    return loss._pmf_remove, loss._pmf_add
-
-
-def _masses(pmf: pld_pmf.PLDPmf) -> tuple[float, int, np.ndarray, float]:
-    """Grid step, index of the first loss, masses, and the mass at infinity."""
-    dense = pmf.to_dense_pmf()
-    probs = np.asarray(dense._probs, dtype=np.float64)
-    return dense._discretization, int(dense._lower_loss), probs, float(dense._infinity_mass)
+def masses(loss: PrivacyLoss) -> list[tuple[float, int, np.ndarray, float]]:
+    """(grid step, index of the first loss, masses, mass at infinity), one or two directions."""
+    distinct = {id(pmf): pmf.to_dense_pmf() for pmf in (loss._pmf_remove, loss._pmf_add)}
+    return [
+        (
+            pmf._discretization,
+            int(pmf._lower_loss),
+            np.asarray(pmf._probs, dtype=np.float64),
+            float(pmf._infinity_mass),
+        )
+        for pmf in distinct.values()
+    ]
 
 
 def _last_index(lowest: int, probs: np.ndarray) -> int:

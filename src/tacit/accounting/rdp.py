@@ -1,12 +1,9 @@
-"""Events to Rényi curves: the cross-check of ε, and what adaptive choices compose through.
-
-Events to Rényi curves: the cross-check of ε, and what adaptive choices compose through.
+"""Events to Rényi curves: the cross-check of ε, and the filter for adaptive choices.
 
 (α, ρ)-RDP: D_α(P‖Q) = log E_Q[(P/Q)^α] / (α − 1) ≤ ρ [Mironov 2017]. Curves add up under
 adaptive composition, also when each mechanism is chosen after seeing the last one's output.
 
-An RDP filter: what may be spent when each choice is made after looking at the last result.
-
+The RDP filter bounds what may be spent when each choice is made after looking at the last result.
 Fix one order α before anything is released. However adaptively mechanisms are chosen, if their
 RDP at α adds up to at most B in every outcome, the whole is (α, B)-RDP [Feldman 2021, Thm 4.3],
 hence (ε, δ)-DP for ε = B + log(1 − 1/α) − log(δα)/(α − 1) [Canonne 2020, Prop. 12]. One order
@@ -70,7 +67,6 @@ def _part_curve(part: dpa.DpEvent, relation: Relation) -> np.ndarray:
         rest = math.log1p(-p) if p < 1 else -math.inf
         return np.logaddexp(rest, math.log(p) + exponent) / (orders - 1)
     if isinstance(part, dpa.PoissonSampledDpEvent):
-        gaussian_inside(part)
         if relation is Relation.REPLACE_ONE:
             return _poisson_replace_curve(part.sampling_probability, gaussian_inside(part))
         return _from_dp_accounting(part, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)

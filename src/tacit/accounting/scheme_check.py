@@ -1,7 +1,4 @@
-"""Does a sampling scheme meet the contract of `tacit.sampling.Scheme`?
-
-Does a sampling scheme meet the contract of `tacit.sampling.Scheme`?
-"""
+"""`check_scheme`: does a sampling scheme meet the contract of `tacit.sampling.Scheme`?"""
 
 from __future__ import annotations
 
