@@ -262,11 +262,8 @@ def _flag(value: Any, inside: tuple[int, ...]) -> Hashable:
         return type(value), value
     if type(value) is tuple:
         return tuple(_flag(v, inside) for v in value)
-    return function_kind(value, inside) if _is_code(value) else None
-
-
-def _is_code(value: Any) -> bool:
-    return callable(value) and not isinstance(value, Tensor)
+    is_code = callable(value) and not isinstance(value, Tensor)
+    return function_kind(value, inside) if is_code else None
 
 
 def _contents(cell: types.CellType) -> Any:
