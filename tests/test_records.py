@@ -281,3 +281,8 @@ def test_crops_of_the_images_in_a_tree_follow_record_ids():
     image = torch.randn(5, 1, 4, 4)
     views = tacit.data.Augmentation(2, CropImages()).views_of({"image": image}, torch.arange(5))
     assert views["image"].shape == (10, 1, 4, 4)
+
+
+def test_the_repr_shows_what_is_public():
+    records = Records(IDS, LABELS, num_classes=2, public_size=9, name="mine")
+    assert repr(records) == "Records('mine', shape=(3,), num_classes=2, public_size=9)"

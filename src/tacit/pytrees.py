@@ -1,8 +1,8 @@
 """Records, outputs and targets as pytrees: tensors in tuples, lists, mappings and dataclasses.
 
 A record may be a token sequence with its mask, a pair of images or a row of a table with its
-category codes. Everything that handles records goes through these functions, so a dict of tensors
-works wherever a tensor does. Every tensor has one row per record in its first dimension.
+category codes. All code that handles records uses these functions, so a dict of tensors works
+wherever a tensor does. Every tensor has one row per record in its first dimension.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def map_tensors(function: Callable[..., Any], tree: T, *others: Tree) -> T:
     """The same structure with `function` applied to every tensor; other values stay.
 
     With other trees, `function(tensor, *values)` takes their values at the same place, which may
-    be numbers. ValueError where the structures differ.
+    be numbers. ValueError if the structures differ.
     """
     if isinstance(tree, Tensor):
         return cast(T, function(tree, *others))
@@ -77,7 +77,7 @@ def named_leaves(tree: Tree, name: str) -> Iterator[tuple[str, Any]]:
 def num_rows(tree: Tree, name: str = "the tree") -> int:
     """The number of records: the length of every tensor's first dimension.
 
-    ValueError where there is no tensor or where their lengths differ. `name` is for the message.
+    ValueError if there is no tensor or if their lengths differ. `name` is for the message.
     """
     if isinstance(tree, Tensor) and tree.dim():
         return len(tree)

@@ -1,6 +1,6 @@
-"""A dataset as tensors, with the constants about it that are public.
+"""`Records`: a dataset as tensors, with the constants about it that are public.
 
-A dataset as tensors, with the constants about it that are public.
+`as_records` makes them of what users have: pairs, mappings, arrays and map-style datasets.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _TARGET_KEYS = ("labels", "label")
 
 @dataclass(frozen=True)
 class Records:
-    """Inputs and targets, one row per record, and what may be said of them in public.
+    """Inputs and targets, one row per record, and what is public about them.
 
     `inputs` and `targets` are tensors, or pytrees of them: tuples, lists, mappings and dataclasses,
     each tensor with the records in its first dimension. The model is called as `model(x)`,
     `model(*inputs)` or `model(**inputs)`, and the loss as `loss(outputs, targets)`. Without targets
-    the loss is given the empty tuple `()`: for models whose outputs hold all that the loss needs,
+    the loss gets the empty tuple `()`: for models whose outputs contain all that the loss needs,
     such as an autoencoder that returns its input beside the reconstruction. A language model that
     predicts its own tokens has them as targets.
 
@@ -78,6 +78,13 @@ class Records:
             )
         if self.public_size is not None and self.public_size < 1:
             raise ValueError(f"public_size is {self.public_size}; declare a positive number")
+
+    def __repr__(self) -> str:
+        """What is public: neither values nor the number of records."""
+        return (
+            f"Records({self.name!r}, shape={self.shape}, num_classes={self.num_classes}, "
+            f"public_size={self.public_size})"
+        )
 
     def __len__(self) -> int:
         return num_rows(self.inputs)
@@ -143,15 +150,15 @@ class Records:
 
 
 def as_records(data: object) -> Records:
-    """`data` as `Records`: what a user has, read into memory once.
+    """`data` as `Records`, read into memory once.
 
     - `Records`: itself.
     - A pair (inputs, targets) of tensors, arrays or pytrees of them. In a longer tuple, and in a
       `TensorDataset`, the last one is the target and the others are the inputs.
-    - A mapping of tensors or arrays, such as a `BatchEncoding`: the inputs. What it has under
-      "labels" or "label" are the targets, and no inputs.
+    - A mapping of tensors or arrays, such as a `BatchEncoding`: the inputs, and under "labels" or
+      "label" the targets.
     - A map-style dataset (`len(data)` and `data[i]`). Its items are pairs, longer tuples or
-      mappings, read in the same way, or inputs alone. All items need equal shapes.
+      mappings, read in the same way, or inputs alone. All items must have equal shapes.
     """
     if isinstance(data, Records):
         return data
