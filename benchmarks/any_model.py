@@ -53,6 +53,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from any_model_settings import SETTINGS, Setting
+from timing import step_on, time_block, wait
 from torch import Tensor, nn
 
 import tacit
@@ -228,11 +229,6 @@ STEPS = tuple(KINDS)[:6]
 COMPILED = ("plain compiled", "tacit", "plain whole", "clipless whole", "light clipless whole")
 
 
-def wait(device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def prepare(kind: str, setting: Setting, records: int, device) -> tuple[Callable[[], Any], dict]:
     """A step that has done all its compiling, and how long that took."""
     torch.manual_seed(0)
@@ -268,13 +264,8 @@ def prepare(kind: str, setting: Setting, records: int, device) -> tuple[Callable
     return step, facts
 
 
-def time_block(step, steps: int, device) -> float:
-    wait(device)
-    started = time.perf_counter()
-    for _ in range(steps):
-        step()
-    wait(device)
-    return (time.perf_counter() - started) / steps
+def time_steps(step, steps: int, device) -> float:
+    return time_block(step_on(device, step), steps)
 
 
 @contextmanager
@@ -316,14 +307,14 @@ def measure(name: str, records: int, kinds: list[str], device, blocks: int, args
         for kind, step in made.items():
             # Past replays that are compared with an eager step, and steps that are checked: the
             # timed ones are 37 to 61, or more than 66, where the next such step is the 512th.
-            time_block(step, 28 if kind in COMPILED else 2, device)
-            first = time_block(step, 2, device)
+            time_steps(step, 28 if kind in COMPILED else 2, device)
+            first = time_steps(step, 2, device)
             row["facts"][kind]["steps"] = max(5, min(50, int(0.1 / max(first, 1e-6))))
             if kind in COMPILED and blocks * row["facts"][kind]["steps"] > 25:
-                time_block(step, 30, device)
+                time_steps(step, 30, device)
         for _ in range(blocks):
             for kind, step in made.items():
-                times[kind].append(time_block(step, row["facts"][kind]["steps"], device))
+                times[kind].append(time_steps(step, row["facts"][kind]["steps"], device))
         for kind in (k for k in COMPILED if k in made and args.profile):
             profile(f"{name} {records} {kind}", made[kind], device, args.profile)
     row["ms"] = {
@@ -342,16 +333,16 @@ def epochs_of(name: str, records: int, count: int, device, together=None) -> dic
         "plain compiled": plain_epoch(setting, data, records, device),
         "tacit": tacit_epoch(setting, data, records, device),
     }
-    first = {kind: time_block(epoch, 1, device) for kind, epoch in made.items()}
+    first = {kind: time_steps(epoch, 1, device) for kind, epoch in made.items()}
     warm_up = 1
-    while warm_up < 10 and time_block(made["tacit"], 1, device) > 1.5 * min(first.values()):
+    while warm_up < 10 and time_steps(made["tacit"], 1, device) > 1.5 * min(first.values()):
         warm_up += 1
     made["plain compiled"]()
     times: dict[str, list[float]] = {kind: [] for kind in made}
     with alone(together):
         for _ in range(count):
             for kind, epoch in made.items():
-                times[kind].append(time_block(epoch, 1, device))
+                times[kind].append(time_steps(epoch, 1, device))
     medians = {kind: statistics.median(those) for kind, those in times.items()}
     return {
         "model": name,
@@ -416,7 +407,7 @@ def profile(title: str, step, device, top: int) -> None:
     with torch.profiler.profile(
         activities=[activity.CUDA if device.type == "cuda" else activity.CPU]
     ) as found:
-        time_block(step, 2, device)  # a third may be one that is checked
+        time_steps(step, 2, device)  # a third may be one that is checked
     spent: dict[str, list[float]] = {}
     for event in found.events():
         cuda = event.device_type.name == "CUDA"

@@ -8,10 +8,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import torchvision_operators  # noqa: F401
 from torch import Tensor, nn
 
 import tacit
+
+if not torch.cuda.is_available() and not hasattr(torch.ops.torchvision, "nms"):
+    # Torchvision's wheel is built for CUDA. Beside a CPU build of PyTorch its compiled part does
+    # not load, and its import stops at operators that no model here calls: declarations are
+    # enough, as long as they live: a library that is collected takes its operators with it.
+    TORCHVISION = torch.library.Library("torchvision", "DEF")
+    for operator in ("nms", "qnms"):
+        TORCHVISION.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,17 @@ ghost, on the ordinary CNN. A private step is gradient, noise, ledger, optimizer
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from clipping_speed import time_block
-from clipping_speed_kinds import Job, Step, on_torch, opacus, plain
-from clipping_speed_models import cifar_cnn
+from clipping_steps import Job, cifar_cnn, opacus, plain
+from timing import Step, alternate, ratios, report, step_on
 from torch import nn
 
 import tacit
 from tacit.lipschitz import Absolute
-from tacit.report.run_folder import source
 
 NOISE = 1.0
 
@@ -66,13 +62,13 @@ def clipless(recorded: bool) -> Callable[[Job], Step]:
             optimizer.step()
             tacit.project(model)
 
-        return on_torch(job, step)
+        return step_on(job.inputs.device, step)
 
     return make
 
 
 def projection_alone(job: Job) -> Step:
-    return on_torch(job, lambda: tacit.project(job.model))
+    return step_on(job.inputs.device, lambda: tacit.project(job.model))
 
 
 KINDS: dict[str, tuple[Callable[[int], nn.Module], Callable[[Job], Step]]] = {
@@ -106,20 +102,14 @@ def measure(
             made[kind] = step
         except (ImportError, torch.cuda.OutOfMemoryError) as error:
             failed[kind] = f"{type(error).__name__}: {error}"[:200]
-    times: dict[str, list[float]] = {kind: [] for kind in made}
-    for _ in range(blocks):
-        for kind, step in made.items():
-            times[kind].append(time_block(step, steps))
-    ratios = {
-        kind: [t / p for t, p in zip(found, times["plain cnn"], strict=True)]
-        for kind, found in times.items()
-    }
+    times = alternate(made, blocks, steps)
+    over = ratios(times, "plain cnn")
     return {
         "width": width,
         "batch_size": batch,
         "plain_ms": 1e3 * statistics.median(times["plain cnn"]),
-        "time_over_plain": {kind: statistics.median(r) for kind, r in ratios.items()},
-        "quartiles": {kind: statistics.quantiles(r, n=4)[::2] for kind, r in ratios.items()},
+        "time_over_plain": {kind: r["median"] for kind, r in over.items()},
+        "quartiles": {kind: r["quartiles"] for kind, r in over.items()},
         "peak_bytes": memory,
         "memory_over_plain": {kind: m / memory["plain cnn"] for kind, m in memory.items() if m},
         "failed": failed,
@@ -163,15 +153,7 @@ def main() -> None:
             ratios = {k: round(v, 2) for k, v in found["time_over_plain"].items()}
             sizes = {k: round(v, 2) for k, v in found["memory_over_plain"].items()}
             print(width, batch, f"plain {found['plain_ms']:.2f} ms", ratios, sizes, found["failed"])
-    report = {
-        "question": "time and memory of clipless training over plain training",
-        "source": source(),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-        "torch": torch.__version__,
-        "results": results,
-    }
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    report("time and memory of clipless training over plain training", device, results, options.out)
 
 
 if __name__ == "__main__":

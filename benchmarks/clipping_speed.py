@@ -16,19 +16,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import platform
 import statistics
-import time
 from importlib import metadata
 from pathlib import Path
 
 import torch
-from clipping_speed_kinds import KINDS, RECORDED, Job, Step
-from clipping_speed_models import MODELS, Setting, tiny
+from clipping_steps import KINDS, MODELS, RECORDED, Job, Setting, tiny
+from timing import Step, alternate, ratios, report
 from torch.profiler import ProfilerActivity, profile
-
-from tacit.report.run_folder import source
 
 LEAST_BLOCKS = 10
 PROFILED = ("plain", "tacit")
@@ -54,14 +49,6 @@ def make(kind: str, setting: Setting, inputs, targets, physical) -> tuple[Step, 
         step.run()
         step.wait()
     return step, torch.cuda.max_memory_allocated() - before
-
-
-def time_block(step: Step, steps: int) -> float:
-    started = time.perf_counter()
-    for _ in range(steps):
-        step.run()
-    step.wait()
-    return (time.perf_counter() - started) / steps
 
 
 def measure(
@@ -91,10 +78,7 @@ def measure(
         for kind in PROFILED:
             if kind in made:
                 print_profile(kind, made[kind], device)
-    times: dict[str, list[float]] = {kind: [] for kind in made}
-    for _ in range(blocks):
-        for kind, step in made.items():
-            times[kind].append(time_block(step, steps))
+    times = alternate(made, blocks, steps)
     return {
         "batch_size": batch,
         "physical": physical,
@@ -111,18 +95,6 @@ def measure(
         "blocks": blocks,
         "steps_per_block": steps,
     }
-
-
-def ratios(times: dict[str, list[float]], base: str) -> dict[str, dict[str, float]]:
-    """Median and quartiles, over blocks, of each kind's time over the base's in the same block."""
-    if base not in times:
-        return {}
-    found = {}
-    for kind, blocks in times.items():
-        each = [t / p for t, p in zip(blocks, times[base], strict=True)]
-        low, median, high = statistics.quantiles(each, n=4, method="inclusive")
-        found[kind] = {"median": median, "quartiles": [low, high]}
-    return found
 
 
 def print_profile(kind: str, step: Step, device: torch.device, count: int = 10) -> None:
@@ -210,17 +182,14 @@ def main() -> None:
             )
             results.append({"model": name, **found})
             show(results[-1])
-    report = {
-        "question": "time and memory of per-sample clipping over plain training",
-        "source": source(),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-        "versions": {name: version(name) for name in ("torch", "opacus", "jax")},
-        "threads": torch.get_num_threads(),
-        "tiny": options.tiny,
-        "results": results,
-    }
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    report(
+        "time and memory of per-sample clipping over plain training",
+        device,
+        results,
+        options.out,
+        versions={name: version(name) for name in ("torch", "opacus", "jax")},
+        tiny=options.tiny,
+    )
 
 
 if __name__ == "__main__":

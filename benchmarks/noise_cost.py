@@ -19,24 +19,19 @@ import contextlib
 import json
 import platform
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from timing import ratios, report, spread
 
 import tacit
 import tacit.mechanism
 from tacit.randomness import Randomness, Stream
 
 CPU = torch.device("cpu")
-
-
-def summary(values: list[float]) -> dict[str, float]:
-    low, _, high = statistics.quantiles(values, n=4)
-    return {"median": statistics.median(values), "quartiles": [low, high]}
 
 
 def on_the_cpu(blocks: int, threads: int) -> dict:
@@ -60,7 +55,7 @@ def on_the_cpu(blocks: int, threads: int) -> dict:
             "million_per_second": {
                 name: size / statistics.median(t[1:]) / 1e6 for name, t in times.items()
             },
-            "stream_over_randn": summary(ratios),
+            "stream_over_randn": spread(ratios),
         }
     return found
 
@@ -138,16 +133,12 @@ def on_the_gpu(blocks: int, per_block: int, batch_size: int) -> dict:
         end.record()
         end.synchronize()
         alone.append(start.elapsed_time(end) / 20)
-    over = {
-        kind: summary([a / b for a, b in zip(times[kind], times["none"], strict=True)])
-        for kind in kinds
-    }
     return {
         "batch_size": batch_size,
         "parameters": sum(sizes),
-        "step_ms": {kind: summary([1e3 * t for t in times[kind]]) for kind in kinds},
-        "over_none": over,
-        "one_draw_ms": summary(alone),
+        "step_ms": {kind: spread([1e3 * t for t in times[kind]]) for kind in kinds},
+        "over_none": ratios(times, "none"),
+        "one_draw_ms": spread(alone),
     }
 
 
@@ -156,26 +147,17 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--blocks", type=int, default=15)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--commit", default="")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    commit = given.commit
-    if not commit:
-        asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
-        commit = asked.stdout.strip() or "unknown"
-    found: dict = {"torch": torch.__version__, "python": platform.python_version()}
-    found |= {"commit": commit, "processor": platform.processor() or platform.machine()}
+    found: dict = {"python": platform.python_version()}
     found["cpu_one_thread"] = on_the_cpu(given.blocks, 1)
     found["cpu_all_threads"] = on_the_cpu(given.blocks, torch.get_num_interop_threads())
     if given.device == "cuda":
-        found["gpu"] = torch.cuda.get_device_name()
         found["steps"] = [
             on_the_gpu(given.blocks, given.steps, size) for size in (64, 256, 1024, 4096)
         ]
-    text = json.dumps(found, indent=2)
-    print(text)
-    if given.out:
-        given.out.write_text(text + "\n")
+    print(json.dumps(found, indent=2))
+    report("what the cryptographic stream costs", torch.device(given.device), found, given.out)
 
 
 if __name__ == "__main__":

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import torch
+from timing import alternate, ratios, report, step_on
 from torch import nn
 
 import tacit
 from tacit.queries.bounded_gradient import Block, BoundedGradient, Loss, trainable
-from tacit.report.run_folder import source
 from tacit.sampling.batch import Batch
 from tacit.sampling.scheme import Unit
 
@@ -122,16 +120,6 @@ class Spine:
         self.optimizer.step()
 
 
-def time_block(step: object, steps: int, device: torch.device) -> float:
-    """Seconds a step, over a block of steps that is waited for once at its end."""
-    started = time.perf_counter()
-    for _ in range(steps):
-        step()  # type: ignore[operator]
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - started) / steps
-
-
 def measure(
     batch_size: int, pad_to: int | None, device: torch.device, blocks: int, steps: int, size: int
 ) -> dict:
@@ -140,26 +128,20 @@ def measure(
         total = (2 * blocks + 2) * steps
         bare = Bare(records, batch_size, device)
         spine = Spine(records, batch_size, device, Path(folder) / "ledger.sqlite", total, pad_to)
-        kinds = {"bare": bare.step, "spine": spine.step}
-        for step in kinds.values():
-            time_block(step, steps, device)
-        times: dict[str, list[float]] = {name: [] for name in kinds}
-        for _ in range(blocks):
-            for name, step in kinds.items():
-                times[name].append(time_block(step, steps, device))
-        time_block(spine.alone, steps, device)
-        alone = [time_block(spine.alone, steps, device) for _ in range(blocks)]
+        kinds = {"bare": step_on(device, bare.step), "spine": step_on(device, spine.step)}
+        alternate(kinds, 1, steps)
+        times = alternate(kinds, blocks, steps)
+        alone = alternate({"alone": step_on(device, spine.alone)}, blocks + 1, steps)["alone"][1:]
         spine.ledger.close()
-    ratios = [s / b for s, b in zip(times["spine"], times["bare"], strict=True)]
-    quartiles = statistics.quantiles(ratios, n=4)
+    over = ratios(times, "bare")["spine"]
     return {
         "batch_size": batch_size,
         "pad_to": pad_to,
         "bare_ms": 1e3 * statistics.median(times["bare"]),
         "spine_ms": 1e3 * statistics.median(times["spine"]),
         "spine_alone_ms": 1e3 * statistics.median(alone),
-        "ratio_median": statistics.median(ratios),
-        "ratio_quartiles": [quartiles[0], quartiles[2]],
+        "ratio_median": over["median"],
+        "ratio_quartiles": over["quartiles"],
         "blocks": blocks,
         "steps_per_block": steps,
     }
@@ -181,18 +163,14 @@ def main() -> None:
         for size in options.batch_sizes
         for pad in options.pad_to
     ]
-    report = {
-        "question": "time of a step with everything but the gradient, over a bare step",
-        "source": source(),
-        "model": "cifar_cnn of Losing Less, float32",
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "results": results,
-    }
-    print(json.dumps(report, indent=2))
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(results, indent=2))
+    report(
+        "time of a step with everything but the gradient, over a bare step",
+        device,
+        results,
+        options.out,
+        model="cifar_cnn of Losing Less, float32",
+    )
 
 
 if __name__ == "__main__":

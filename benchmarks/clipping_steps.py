@@ -1,4 +1,4 @@
-"""Who takes the step: plain training, Tacit's engines, Opacus, JAX.
+"""Who takes which step: models on random data; plain training, Tacit's engines, Opacus, JAX.
 
 A step is gradient, clipping, noise and optimizer, always on the same batch.
 """
@@ -6,16 +6,108 @@ A step is gradient, clipping, noise and optimizer, always on the same batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from clipping_speed_models import Setting
+from timing import Step, step_on
 from torch import Tensor, nn
 
 import tacit
 from tacit.engines import Automatic, BookKeeping, Engine, PerRecord, Recorder
 
 MAX_NORM, NOISE, RATE = 0.1, 1.0, 0.01
+
+
+class NextToken(nn.Module):
+    """`next_token_loss` with a reduction that can be switched, as Opacus' ghost clipping does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reduction = "mean"
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses_B = tacit.models.next_token_loss(outputs, targets)
+        return losses_B if self.reduction == "none" else losses_B.mean()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`width` is that of `cifar_cnn`, where the model is one: JAX has a twin of it."""
+
+    model: Callable[[], nn.Module]
+    batch: Callable[[int], tuple[Tensor, Tensor]]
+    criterion: Callable[[], nn.Module]
+    batch_sizes: tuple[int, ...]
+    width: int | None = None
+
+
+def images(count: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(count, 3, 32, 32, generator=generator)
+    return inputs, torch.randint(10, (count,), generator=generator)
+
+
+def texts(vocabulary: int, length: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Records that are their own targets."""
+
+    def batch(count: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(vocabulary, (count, length), generator=generator)
+        return tokens, tokens.clone()
+
+    return batch
+
+
+def cifar_cnn(width: int) -> Setting:
+    return Setting(
+        lambda: tacit.models.cifar_cnn(width=width),
+        images,
+        nn.CrossEntropyLoss,
+        (64, 256, 1024, 4096),
+        width,
+    )
+
+
+def wide_resnet(width: int) -> Setting:
+    return Setting(
+        lambda: tacit.models.wide_resnet(16, width), images, nn.CrossEntropyLoss, (64, 256, 1024)
+    )
+
+
+def gpt(*, tied: bool) -> Setting:
+    """GPT-2 small on 256 tokens: 124 M parameters, 163 M where the head has a table of its own."""
+    return Setting(
+        lambda: tacit.models.gpt(50257, context=256, tied=tied),
+        texts(50257, 256),
+        NextToken,
+        (8, 16, 32),
+    )
+
+
+MODELS = {
+    "cifar_cnn": cifar_cnn(32),
+    "cifar_cnn_wide": cifar_cnn(64),
+    "wrn_16_4": wide_resnet(4),
+    "gpt": gpt(tied=True),
+    "gpt_untied": gpt(tied=False),
+}
+
+
+def tiny(name: str) -> Setting:
+    """The same kind of model, small enough to see in a minute that every kind of step runs."""
+    setting = {
+        "cifar_cnn": cifar_cnn(4),
+        "cifar_cnn_wide": cifar_cnn(8),
+        "wrn_16_4": wide_resnet(1),
+    }.get(name)
+    if setting is None:
+        tied = name == "gpt"
+        setting = replace(
+            gpt(tied=tied),
+            model=lambda: tacit.models.gpt(50, 2, 16, 2, context=8, tied=tied),
+            batch=texts(50, 8),
+        )
+    return replace(setting, batch_sizes=(4, 8))
 
 
 @dataclass(frozen=True)
@@ -29,24 +121,6 @@ class Job:
     physical: int | None
 
 
-@dataclass(frozen=True)
-class Step:
-    """`wait` returns when the device is done; `bytes_used` is known where a compiler planned it."""
-
-    run: Callable[[], None]
-    wait: Callable[[], None]
-    bytes_used: int | None = None
-
-
-def on_torch(job: Job, run: Callable[[], None]) -> Step:
-    device = job.inputs.device
-    return Step(run, (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else _done)
-
-
-def _done() -> None:
-    """A CPU is done when the call returns."""
-
-
 def plain(job: Job) -> Step:
     optimizer = torch.optim.SGD(job.model.parameters(), lr=RATE)
     criterion = job.setting.criterion()
@@ -56,7 +130,7 @@ def plain(job: Job) -> Step:
         criterion(job.model(job.inputs), job.targets).backward()
         optimizer.step()
 
-    return on_torch(job, run)
+    return step_on(job.inputs.device, run)
 
 
 def plain_replay(job: Job) -> Step:
@@ -81,7 +155,7 @@ def plain_replay(job: Job) -> Step:
     optimizer.zero_grad(set_to_none=True)
     with torch.cuda.graph(graph):
         eager()
-    return on_torch(job, graph.replay)
+    return step_on(job.inputs.device, graph.replay)
 
 
 def with_engine(make_engine: Callable[[], Engine], *, in_pieces: bool) -> Callable[[Job], Step]:
@@ -110,7 +184,7 @@ def with_engine(make_engine: Callable[[], Engine], *, in_pieces: bool) -> Callab
             ledger.release(private, into=job.model)
             optimizer.step()
 
-        return on_torch(job, run)
+        return step_on(job.inputs.device, run)
 
     return make
 
@@ -142,7 +216,7 @@ def opacus(mode: str) -> Callable[[Job], Step]:
             criterion(wrapped(job.inputs), job.targets).backward()
             private.step()
 
-        return on_torch(job, run)
+        return step_on(job.inputs.device, run)
 
     return make
 
