@@ -1,9 +1,4 @@
-"""Certified accuracy: the share of records that are right, and stay so within a radius.
-
-Certified accuracy: the share of records that are right, and stay so within a radius.
-
-Certified accuracy against the radius, as a picture.
-"""
+"""Certified accuracy: the share of records classified correctly, and still so within a radius."""
 
 from __future__ import annotations
 
@@ -32,7 +27,7 @@ class CertifiedAccuracy:
     """Shares of held-out records that are right and certified at each radius, in units of `unit`.
 
     `radii_N` holds each record's own radius, below 0 where the decision is wrong. The guarantee of
-    private training covers the training records only: what is read off these is not private.
+    private training covers the training records only: these figures are not private.
     """
 
     radii: tuple[float, ...]
@@ -46,7 +41,7 @@ class CertifiedAccuracy:
         return share_at(self.radii_N, radius * self.unit)
 
     def facts(self) -> dict[str, Any]:
-        """Everything but the single records, as plain values."""
+        """Everything but the radii of single records, as plain values."""
         return {
             "norm": "L2",
             "unit": self.unit,
@@ -58,7 +53,7 @@ class CertifiedAccuracy:
         }
 
     def median_radius(self) -> float | None:
-        """Half of the records that are right are certified beyond this, in units of `unit`."""
+        """The median radius of the records that are right, in units of `unit`."""
         right = self.radii_N[self.radii_N >= 0]
         return float(right.median()) / self.unit if len(right) else None
 
@@ -78,8 +73,7 @@ class CertifiedAccuracy:
         return console.file.getvalue()
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Certified accuracy against the radius, as a picture."""
-
+        """Plot certified accuracy against the radius."""
         plot_certified({"this model": self}, path)
 
 
@@ -94,21 +88,21 @@ def certified_accuracy(
 ) -> CertifiedAccuracy:
     """The share of held-out records that are right, and certified at each of `radii`·`unit`.
 
-    At radius 0 that is the accuracy. A record counts at r > 0 if its radius exceeds r (see
-    `certified_radius`, also for `before`: with it, `records` hold inputs before scaling).
+    At radius 0 that is the accuracy. A record counts at r > 0 if its radius exceeds r. With
+    `before`, `records` hold inputs before scaling; see `certified_radius`.
     """
     chosen = _checked(radii)
     if not 0 < unit < math.inf:
         raise ValueError(f"unit is {unit}; give a finite number above 0")
     certify = certifier_for(model, records.shape, before)
     device = certify.slopes_KK.device
-    found = [torch.empty(0, dtype=torch.float64)]
+    parts = [torch.empty(0, dtype=torch.float64)]
     for start in range(0, len(records), batch_size):
         rows = slice(start, start + batch_size)
         made = certify(records.inputs[rows])
         right = made.right(records.targets[rows].to(device))
-        found.append(torch.where(right, made.radii_B, -1.0).cpu())
-    radii_N = torch.cat(found)
+        parts.append(torch.where(right, made.radii_B, -1.0).cpu())
+    radii_N = torch.cat(parts)
     shares = tuple(share_at(radii_N, radius * unit) for radius in chosen)
     return CertifiedAccuracy(chosen, shares, unit, len(records), radii_N)
 
@@ -132,7 +126,7 @@ _MOST_STEPS = 400
 
 
 def plot_certified(results: Mapping[str, CertifiedAccuracy], path: str | os.PathLike[str]) -> None:
-    """One curve a model, by name: the share right and certified at every radius."""
+    """One curve per model, by name: the share that is right and certified at every radius."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

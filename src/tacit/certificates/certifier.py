@@ -1,16 +1,9 @@
-"""A network taken apart for certificates, once for all records.
+"""The L2 radius around a record within which a Lipschitz network's decision cannot change.
 
-The L2 radius around a record within which a Lipschitz network's decision cannot change.
-
-Moves of a record that is then put on a sphere.
-
-From the outputs of a record to how far its representation may move before the class changes.
-
-Scalers as layers, so that a certificate is about the inputs as they were before them.
-
-A copy of a network that is known by its weights, not only by the sets they are kept in.
-
-A network taken apart for certificates, once for all records.
+A `Certifier` is a network taken apart once for all records: a front, perhaps a sphere, a body and
+perhaps a linear head. Each part is a copy whose sets are shrunk or grown to the weights, so its
+Lipschitz constant is that of the weights. Scalers that the inputs went through become layers, so
+that a radius is in units of the inputs before them.
 """
 
 from __future__ import annotations
@@ -51,22 +44,27 @@ def certified_radius(
     *,
     before: Scaler | Iterable[Scaler] = (),
 ) -> Tensor:
-    """r(x) such that every x + δ with ‖δ‖₂ < r(x) is given the class of x; one number a record.
+    """r(x) such that every x + δ with ‖δ‖₂ < r(x) has the class of x; one number per record.
 
     With an L-Lipschitz network, z_y − z_k moves by at most √2·L·‖δ‖, so
         r = min_{k≠y} (z_y − z_k) / (√2·L),
     with L·‖w_y − w_k‖ in the place of √2·L where the network ends in a linear layer, and |z|/L for
-    one output  [Tsuzuku 2018, Prop. 1]. L is that of the weights as they are, from above.
-    A `BoundedInput` that clips is 1-Lipschitz; one that puts inputs on a sphere has no constant
-    and is allowed for by angles. Where `targets` are given, the radius is 0 for a wrong decision.
+    one output  [Tsuzuku 2018, Prop. 1]. L is an upper bound for the present weights.
+    A `BoundedInput` that clips is 1-Lipschitz; one that scales inputs onto a sphere has no constant
+    and is handled by angles.
 
-    `before` are the scalers that the network's inputs went through. Then `inputs` are those
-    *before* scaling, and so is the radius: pixels, say, and not deviations from a mean.
+    Args:
+        targets: where given, the radius is 0 for a wrong decision.
+        before: the scalers that the network's inputs went through. Then `inputs` are those *before*
+            scaling, and so is the radius: in pixels, say, and not in deviations from a mean.
+
+        radii = tacit.certificates.certified_radius(model, test.inputs, test.targets)
     """
-    found = certifier_for(model, inputs.shape[1:], before)(inputs)
+    certificates = certifier_for(model, inputs.shape[1:], before)(inputs)
+    radii_B = certificates.radii_B
     if targets is None:
-        return found.radii_B
-    return torch.where(found.right(targets.to(found.radii_B.device)), found.radii_B, 0.0)
+        return radii_B
+    return torch.where(certificates.right(targets.to(radii_B.device)), radii_B, 0.0)
 
 
 def radius_before_sphere(allowed_B: Tensor, norms_B: Tensor, sphere_norm: float) -> Tensor:
@@ -90,7 +88,7 @@ _ROUNDING = 1 + 1e-9
 def slopes_of_outputs(num_outputs: int, lipschitz: float) -> Tensor:
     """s_yk = √2·L: how far z_y − z_k moves at most when the input of an L-Lipschitz f moves by 1.
 
-    z_y − z_k = ⟨e_y − e_k, f(x)⟩, and ‖e_y − e_k‖ = √2. Of one output, z itself: s = L.
+    z_y − z_k = ⟨e_y − e_k, f(x)⟩, and ‖e_y − e_k‖ = √2. For one output, z itself: s = L.
     """
     factor = math.sqrt(2) if num_outputs > 1 else 1.0
     return torch.full((num_outputs, num_outputs), factor * lipschitz, dtype=torch.float64)
@@ -100,25 +98,25 @@ def slopes_of_head(head: nn.Linear, lipschitz: float) -> Tensor:
     """s_yk = L·‖w_y − w_k‖ where a linear head Wf(x) + c ends an L-Lipschitz body f.
 
     z_y − z_k = ⟨w_y − w_k, f(x)⟩ + c_y − c_k. Never above √2·L·‖W‖, since w_y − w_k =
-    Wᵀ(e_y − e_k), and far below it for classes that are alike. Of one output: s = L·‖w‖.
+    Wᵀ(e_y − e_k), and far below it for similar classes. For one output: s = L·‖w‖.
     """
     weight = head.weight.detach().to(torch.float64)
     if len(weight) == 1:
         return lipschitz * weight.norm().reshape(1, 1) * _ROUNDING
-    # Row by row: |a|² + |b|² − 2ab, the fast way, loses its digits where rows are alike.
+    # Row by row: the faster |a|² + |b|² − 2ab cancels for similar rows.
     distances = torch.stack([(row - weight).norm(dim=1) for row in weight])
     return lipschitz * distances * _ROUNDING
 
 
 def decisions(outputs: Tensor) -> Tensor:
-    """The class of the largest output; of one output, whether it is positive."""
+    """The class of the largest output; for one output, whether it is positive."""
     if outputs.shape[1] == 1:
         return (outputs.squeeze(1) > 0).long()
     return outputs.argmax(dim=1)
 
 
 def allowed_moves(outputs_BK: Tensor, decided_B: Tensor, slopes_KK: Tensor) -> Tensor:
-    """min_{k≠y} (z_y − z_k)/s_yk: below this no z_k catches up with z_y. Of one output, |z|/s."""
+    """min_{k≠y} (z_y − z_k)/s_yk: below this no z_k reaches z_y. For one output, |z|/s."""
     if outputs_BK.shape[1] == 1:
         # A sign decides, and 0 counts as not positive.
         return _ratio(outputs_BK.abs(), slopes_KK).squeeze(1)
@@ -129,7 +127,7 @@ def allowed_moves(outputs_BK: Tensor, decided_B: Tensor, slopes_KK: Tensor) -> T
 
 
 def _ratio(gaps: Tensor, slopes: Tensor) -> Tensor:
-    """gap/slope, 0 where there is no gap (or it is not a number), ∞ where nothing can close it."""
+    """gap/slope; 0 where the gap is 0 or NaN, ∞ where nothing can close it."""
     return torch.where(gaps > 0, gaps / slopes.to(gaps.device), 0.0)
 
 
@@ -146,7 +144,7 @@ class ScalingLayer(nn.Module):
         return self.scaler(x)
 
     def output_norm(self, x: Bound) -> float:
-        return math.inf  # a mean is subtracted, and what comes in is not bounded anyway
+        return math.inf  # a mean is subtracted, and the input is not bounded anyway
 
     def lipschitz(self, x: Bound) -> float:
         return self.constant
@@ -156,7 +154,7 @@ class ScalingLayer(nn.Module):
 
 
 def as_layers(before: Scaler | Iterable[Scaler]) -> list[nn.Module]:
-    """The scalers in turn. Dividing a record by its norm is the sphere of radius 1."""
+    """The scalers as layers. Dividing a record by its norm is the sphere of radius 1."""
     scalers = (before,) if isinstance(before, Scaler) else before
     return [
         BoundedInput(1.0, sphere=True) if type(scaler) is UnitNorm else ScalingLayer(scaler)
@@ -165,10 +163,10 @@ def as_layers(before: Scaler | Iterable[Scaler]) -> list[nn.Module]:
 
 
 def scaler_lipschitz(scaler: Scaler) -> float:
-    """How far the scaled input moves at most, over how far the input does.
+    """The Lipschitz constant of a scaler.
 
     (x − mean)/std: channel c moves by δ_c/std_c, so ‖·‖ ≤ ‖δ‖/min std. The *smallest* deviation
-    decides: with the largest, as published code has it, a radius is too large by their ratio.
+    decides: with the largest, as in published code, a radius is too large by their ratio.
     A range onto another: clipping is 1-Lipschitz, then the steepest slope. A colour matrix: ‖M‖₂.
     """
     if type(scaler) is PublicScaler:
@@ -190,12 +188,12 @@ def scaler_lipschitz(scaler: Scaler) -> float:
 def certified_copy(module: nn.Module) -> nn.Module:
     """The module in float64 and evaluation mode, each weight's set shrunk or grown to hold it.
 
-    It is a snapshot: what was done to an instance of a layer is refused and takes no part.
+    It is a snapshot, and changes made to an instance of a layer are refused.
 
     A layer's Lipschitz constant is for all weights in its set {W : norm(W) ≤ max_norm}. A weight
     whose norm is certified to be at most n is in the set with n in the place of max_norm, so the
     same layer's answer for that set holds for it: tighter than for the set it was trained in, and
-    true even if nobody projected. A set that cannot be changed must hold its weight as it is.
+    true even without a projection. A set that cannot be changed must hold its present weight.
     """
     made = whole(module)
     for _, layer in members(made):
@@ -231,14 +229,14 @@ def _fit(layer: Any) -> None:
 
 @dataclass(frozen=True)
 class Certificates:
-    """What is decided for each record, and within which L2 radius that cannot change."""
+    """The class of each record, and the L2 radius within which it cannot change."""
 
     decided_B: Tensor
     radii_B: Tensor
     one_output: bool
 
     def right(self, targets: Tensor) -> Tensor:
-        """Of one output the classes are 0 and 1, and −1 is 0 as well."""
+        """Which decisions are right. For one output the classes are 0 and 1, and −1 counts as 0."""
         classes_B = targets.reshape(-1)
         known_B = (classes_B == 1) | (classes_B == 0) | (classes_B == -1)
         if self.one_output and not known_B.all():
@@ -252,12 +250,12 @@ class Certificates:
 
 @dataclass(frozen=True)
 class Certifier:
-    """f = head ∘ body ∘ sphere ∘ front; nothing need be put on a sphere, nor end in a linear head.
+    """f = head ∘ body ∘ sphere ∘ front, where the sphere and the linear head are optional.
 
-    Its parts are programs, so that the margins are those of what was bounded, and the model's
-    Python code takes no part. `slopes_KK` bounds how far z_y − z_k moves when the input of `body`
-    moves by 1. All in float64 and in exact arithmetic: a deployed float32 network rounds, by some
-    10⁻⁶ of its outputs.
+    Its parts are programs, so the margins are those of the bounded program and the model's Python
+    code takes no part. `slopes_KK` bounds how far z_y − z_k moves when the input of `body` moves by
+    1. The certificate is for float64 and exact arithmetic: a deployed float32 network rounds by
+    some 10⁻⁶ of its outputs.
     """
 
     front: Program
@@ -270,7 +268,7 @@ class Certifier:
 
     @torch.no_grad()
     def __call__(self, inputs: Tensor) -> Certificates:
-        # Both may have come since the bounds were found.
+        # Hooks and replaced code may be newer than the bounds.
         require_no_hooks_of_all_modules()
         for part in (self.front, self.body):
             part.require_originals()
@@ -286,7 +284,7 @@ class Certifier:
             norms_B = _norms(u)
             allowed_B = radius_before_sphere(allowed_B, norms_B, self.sphere_norm)
             allowed_B = allowed_B / self.front_lipschitz
-        # What overflows on its way has outputs that say nothing about the record.
+        # A record that overflows has outputs that say nothing about it.
         finite_B = inputs.flatten(1).isfinite().all(dim=1) & outputs_BK.isfinite().all(dim=1)
         radii_B = torch.where(finite_B, allowed_B, 0.0)
         return Certificates(decided_B, radii_B, one_output=outputs_BK.shape[1] == 1)
@@ -297,7 +295,7 @@ def certifier_for(
 ) -> Certifier:
     """Take the network apart; `UnboundedLayer` if it has no Lipschitz constant."""
     try:
-        require_no_hooks(model)  # while it is whole: a sequence has hooks of its own
+        require_no_hooks(model)  # before it is taken apart: a sequence has hooks of its own
         layers = [_copied(layer) for layer in [*as_layers(before), *_in_turn(model)]]
         return _certifier(layers, tuple(shape), _device_of(model))
     except UnboundedLayer as error:
@@ -324,8 +322,8 @@ def _certifier(layers: list[nn.Module], shape: tuple[int, ...], device: torch.de
         slopes = slopes_of_outputs(math.prod(outputs), lipschitz).to(device)
     if not (math.isfinite(front_lipschitz) and slopes.isfinite().all()):
         raise UnboundedLayer(
-            "a layer has no finite Lipschitz constant. A sphere is allowed for where it is one "
-            "step of an nn.Sequential, once"
+            "a layer has no finite Lipschitz constant. One sphere is supported, as a step of an "
+            "nn.Sequential"
         )
     return Certifier(front, front_lipschitz, sphere, norm, body, head, slopes)
 
@@ -333,13 +331,13 @@ def _certifier(layers: list[nn.Module], shape: tuple[int, ...], device: torch.de
 def _with_head(
     layers: list[nn.Module], entrance: tuple[int, ...], device: torch.device
 ) -> tuple[Program, nn.Linear | None]:
-    """The network as a program, and the linear layer that ends it, if one does, apart from it."""
+    """The network as a program, with the linear layer at its end, if any, apart from it."""
     body = list(layers)
     # Forwards these are the identity.
     while body and type(body[-1]) in (nn.Identity, ClipGradient):
         body.pop()
     head = body[-1] if body else None
-    # By its forward, so that a layer with another one is not taken for a linear layer.
+    # By its forward, which a subclass may override.
     linear_head = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
     if isinstance(head, nn.Linear) and linear_head and ours(type(head)) and not head._modules:
         inner = compile_program(nn.Sequential(*body[:-1]))
@@ -349,7 +347,7 @@ def _with_head(
 
 
 def _copied(layer: nn.Module) -> nn.Module:
-    """A copy of each: a layer that is used twice must count twice."""
+    """A copy for each use: a layer that is used twice must count twice."""
     with located("", type(layer)):
         return certified_copy(layer)
 
@@ -369,7 +367,7 @@ def _require_scores(outputs: tuple[int, ...]) -> None:
 
 
 def _norms(u: Tensor) -> Tensor:
-    """‖u‖ of each record, and 0 where that is no finite number.
+    """‖u‖ of each record, and 0 where that is not finite.
 
     Squares overflow long before norms do: the largest entry is divided out first.
     """

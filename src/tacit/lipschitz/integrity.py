@@ -18,6 +18,7 @@ import torch.nn.functional
 from torch import nn
 
 from tacit.errors import Refused, UnboundedLayer
+from tacit.lipschitz.bounds import Parameterless
 from tacit.torch_internals import foreign_hooks, has_gradient_hooks, process_wide_hooks
 
 THREE = ("output_norm", "lipschitz", "gradient_norms")
@@ -146,8 +147,8 @@ def _require_own_answers(kind: type) -> None:
 
     Let C be the most derived class that replaces code of a base, forward or a helper. If a base of
     C has both a forward and answers, those answers are for the old code. So C, or a class derived
-    from it, must define the answers anew, and inherit none from such a base. The answers of a base
-    without a forward (`Parameterless`) follow from the Lipschitz constant, which C must define too.
+    from it, must define the answers anew. It may inherit those of `Parameterless` alone, which
+    follow from the Lipschitz constant, and that it must define.
     """
     order = kind.__mro__
     changed = [i for i, base in enumerate(order) if not ours(base) and _code(base, order[i + 1 :])]
@@ -158,7 +159,8 @@ def _require_own_answers(kind: type) -> None:
     names = _names(kind)
     owners = {n: next((i for i, b in enumerate(order) if n in vars(b)), at) for n in names}
     inherited = {n: order[i] for n, i in owners.items() if i > at}
-    if inherited.keys() & {"lipschitz", *COMPOSITE} or any(map(_has_forward, inherited.values())):
+    own_answers_missing = any(base is not Parameterless for base in inherited.values())
+    if own_answers_missing or inherited.keys() & {"lipschitz", *COMPOSITE}:
         what = next(iter(_code(order[at], order[at + 1 :])), "forward")
         raise Refused(
             f"{order[at].__name__} has a {what} of its own and the answers of "
