@@ -1,9 +1,4 @@
-"""What can go wrong, by name. Every message says what was given, the rule, and the way out.
-
-What can go wrong, by name. Every message says what was given, the rule, and the way out.
-
-Why a module has no bound.
-"""
+"""What can go wrong, by name. Each message says what was given, the rule, and the way out."""
 
 from __future__ import annotations
 
@@ -61,4 +56,4 @@ class DataError(TacitError, ValueError):
 
 
 class Refused(ValueError):
-    """What is wrong, the rule and the way out; the walk through the network adds where it is."""
+    """Why a module has no bound; the walk through the network adds which module it is."""

@@ -1,9 +1,5 @@
 """The one random stream: ChaCha20 under secret keys, every draw at an address of its own.
 
-A lock for the threads of one process, which a forked child finds open.
-
-The one random stream: ChaCha20 under secret keys, every draw at an address of its own.
-
 Noise, sampling and augmentation draw from here and from nowhere else. General-purpose generators
 (Mersenne Twister, PCG, Philox) are predictable: from a few thousand of their outputs all later ones
 follow. ChaCha20 [RFC 8439] is a stream cipher. Whoever tells its output from uniform bits, or
@@ -61,34 +57,6 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
-
-class ProcessLock:
-    """An RLock. A child that is forked while another thread holds it would wait forever, since that
-    thread does not exist there; so in a child it is a new one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        _all.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-_all: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
-
-
-def _renew() -> None:
-    for lock in _all:
-        lock._lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
-
-
 NORMALS_PER_BLOCK = 8
 _BLOCK_BYTES = 64
 _MASK_53 = (1 << 53) - 1
@@ -98,16 +66,38 @@ _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype=np.uint32)
 
 Address = str | int
 
+
+class ProcessLock:
+    """An RLock that is open in a forked child.
+
+    Another thread may hold the lock at the fork. That thread does not exist in the child, which
+    would wait forever.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _locks.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+_locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
 _process = object()  # of this process: a forked child has another
 
 
-def _in_a_child() -> None:
+def _after_fork() -> None:
     global _process
     _process = object()
+    for lock in _locks:
+        lock._lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_a_child)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Randomness:
@@ -130,6 +120,9 @@ class Randomness:
             raise TypeError(f"the seed is {seed}; give a whole number, or None")
         self._process = _process
         self._master = self._new_master()
+
+    def __repr__(self) -> str:
+        return f"Randomness(seed={self.seed})"
 
     def _new_master(self) -> bytes:
         if self.seed is None:
