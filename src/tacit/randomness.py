@@ -122,7 +122,7 @@ class Randomness:
         self._master = self._new_master()
 
     def __repr__(self) -> str:
-        return f"Randomness(seed={self.seed})"
+        return f"Randomness(<{'secret key' if self.seed is None else 'seeded'}>)"
 
     def _new_master(self) -> bytes:
         if self.seed is None:
