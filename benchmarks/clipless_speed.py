@@ -5,6 +5,7 @@ twin, clipless training of the twin (as it is, and replayed as CUDA graphs), and
 ghost, on the ordinary CNN. A private step is gradient, noise, ledger, optimizer and projection.
 
     python benchmarks/clipless_speed.py --device cuda --batch-sizes 256 1024 4096
+    python benchmarks/clipless_speed.py --kinds "plain cnn" "projection alone, light twin" --profile
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from clipping_speed import print_profile
 from clipping_steps import Job, cifar_cnn, opacus, plain
 from timing import Step, alternate, ratios, report, step_on
 from torch import nn
@@ -86,7 +88,14 @@ KINDS: dict[str, tuple[Callable[[int], nn.Module], Callable[[Job], Step]]] = {
 
 
 def measure(
-    width: int, batch: int, kinds: list[str], device: torch.device, blocks: int, steps: int
+    width: int,
+    batch: int,
+    kinds: list[str],
+    device: torch.device,
+    blocks: int,
+    steps: int,
+    *,
+    profiled: bool = False,
 ) -> dict:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(batch, 3, 32, 32, generator=generator).to(device)
@@ -102,6 +111,9 @@ def measure(
             made[kind] = step
         except (ImportError, torch.cuda.OutOfMemoryError) as error:
             failed[kind] = f"{type(error).__name__}: {error}"[:200]
+    if profiled:
+        for kind, step in made.items():
+            print_profile(kind, step, device)
     times = alternate(made, blocks, steps)
     over = ratios(times, "plain cnn")
     return {
@@ -142,13 +154,22 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--steps", type=int, default=5, help="steps in a block")
+    parser.add_argument("--profile", action="store_true", help="print each kind's operations")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = torch.device(options.device)
     results = []
     for width in options.widths:
         for batch in options.batch_sizes:
-            found = measure(width, batch, options.kinds, device, options.blocks, options.steps)
+            found = measure(
+                width,
+                batch,
+                options.kinds,
+                device,
+                options.blocks,
+                options.steps,
+                profiled=options.profile,
+            )
             results.append(found)
             ratios = {k: round(v, 2) for k, v in found["time_over_plain"].items()}
             sizes = {k: round(v, 2) for k, v in found["memory_over_plain"].items()}

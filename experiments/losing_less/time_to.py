@@ -40,7 +40,7 @@ TARGETS: dict[str, tuple[float, Setting]] = {
     "cifar10 65": (0.65, METHODS["cifar10/linear-mirrored"]),
     "cifar10 70": (0.70, replace(METHODS["cifar10/standardised"], **BOTH_IMAGES)),
 }
-# The methods of `beyond.py` whose searched settings may take their place.
+# The methods of `beyond` whose searched settings may take their place.
 METHOD_OF = {
     "mnist 98": "mnist/linear",
     "cifar10 60": "cifar10/linear-mirrored",
@@ -128,7 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> dict:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--only", nargs="+", choices=list(TARGETS), default=list(TARGETS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--chosen", type=Path, help="a search by beyond.py: its best are run")
+    parser.add_argument(
+        "--chosen", type=Path, help="a search by `beyond`: its best settings are run"
+    )
     parser.add_argument("--threads", type=int, default=2, help="of a CPU")
     parser.add_argument("--small", action="store_true", help="96 records, three steps")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
