@@ -76,7 +76,7 @@ def held_out_records(run: SavedRun) -> tuple[Records, list[Scaler], str]:
     scalers are those in the run's folder: nothing is computed again.
     """
     from tacit.cli.build_data import unscaled_records
-    from tacit.data.catalogue import lookup
+    from tacit.data.catalogue import lookup, registered_loader
     from tacit.data.preprocessing import load_preprocessing
     from tacit.data.scaling import Scaler
 
@@ -88,7 +88,9 @@ def held_out_records(run: SavedRun) -> tuple[Records, list[Scaler], str]:
         )
     preprocessing = load_preprocessing(run.folder)
     _, test = unscaled_records(d)
-    if d.data is None and len(lookup(d.dataset or "digits").shape) == 3:
+    name = d.dataset or "digits"
+    published = d.data is None and registered_loader(name) is None
+    if published and len(lookup(name).shape) == 3:
         scalers = [stage for stage in preprocessing.stages if isinstance(stage, Scaler)]
         assert len(scalers) == len(preprocessing.stages)  # features are refused above
         return test, scalers, "pixels in [0, 1], before any scaling"

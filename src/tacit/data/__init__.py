@@ -6,7 +6,7 @@ and charge. `Preprocessing` keeps what a run's inputs went through in the run's 
 """
 
 from tacit.data.augmentation import Augmentation, RandomCropFlip
-from tacit.data.catalogue import available
+from tacit.data.catalogue import available, register_dataset
 from tacit.data.loading import load
 from tacit.data.preprocessing import Preprocessing, load_preprocessing
 from tacit.data.private_scaling import release_channel_scaler, release_statistics
@@ -28,6 +28,7 @@ __all__ = [
     "load",
     "load_file",
     "load_preprocessing",
+    "register_dataset",
     "release_channel_scaler",
     "release_statistics",
     "split_public",

@@ -7,11 +7,18 @@ classes, pixel means. Using it costs no privacy; nothing of it is read off the r
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from tacit.errors import DataError
+from tacit.records import Records
+
+# Returns the training and the test records.
+Loader = Callable[[], tuple[Records, Records]]
+
+_registered: dict[str, Loader] = {}
 
 
 @dataclass(frozen=True)
@@ -228,9 +235,36 @@ DATASETS: dict[str, Dataset] = {
 }
 
 
+def register_dataset(name: str) -> Callable[[Loader], Loader]:
+    """Register a function that returns (train, test), for `tacit.load` and `--dataset`.
+
+    Its `Records` declare what is public about them. They are used as they are: the function
+    scales them, with constants that are public.
+
+        @tacit.data.register_dataset("my-images")
+        def my_images():
+            (x, y), (test_x, test_y) = read_my_files()
+            return tacit.Records(x, y, 10, public_size=5000), tacit.Records(test_x, test_y, 10)
+    """
+    key = name.lower()
+    if key in DATASETS or key.startswith("adbench/"):
+        raise ValueError(f"{name!r} is the name of a published dataset; choose another name")
+
+    def register(loader: Loader) -> Loader:
+        _registered[key] = loader
+        return loader
+
+    return register
+
+
+def registered_loader(name: str) -> Loader | None:
+    """The function that was registered under this name."""
+    return _registered.get(name.lower())
+
+
 def available() -> tuple[str, ...]:
     """The names that `load` knows."""
-    return tuple(entry.name for entry in DATASETS.values())
+    return (*(entry.name for entry in DATASETS.values()), *_registered)
 
 
 def lookup(name: str) -> Dataset:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from tacit.data.catalogue import Dataset, lookup, read_digits
+from tacit.data.catalogue import Dataset, lookup, read_digits, registered_loader
 from tacit.data.download import find
 from tacit.data.file_formats import read_adbench, read_cifar, read_pair
 from tacit.data.scaling import PublicScaler, RangeScaler, Scaler, as_scalers, scaled
@@ -29,6 +30,8 @@ def load(
 ) -> tuple[Records, Records]:
     """(train, test) of "digits", "mnist", "fashion-mnist", "cifar10" or "adbench/<name>".
 
+    Other names are those of `tacit.data.register_dataset`, whose records are used as they are.
+
     Inputs are float32, images channels first and in [0, 1] before `scale`; targets are int64.
     `public_size` is the published size. The files come from `root` or TACIT_DATA, else from the
     user's cache, and are downloaded into the cache if they are in neither.
@@ -40,6 +43,11 @@ def load(
 
         train, test = tacit.load("mnist")
     """
+    loader = registered_loader(name)
+    if loader is not None:
+        train_records, test_records = loader()
+        applied = public_scalers(name, scale)
+        return _rescaled(train_records, applied, flatten), _rescaled(test_records, applied, flatten)
     dataset = lookup(name)
     scalers, unscaled = _choose_scalers(dataset, scale)
     paths = find(dataset, root=root, progress=progress) if dataset.variants else []
@@ -58,7 +66,18 @@ def load(
 
 def public_scalers(name: str, scale: object = "public") -> tuple[Scaler, ...]:
     """The scalers that `load(name, scale=scale)` puts its inputs through, in turn."""
+    if registered_loader(name) is not None:
+        return () if scale == "public" else as_scalers(scale)
     return _choose_scalers(lookup(name), scale)[0]
+
+
+def _rescaled(records: Records, scalers: tuple[Scaler, ...], flatten: bool) -> Records:
+    """Registered records after the scalers that the caller names."""
+    inputs = records.inputs
+    for scaler in scalers:
+        inputs = scaler(inputs)
+    notes = (*records.notes, *(scaler.describe() for scaler in scalers))
+    return replace(records, inputs=inputs.flatten(1) if flatten else inputs, notes=notes)
 
 
 def _read(dataset: Dataset, paths: list[Path]) -> tuple[Arrays, Arrays]:
