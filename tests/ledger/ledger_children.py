@@ -16,7 +16,8 @@ from tacit.errors import BudgetExceeded
 from tacit.ledger.store import LedgerLog
 from tacit.randomness import Stream
 
-# A server that has imported torch and Tacit once (`import tacit` alone imports nothing yet) and forks clean children: none inherits a ledger.
+# A server that has imported torch and Tacit once and forks clean children: none inherits a ledger.
+# `import tacit` alone would leave the imports to every child.
 CLEAN = multiprocessing.get_context("forkserver")
 CLEAN.set_forkserver_preload(["torch", "tacit.ledger", "tacit.mechanism", "scipy.optimize"])
 
