@@ -38,7 +38,11 @@ without_functions = torch._C.DisableTorchFunction
 #: What is made inside belongs to no `vmap` or `grad` that is running.
 outside_transforms = torch._C._DisableFuncTorch
 #: The base class of all convolutions.
+BatchNorm = torch.nn.modules.batchnorm._BatchNorm
 Convolution = torch.nn.modules.conv._ConvNd
+Dropout = torch.nn.modules.dropout._DropoutNd
+InstanceNorm = torch.nn.modules.instancenorm._InstanceNorm
+Normalisation = torch.nn.modules.batchnorm._NormBase
 #: The assertion that a traced program calls.
 traced_assertion = torch._assert
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from tacit.errors import MixesRecords
+from tacit.torch_internals import BatchNorm, InstanceNorm
 
 _ALONE = "or name engine=tacit.engines.PerRecord(), which runs each record alone"
 
@@ -141,13 +140,13 @@ def refuse_mixing(model: nn.Module) -> None:
     for module in model.modules():
         # Without running statistics even evaluation mode normalises by the batch's own.
         batch_statistics = module.training or getattr(module, "running_mean", None) is None
-        if isinstance(module, _BatchNorm) and batch_statistics:
+        if isinstance(module, BatchNorm) and batch_statistics:
             raise MixesRecords(
                 f"{_called(module, model)} mixes records through batch statistics, so no record's "
                 "share of the gradient is bounded; replace it by GroupNorm or LayerNorm, or keep "
                 "it in evaluation mode with statistics from public data"
             )
-        if isinstance(module, _InstanceNorm) and module.training and module.track_running_stats:
+        if isinstance(module, InstanceNorm) and module.training and module.track_running_stats:
             raise MixesRecords(
                 f"{_called(module, model)} keeps running statistics of the records it sees, which "
                 "would be released without noise; build it with track_running_stats=False"

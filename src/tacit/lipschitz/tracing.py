@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from tacit.errors import Refused
 from tacit.lipschitz.integrity import require_no_hidden_code
-from tacit.torch_internals import traced_assertion
+from tacit.torch_internals import Dropout, traced_assertion
 
 ADD = (operator.add, torch.add, "add")
 SUBTRACT = (operator.sub, torch.sub, "sub")
@@ -33,7 +33,7 @@ _VIEWS = frozenset([
     "view_as",
 ])  # fmt: skip
 # Modules of PyTorch that may return their input, or a view of it.
-_RETURN_VIEWS = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
+_RETURN_VIEWS = (nn.Identity, nn.Flatten, nn.Unflatten, Dropout)
 
 
 def functional_graph(module: nn.Module, *, defaults: bool = False) -> fx.Graph:

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import skip_init
 
 from tacit.errors import Refused, UnboundedLayer
@@ -48,6 +46,7 @@ from tacit.lipschitz.tracing import (
     name_of,
     part_of,
 )
+from tacit.torch_internals import Dropout, Normalisation
 
 _CONVOLUTIONS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.Conv1d: SpectralConv1d,
@@ -59,7 +58,7 @@ _ACTIVATIONS = (
     nn.Mish, nn.Softplus, nn.Hardswish, nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardsigmoid,
     nn.Softsign, nn.RReLU,
 )  # fmt: skip
-_NORMALISATIONS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_NORMALISATIONS = (Normalisation, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 # By name, because the libraries that define them may not be installed.
 _STOCHASTIC_DEPTH = ("StochasticDepth", "DropPath")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -219,7 +218,7 @@ class _Conversion:
             held = [self._part(path, name, m) for name, m in module.named_children()]
             centred = nn.Sequential(LayerCentering(), *held) if held else LayerCentering()
             return centred, "dividing by a deviation has no Lipschitz constant"
-        if isinstance(module, _DropoutNd) or type(module).__name__ in _STOCHASTIC_DEPTH:
+        if isinstance(module, Dropout) or type(module).__name__ in _STOCHASTIC_DEPTH:
             return nn.Identity(), "it adds noise to what is noisy enough"
         if type(module) is nn.AvgPool2d:
             pool = ScaledL2NormPool2d(module.kernel_size, module.stride)

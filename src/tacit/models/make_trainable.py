@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from tacit.checks.certificate import refuse_mixing
 from tacit.errors import MixesRecords, UnsupportedModule
 from tacit.models.residual import Norm, WeightStandardised, WeightStandardisedConv2d, group_norm
+from tacit.torch_internals import BatchNorm, InstanceNorm
 
 SIXTEEN_GROUPS = group_norm(16)
-_BATCH_NORM_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+_BATCH_NORM_FORWARDS = (BatchNorm.forward, nn.SyncBatchNorm.forward)
 _BATCH_NORM_STATE = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
 
 
@@ -53,7 +52,7 @@ def make_trainable(model: nn.Module, norm: Norm | WeightStandardised = SIXTEEN_G
     make_norm = norm.norm if isinstance(norm, WeightStandardised) else norm
     for module, names in _paths(model).items():
         where = _where(names)
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, BatchNorm):
             made: nn.Module = _normalisation(module, where, make_norm, memo)
             why = "batch statistics mix records"
         elif module in feeding:
@@ -74,7 +73,7 @@ def make_trainable(model: nn.Module, norm: Norm | WeightStandardised = SIXTEEN_G
 
 
 def _normalisation(
-    module: _BatchNorm, where: str, make_norm: Norm, memo: dict[int, Any]
+    module: BatchNorm, where: str, make_norm: Norm, memo: dict[int, Any]
 ) -> nn.Module:
     """The norm for as many channels, with the BatchNorm's weights, ε, mode, dtype and device."""
     kind = type(module)
@@ -116,7 +115,7 @@ def _normalisation(
     return made.train(module.training)
 
 
-def _is_followed_by_its_children(module: _BatchNorm) -> bool:
+def _is_followed_by_its_children(module: BatchNorm) -> bool:
     """Whether the module is a BatchNorm followed by its children in order.
 
     timm has such layers, which normalise, drop and activate. The test is numerical, in evaluation
@@ -135,7 +134,7 @@ def _is_followed_by_its_children(module: _BatchNorm) -> bool:
     x = x.to(like).reshape(2, module.num_features, *sizes)
     try:
         with torch.no_grad():
-            expected = _BatchNorm.forward(copied, x)
+            expected = BatchNorm.forward(copied, x)
             for child in copied.children():
                 expected = child(expected)
             return bool(torch.allclose(copied(x), expected))
@@ -159,7 +158,7 @@ def _feeding(model: nn.Module) -> set[nn.Module]:
         for parent in model.modules()
         for before, after in pairwise(parent._modules.values())
         if type(before) is nn.Conv2d
-        and isinstance(after, _BatchNorm)
+        and isinstance(after, BatchNorm)
         and before.out_channels == after.num_features
         and before.weight[0].numel() > 1  # one number less its own mean is zero
     }
@@ -171,7 +170,7 @@ def _simplified(module: nn.Module) -> str | None:
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
         was, module.max_norm = f"max_norm={module.max_norm:g}", None
         return f"{kind} with {was} → without: it rewrites the rows that records read"
-    if isinstance(module, _InstanceNorm) and module.track_running_stats:
+    if isinstance(module, InstanceNorm) and module.track_running_stats:
         module.track_running_stats = False
         module.running_mean = module.running_var = module.num_batches_tracked = None
         was = "running statistics"
@@ -196,7 +195,7 @@ def _where(names: list[str]) -> str:
 
 def _brief(module: nn.Module) -> str:
     kind = type(module).__name__
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, BatchNorm):
         return f"{kind}({module.num_features})"
     if isinstance(module, nn.GroupNorm):
         return f"{kind}({module.num_groups}, {module.num_channels})"

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from tacit.pytrees import call_model
 from tacit.records import Records, as_records
@@ -18,6 +17,7 @@ from tacit.statistics.tracking import (
     unfrozen_norms,
     without_running_statistics,
 )
+from tacit.torch_internals import InstanceNorm
 
 
 class PublicStatistics:
@@ -107,7 +107,7 @@ class _Average:
 def _watch(average: _Average) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = input_of(args, kwargs).double()
-        if isinstance(module, _InstanceNorm):
+        if isinstance(module, InstanceNorm):
             x = x if x.dim() > module._get_no_batch_dim() else x[None]
             each_BCP = x.flatten(2)
             average.add(each_BCP.mean(2).mean(0), each_BCP.var(2).mean(0))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import dp_accounting as dpa
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from tacit.budget import Relation
 from tacit.checks.certificate import refuse_mixing
@@ -25,6 +24,7 @@ from tacit.statistics.tracking import (
     unfrozen_norms,
     without_running_statistics,
 )
+from tacit.torch_internals import BatchNorm
 
 if TYPE_CHECKING:
     from tacit.ledger import Ledger
@@ -208,7 +208,7 @@ class ReleasedStatistics:
 
 def _require_batch_norm_once(name: str, norm: nn.Module, times: int) -> None:
     kind = type(norm).__name__
-    if not isinstance(norm, _BatchNorm):
+    if not isinstance(norm, BatchNorm):
         raise UnsupportedModule(
             f"module {name!r} ({kind}) has running statistics that are not of the batch; build it "
             "with track_running_stats=False"

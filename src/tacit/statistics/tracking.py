@@ -15,10 +15,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from tacit.errors import PrivateStatistics, UnsupportedModule
+from tacit.torch_internals import BatchNorm, InstanceNorm
 
 _INITIAL = {"running_mean": 0, "running_var": 1, "num_batches_tracked": 0}
 _ORIGIN = "_origin_of_statistics"
@@ -98,7 +97,7 @@ def _shapeless(buffer: Tensor) -> bool:
     return isinstance(buffer, nn.UninitializedBuffer)
 
 
-_BATCH_NORM_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+_BATCH_NORM_FORWARDS = (BatchNorm.forward, nn.SyncBatchNorm.forward)
 _APPLY = "_apply_instance_norm"
 
 
@@ -120,15 +119,15 @@ def without_running_statistics(model: nn.Module) -> Iterator[None]:
     Raises UnsupportedModule for a BatchNorm whose forward pass is not PyTorch's own, since what
     that one remembers is not known, and for a lazy one that has no channels yet.
     """
-    batch_norms: list[_BatchNorm] = []
-    instance_norms: list[_InstanceNorm] = []
+    batch_norms: list[BatchNorm] = []
+    instance_norms: list[InstanceNorm] = []
     for name, module in model.named_modules():
         if not tracks_statistics(module):
             continue
         _require_known(name, module)
-        if isinstance(module, _BatchNorm) and module.track_running_stats:
+        if isinstance(module, BatchNorm) and module.track_running_stats:
             batch_norms.append(module)
-        if isinstance(module, _InstanceNorm) and _APPLY not in vars(module):
+        if isinstance(module, InstanceNorm) and _APPLY not in vars(module):
             instance_norms.append(module)
     try:
         for batch_norm in batch_norms:
@@ -145,7 +144,7 @@ def without_running_statistics(model: nn.Module) -> Iterator[None]:
 
 def tracks_statistics(module: nn.Module) -> bool:
     """Whether the module is a BatchNorm or an InstanceNorm with running statistics."""
-    return isinstance(module, _BatchNorm | _InstanceNorm) and module.running_mean is not None
+    return isinstance(module, BatchNorm | InstanceNorm) and module.running_mean is not None
 
 
 def unfrozen_norms(model: nn.Module) -> dict[str, nn.Module]:
@@ -160,7 +159,7 @@ def unfrozen_norms(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _instance_norm(module: _InstanceNorm, x: Tensor) -> Tensor:
+def _instance_norm(module: InstanceNorm, x: Tensor) -> Tensor:
     own = module.training or not module.track_running_stats
     mean, variance = (None, None) if own else (module.running_mean, module.running_var)
     return F.instance_norm(x, mean, variance, module.weight, module.bias, own, 0.0, module.eps)
@@ -174,10 +173,10 @@ def _require_known(name: str, module: nn.Module) -> None:
             f"{where} ({kind.__name__}) does not know its channels yet; run one batch of zeros "
             "through the model in evaluation mode first"
         )
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, BatchNorm):
         known = kind.forward in _BATCH_NORM_FORWARDS
     else:
-        own = (_InstanceNorm.forward, _InstanceNorm._apply_instance_norm)
+        own = (InstanceNorm.forward, InstanceNorm._apply_instance_norm)
         known = (kind.forward, kind._apply_instance_norm) == own  # type: ignore[attr-defined]
     if not known or "forward" in vars(module):
         raise UnsupportedModule(

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from tacit.errors import Refused
 from tacit.lipschitz.bounds import Bound, Pullback, Walk, require_limits
@@ -16,11 +15,12 @@ from tacit.lipschitz.convolution_norm import Axis
 from tacit.lipschitz.layers.linear import ConstrainedWeight
 from tacit.lipschitz.layers.rearranging import Shift, SpaceToDepth
 from tacit.lipschitz.sets import ReshapedKernel, TrueConvolution, WeightSet, shrunk
+from tacit.torch_internals import Convolution
 
 KernelSet = Callable[[float, tuple[Axis, ...], int], WeightSet]
 
 
-class _SpectralConv(ConstrainedWeight, _ConvNd):
+class _SpectralConv(ConstrainedWeight, Convolution):
     """y = K * x + c with ‖K * ·‖ ≤ max_norm as an operator and ‖c‖ ≤ max_bias.
 
     P output positions, X the norm of the whole image, `reads` how often its most-read pixel is
@@ -136,7 +136,7 @@ class SpectralConv3d(_SpectralConv, nn.Conv3d):
 
 
 def axes_of(
-    layer: _ConvNd, input_size: int | Sequence[int | None] | None = None
+    layer: Convolution, input_size: int | Sequence[int | None] | None = None
 ) -> tuple[Axis, ...]:
     """The axes of a PyTorch convolution with its present settings, of declared size or of any."""
     kernel = layer.weight.shape[2:]
@@ -156,7 +156,7 @@ def axes_of(
     return tuple(axes)
 
 
-def _pads(layer: _ConvNd, dims: int) -> list[tuple[int, int]]:
+def _pads(layer: Convolution, dims: int) -> list[tuple[int, int]]:
     """Before and after each axis. PyTorch keeps a second copy, which zero padding does not read."""
     if layer.padding_mode != "zeros":
         # As for torch.nn.functional.pad: the last axis first, before and after in turn.
