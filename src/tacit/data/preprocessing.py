@@ -102,8 +102,10 @@ class Preprocessing:
 def load_preprocessing(folder: str | os.PathLike[str]) -> Preprocessing:
     """The preprocessing of the run in `folder`, constants included: nothing is computed again.
 
-    preprocessing = tacit.data.load_preprocessing("runs/x")
-    outputs = model(preprocessing(inputs))
+    The model takes inputs that went through it:
+
+        preprocessing = tacit.data.load_preprocessing("runs/x")
+        outputs = model(preprocessing(inputs))
     """
     file = Path(folder) / FILE
     if not file.is_file():

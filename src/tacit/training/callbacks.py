@@ -54,10 +54,12 @@ class Evaluation:
 class Callback:
     """Called during a run. Override the methods that are needed; all do nothing by default.
 
-    class StopWhenGood(Callback):
-        def on_evaluation(self, trainer, evaluation):
-            if evaluation.accuracy > 0.9:
-                trainer.stop()
+    For example, to end a run early:
+
+        class StopWhenGood(Callback):
+            def on_evaluation(self, trainer, evaluation):
+                if evaluation.accuracy > 0.9:
+                    trainer.stop()
     """
 
     def on_begin(self, trainer: Trainer) -> None: ...
