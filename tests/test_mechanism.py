@@ -214,3 +214,20 @@ def test_a_bfloat16_gradient_is_rounded_after_the_noise_and_not_before():
     expected = (Z * in_float64 / 2).bfloat16()
     assert model.weight.grad.dtype == torch.bfloat16
     torch.testing.assert_close(model.weight.grad, expected, rtol=1e-2, atol=1e-6)
+
+
+def test_reprs_on_the_way_to_a_release_show_no_records_and_no_sums():
+    """Neither the number of records that were drawn nor a gradient without noise."""
+    records = Records(torch.randn(40, 4), torch.zeros(40), public_size=40, name="mine")
+    sampler = PoissonSampler(records, 1.0, steps=1, expected_batch_size=37.0)
+    query = PerSampleClip(tacit.AdaptiveNorm(1.0))
+    model = nn.Linear(4, 1)
+    batch = next(iter(sampler))
+    assert repr(batch) == "Batch('mine', divisor=37, scheme=Poisson(rate=1.0))"
+    bounded = query(model, outputs_themselves, batch)
+    assert bounded.statistics
+    pending = Mechanism(query, sampler, Z).privatise(model, outputs_themselves, batch)
+    for shown in (repr(bounded), repr(pending)):
+        assert "tensor" not in shown
+        assert "40" not in shown
+    assert "names=('weight', 'bias'), bound=1.0" in repr(bounded)

@@ -68,7 +68,7 @@ class PendingRelease:
 
     def __repr__(self) -> str:
         state = "released" if self._bounded is None else "not charged, noise not drawn"
-        return f"PendingRelease({len(self.stds)} blocks, divisor={self.divisor:g}, {state})"
+        return f"PendingRelease(blocks={len(self.stds)}, divisor={self.divisor:g}, {state})"
 
     def uncovered(self, model: nn.Module) -> list[nn.Parameter]:
         """The parameters of `model` without a gradient here; an error if it is for another model.

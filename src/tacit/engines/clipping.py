@@ -207,7 +207,7 @@ class ClipTask:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # it holds private sums
 class Clipped:
     """Σ_i clip(g_i) of each parameter, and each block's centred count if the task asks for it.
 

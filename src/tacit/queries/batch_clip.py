@@ -95,6 +95,12 @@ class BatchClip(ClippedQuery):
         self.engine = engine
         self._one_by_one, self._at_once = SetBySet(), SetsAsRecords()
 
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(max_norm={self.max_norm!r}, "
+            f"mini_set_size={self.mini_set_size}, rule={self.rule!r})"
+        )
+
     @property
     def unit(self) -> Unit:
         return Unit.RECORD if self.mini_set_size == 1 else Unit.MINI_SET

@@ -8,7 +8,7 @@ ledger, training) is the same for all queries.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
@@ -27,14 +27,15 @@ class Block:
     sum, as a public constant. `factors` are public numbers that the sums of the parameters were
     multiplied by; what is released is divided by them again, after the noise. `active` are public
     masks: entries outside them are zero in every unit's contribution, and are released as zero.
+    The repr leaves tensors out: the sums have no noise yet.
     """
 
     names: tuple[str, ...]
-    parameters: tuple[nn.Parameter, ...]
-    sums: tuple[Tensor, ...]
+    parameters: tuple[nn.Parameter, ...] = field(repr=False)
+    sums: tuple[Tensor, ...] = field(repr=False)
     bound: float
     factors: tuple[float, ...] | None = None
-    active: tuple[Tensor | None, ...] | None = None
+    active: tuple[Tensor | None, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.parameters) == len(self.sums)
@@ -91,10 +92,10 @@ class Statistic:
     """
 
     name: str
-    value: Tensor
+    value: Tensor = field(repr=False)
     bound: float
     std: float
-    observe: Callable[[float], None]
+    observe: Callable[[float], None] = field(repr=False)
 
     def __post_init__(self) -> None:
         assert self.value.dim() == 0
@@ -119,7 +120,7 @@ class BoundedGradient:
     divisor: float
     unit: Unit = Unit.RECORD
     statistics: tuple[Statistic, ...] = ()
-    released: tuple[Callable[[], None], ...] = ()
+    released: tuple[Callable[[], None], ...] = field(default=(), repr=False)
 
     def sensitivities(self, relation: Relation) -> list[float]:
         """The L2 sensitivity Δ_h of each block's sum.

@@ -77,7 +77,8 @@ class Batch:
         return len(self.indices)
 
     def __repr__(self) -> str:
-        return f"Batch({len(self)} rows, divisor={self.divisor:g}, scheme={self.scheme!r})"
+        # Without the number of rows, which is private.
+        return f"Batch({self.records.name!r}, divisor={self.divisor:g}, scheme={self.scheme!r})"
 
     @property
     def inputs(self) -> Tree:
