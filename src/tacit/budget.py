@@ -18,6 +18,9 @@ class Relation(enum.Enum):
     ADD_OR_REMOVE_ONE = "add-or-remove-one"
     REPLACE_ONE = "replace-one"
 
+    def __repr__(self) -> str:
+        return f"Relation.{self.name}"
+
     def __str__(self) -> str:
         return self.value
 

@@ -69,13 +69,16 @@ class TradeOff:
     _tops: np.ndarray = field(init=False, repr=False)
     _corners: np.ndarray = field(init=False, repr=False)
 
+    def __repr__(self) -> str:
+        return f"TradeOff({len(self.epsilons)} points, relation={self.relation!r})"
+
     def __post_init__(self) -> None:
         epsilons = np.atleast_1d(np.asarray(self.epsilons, dtype=np.float64))
         deltas = np.atleast_1d(np.asarray(self.deltas, dtype=np.float64))
         if epsilons.shape != deltas.shape or epsilons.ndim != 1 or len(epsilons) == 0:
             raise ValueError(
                 f"{epsilons.shape} values of epsilon with {deltas.shape} of delta; "
-                "give one delta an epsilon, and at least one"
+                "give one delta per epsilon, and at least one"
             )
         if not (np.all(np.diff(epsilons) > 0) and epsilons[0] >= 0 and epsilons[-1] < math.inf):
             raise ValueError("epsilons must be finite, ascending, and 0 or more")

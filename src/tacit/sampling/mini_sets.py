@@ -97,7 +97,7 @@ class MiniSets(Scheme):
         how = (
             f"each with probability {self.rate:.6g}"
             if self.chosen is None
-            else f"{self.chosen} a step without replacement"
+            else f"{self.chosen} per step without replacement"
         )
         return f"mini-sets, {self.num_sets} of {self.set_size} records, {how}"
 

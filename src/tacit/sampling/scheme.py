@@ -39,6 +39,9 @@ class Unit(enum.Enum):
     RECORD = "record"
     MINI_SET = "mini-set"
 
+    def __repr__(self) -> str:
+        return f"Unit.{self.name}"
+
 
 class Scheme(Protocol):
     """A way to draw batches, and the event that it makes of a Gaussian mechanism.

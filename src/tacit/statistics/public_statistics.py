@@ -49,6 +49,9 @@ class PublicStatistics:
             )
         self.set_size = set_size
 
+    def __repr__(self) -> str:
+        return f"PublicStatistics({self.public!r}, set_size={self.set_size})"
+
     @property
     def note(self) -> str:
         return f"BatchNorm's statistics are those of the public records {self.public.name!r}"

@@ -116,6 +116,12 @@ class ReleasedStatistics:
         self.divisor = self.records.require_public_size("the mean of BatchNorm's inputs")
         self.seed = seed
 
+    def __repr__(self) -> str:
+        return (
+            f"ReleasedStatistics({self.records!r}, noise_multiplier={self.noise_multiplier:g}, "
+            f"max_norm={self.max_norm:g}, scale={self.scale:g})"
+        )
+
     @property
     def event(self) -> dpa.GaussianDpEvent:
         """What the release costs, to be planned and charged before it: all norms together."""

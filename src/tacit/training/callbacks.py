@@ -131,10 +131,13 @@ class MovingAverage:
 
     def __init__(self, decay: float = 0.99) -> None:
         if not 0 <= decay < 1:
-            raise ValueError(f"decay is {decay}; give a number from 0 up to, not including, 1")
+            raise ValueError(f"decay is {decay}; give at least 0 and less than 1")
         self.decay = decay
         self._steps = 0
         self._average: dict[str, Tensor] = {}
+
+    def __repr__(self) -> str:
+        return f"MovingAverage(decay={self.decay:g})"
 
     def begin(self) -> None:
         """Start a new average: a run averages its own weights alone."""
