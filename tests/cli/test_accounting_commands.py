@@ -74,11 +74,11 @@ def test_data_lists_and_describes() -> None:
         ),
         (
             ["noise", "--epsilon", "1", "--delta", "0", "--sampling-rate", "0.1", "--steps", "1"],
-            "delta",
+            "--delta is 0",
         ),
         (
             ["noise", "--epsilon", "1", "--delta", "1e-5", "--sampling-rate", "2", "--steps", "1"],
-            "sampling rate",
+            "--sampling-rate is 2",
         ),
         (["ledger", "show", "nothing.sqlite"], "no ledger"),
     ],

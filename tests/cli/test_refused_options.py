@@ -44,6 +44,7 @@ OUT_OF_RANGE = [
     *(("--noise-multiplier", value) for value in ("1e-9", "1e-160", "-1", "nan")),
     ("--scale-noise", "1e-9"),
     ("--steps", "-1"),
+    *(("--ema", value) for value in ("-0.1", "1", "nan")),
     ("--device", "gpu"),
     ("--device", "meta"),
     ("--device", "cuda:99"),
@@ -118,6 +119,27 @@ def test_noise_for_no_step_is_refused_and_for_a_vast_budget_called_by_its_name()
     assert "--steps is 0" in refusal("noise", "--epsilon", "1", *rate, "--steps", "0")
     told = ["noise", "--epsilon", "100", *rate, "--steps", "5", "--json"]
     assert '"note": "this is no privacy' in CliRunner().invoke(app, told).stdout
+
+
+@pytest.mark.parametrize("sampling", ["fixed-size", "shuffle"])
+def test_a_sampling_that_is_analysed_for_replace_one_alone(tmp_path: Path, sampling: str) -> None:
+    told = ["--sampling", sampling, "--relation", "add-or-remove-one"]
+    counted = ["--steps", "5", "--delta", "1e-5", "--population", "100", "--batch-size", "5"]
+    for command in (
+        ["train", "--out", str(tmp_path / "x")],
+        ["epsilon", "--noise-multiplier", "1", *counted],
+        ["noise", "--epsilon", "1", *counted],
+    ):
+        assert "leave --relation out, or give --sampling poisson" in refusal(*command, *told)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--steps", "-1"), ("--delta", "0"), ("--sampling-rate", "2")]
+)
+@pytest.mark.parametrize("command", ["epsilon", "trade-off"])
+def test_a_number_that_cannot_be_accounted_for(command: str, option: str, value: str) -> None:
+    told = refusal(command, "--noise-multiplier", "1", *ACCOUNTED, f"{option}={value}")
+    assert told.startswith(f"{option} is {value}; give ")
 
 
 def test_a_picture_is_a_file(tmp_path: Path) -> None:

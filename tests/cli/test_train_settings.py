@@ -97,6 +97,7 @@ def test_a_run_is_repeated_from_its_run_json(
         ("epsilon = 3", "epsilon is no setting; give privacy.epsilon"),
         ("[data]\nepsilon = 3", "data.epsilon is no setting; give privacy.epsilon"),
         ("[privcy]\nepsilon = 3", "privcy is no setting; give [privacy]"),
+        ("[dataa]\nepsilon = 3", "dataa is no setting; give [data]"),
         ('[privacy]\nepsilon = "3"', "privacy.epsilon is '3'; give a number"),
         ("[training]\nsteps = 3.5", "training.steps is 3.5; give a whole number"),
         ("[training]\nsteps = true", "training.steps is True; give a whole number"),

@@ -11,7 +11,7 @@ import typer
 
 from tacit.budget import Budget, Relation
 from tacit.cli.output import JSON, print_facts, print_json
-from tacit.cli.schema import NOISE
+from tacit.cli.schema import FACTOR, NOISE, POSITIVE, SHARE, ZERO_OR_MORE, Range
 from tacit.errors import UnsupportedEvent
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def epsilon(
     """
     from tacit.accounting.accountant import epsilon_rdp
 
+    _check("--delta", delta, SHARE)
     plan = _plan(noise_multiplier, sampling, sampling_rate, population, batch_size, relation, steps)
     how: dict[str, Any] = {"relation": plan.relation, "unit": plan.unit}
     spent = plan.epsilon(steps, delta)
@@ -100,6 +101,8 @@ def noise(
 
     if steps < 1:
         raise ValueError(f"--steps is {steps}, which asks for no noise; give at least 1")
+    _check("--epsilon", epsilon, POSITIVE)
+    _check("--delta", delta, SHARE)
     plan = _plan(1.0, sampling, sampling_rate, population, batch_size, relation, steps)
     budget = Budget(epsilon, delta, plan.relation)
     multiplier = calibrate(budget, plan.scheme, steps, unit=plan.unit)
@@ -133,8 +136,9 @@ def trade_off(
 
     Beside it stand ε at δ, the advantage of the best test, and the CLT's μ, which is no guarantee.
 
-    Example: tacit trade-off --noise-multiplier 2.5 --layers 8 --sampling mini-sets --records 54000
-    --batch-size 64 --steps 42200 --delta 1e-5 --out curve.png
+    Example: tacit trade-off --noise-multiplier 2.5 --layers 8
+    --sampling mini-sets --records 54000 --batch-size 64 --steps 42200
+    --delta 1e-5 --out curve.png
     """
     from tacit.accounting.f_dp import plot_trade_offs
     from tacit.accounting.gaussian_dp import layerwise_multiplier
@@ -157,7 +161,8 @@ def trade_off(
             raise ValueError(
                 "give the folder of a saved run, or --noise-multiplier, --steps and --delta"
             )
-        _check_noise(noise_multiplier)
+        _check("--noise-multiplier", noise_multiplier, NOISE)
+        _check("--delta", delta, SHARE)
         joint = layerwise_multiplier(noise_multiplier, layers)
         plan = _plan(joint, sampling, sampling_rate, population, batch_size, relation, steps)
         curves = [_curve(f"noise multiplier {joint:.4g}, {steps} steps", plan, steps, delta)]
@@ -245,12 +250,27 @@ def _plan(
     from tacit.accounting import Plan
     from tacit.sampling import Unit
 
-    _check_noise(noise_multiplier)
-    poisson = sampling is AccountedSampling.POISSON
-    usual = Relation.ADD_OR_REMOVE_ONE if poisson else Relation.REPLACE_ONE
+    _check("--noise-multiplier", noise_multiplier, NOISE)
+    _check("--sampling-rate", rate, FACTOR)
+    _check("--steps", steps, ZERO_OR_MORE)
+    relation = relation_for(sampling, relation)
     unit = Unit.MINI_SET if sampling is AccountedSampling.MINI_SETS else Unit.RECORD
     scheme = _scheme(sampling, rate, population, batch)
-    return Plan(scheme, noise_multiplier, relation or usual, steps, unit)
+    return Plan(scheme, noise_multiplier, relation, steps, unit)
+
+
+def relation_for(sampling: str, given: Relation | None) -> Relation:
+    """The relation that is given, else the usual one of the sampling."""
+    if given is None:
+        poisson = sampling == AccountedSampling.POISSON
+        return Relation.ADD_OR_REMOVE_ONE if poisson else Relation.REPLACE_ONE
+    needs_replace_one = (AccountedSampling.FIXED_SIZE, AccountedSampling.SHUFFLE)
+    if given is Relation.ADD_OR_REMOVE_ONE and sampling in needs_replace_one:
+        raise ValueError(
+            f"--relation is {given} and --sampling is {sampling}, which is analysed for "
+            "replace-one alone; leave --relation out, or give --sampling poisson"
+        )
+    return given
 
 
 def _scheme(
@@ -315,6 +335,6 @@ def _note(spent: float, delta: float) -> dict[str, str]:
     return {} if note is None else {"note": note}
 
 
-def _check_noise(value: float) -> None:
-    if not NOISE.contains(value):
-        raise ValueError(f"--noise-multiplier is {value:g}; give {NOISE.words}")
+def _check(flag: str, value: float | None, range: Range) -> None:
+    if value is not None and not range.contains(value):
+        raise ValueError(f"{flag} is {value:g}; give {range.words}")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tacit.budget import Budget, Relation
+from tacit.cli.accounting_commands import relation_for
 from tacit.cli.build_data import RunData
 from tacit.cli.recipes import Recipe
 from tacit.cli.settings import BatchClippingSettings, ClippingSettings, TrainSettings
@@ -54,10 +55,10 @@ from tacit.training.trainer import Trainer
 
 def budget_for(s: TrainSettings) -> Budget:
     """The budget, under the usual relation of the sampling if none is given."""
-    poisson = s.query.query != "batch-clip" and s.privacy.sampling in (None, "poisson")
-    usual = Relation.ADD_OR_REMOVE_ONE if poisson else Relation.REPLACE_ONE
-    relation = Relation(s.privacy.relation) if s.privacy.relation else usual
-    return Budget(s.privacy.epsilon, s.privacy.delta, relation)
+    mini_sets = s.query.query == "batch-clip"
+    sampling = "mini-sets" if mini_sets else s.privacy.sampling or "poisson"
+    given = Relation(s.privacy.relation) if s.privacy.relation else None
+    return Budget(s.privacy.epsilon, s.privacy.delta, relation_for(sampling, given))
 
 
 class MiniSetDraw(NamedTuple):

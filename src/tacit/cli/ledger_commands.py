@@ -25,8 +25,9 @@ FILE = typer.Argument(..., help="File of the ledger.")
 def show(file: Path = FILE, as_json: bool = JSON) -> None:
     """Show every run that the ledger holds, and their total. The file is only read.
 
-    The head that is printed last changes with each charge. Keep it elsewhere: `tacit ledger verify`
-    then detects a ledger that was rewritten, or replaced by an older copy.
+    The head that is printed last changes with each charge. Keep it elsewhere:
+    `tacit ledger verify` then detects a ledger that was rewritten, or replaced
+    by an older copy.
 
     Example: tacit ledger show runs/x/ledger.sqlite --json
     """
@@ -45,7 +46,8 @@ def verify(
 ) -> None:
     """Check that no row of the ledger was changed, and that it continues a head it once had.
 
-    The file is only read. Without --head or --anchor, an older copy that was put back whole passes.
+    The file is only read. Without --head or --anchor, it cannot tell an older
+    copy of the whole file from the newest.
 
     Example: tacit ledger verify runs/x/ledger.sqlite --head 6b1f…
     """
@@ -143,7 +145,7 @@ def _print(statement: Statement, as_json: bool) -> None:
     for run in statement.runs:
         table.add_row(
             run.name,
-            run.started,
+            run.started[:16].replace("T", " "),
             f"{run.steps}/{'?' if run.step_limit is None else run.step_limit}",
             f"{run.epsilon:.4g}",
             f"{run.epsilon_planned:.4g}",
@@ -155,9 +157,9 @@ def _print(statement: Statement, as_json: bool) -> None:
     budget = statement.budget
     console.print(
         f"guaranteed ε {statement.epsilon:.4g}, charged so far {statement.epsilon_charged:.4g} of "
-        f"{budget.epsilon:g} (by {statement.method}), δ {budget.delta:g}, {budget.relation}",
+        f"{budget.epsilon:g} ({statement.method}), δ {budget.delta:g}, {budget.relation}",
         highlight=False,
     )
     console.print(f"head {statement.head}", highlight=False, soft_wrap=True)
     if any(run.exclusive for run in statement.runs):
-        console.print("one run took the whole budget: no other can be admitted", highlight=False)
+        console.print("one run took the whole budget: no other run can be added", highlight=False)

@@ -30,8 +30,8 @@ def certify(
 ) -> None:
     """Show the share of held-out records that no small change of the input moves to another class.
 
-    For networks with a known Lipschitz constant. Writes certificate.json and certified.png into
-    the folder.
+    For networks with a known Lipschitz constant. Writes certificate.json and
+    certified.png into the folder.
 
     Example: tacit certify runs/x --radii 0,1,2,4,8,16,36
     """
@@ -122,7 +122,7 @@ def inspect(
     if gradient_clip is not None and not LIMIT.contains(gradient_clip):
         raise ValueError(f"--gradient-clip is {gradient_clip}; give {LIMIT.words}")
     if model not in NETWORKS:
-        raise ValueError(f"--model is {model}; give {' or '.join(NETWORKS)}")
+        raise ValueError(f"--model is {model}; give one of {', '.join(NETWORKS)}")
     records, _ = load(dataset)
     network, changes = network_for(model, records, "clipless")
     recipe = recipe_for(dataset, "clipless")
@@ -167,7 +167,8 @@ def data(
     elif as_json:
         print_json({"datasets": list(available())})
     else:
-        table = Table("dataset", title="tacit.load(name), tacit train --dataset name")
+        table = Table("dataset")
         for known in available():
             table.add_row(known)
         Console().print(table)
+        typer.echo("tacit train --dataset NAME, or tacit.load(NAME) in Python")

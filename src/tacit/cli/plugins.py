@@ -1,9 +1,9 @@
 """`tacit --plugin`: a user's own module, imported so that what it registers is known.
 
-Losses (`@tacit.register_loss`), gradient rules (`@tacit.gradient_rule`) and sampling schemes
-(`@tacit.register_scheme`) are registered when the module that defines them is imported. Importing
-runs the module's code, so a plugin is only ever named by the user on the command line, never by a
-saved file.
+Losses (`@tacit.register_loss`), datasets (`@tacit.data.register_dataset`), gradient rules
+(`@tacit.gradient_rule`) and sampling schemes (`@tacit.register_scheme`) are registered when the
+module that defines them is imported. Importing runs the module's code, so a plugin is only ever
+named by the user on the command line, never by a saved file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PLUGIN: list[str] = typer.Option(
     [],
     "--plugin",
     metavar="FILE|MODULE",
-    help="Import this Python file or module first: what it registers (losses, schemes, gradient "
-    "rules) can be named. May be given several times.",
+    help="Import this Python file or module first. What it registers (losses, datasets, gradient "
+    "rules, sampling schemes) can then be named. May be given several times.",
 )
 
 _imported: dict[str, str] = {}

@@ -176,7 +176,8 @@ def check(settings: Any) -> None:
         o = options[name]
         if o.choices and value not in o.choices:
             near = _nearest(value, o.choices)
-            raise ValueError(f"{o.said(value)}; give {' or '.join(near or o.choices)}")
+            words = near[0] if near else f"one of {', '.join(o.choices)}"
+            raise ValueError(f"{o.said(value)}; give {words}")
         if o.range is not None and not o.range.contains(value):
             raise ValueError(f"{o.said(value)}; give {o.range.words}")
     for name, value in given.items():
@@ -234,7 +235,8 @@ def read_nested(settings: type, told: Mapping[str, Any], where: str = "") -> dic
     for title, keys in told.items():
         title = title.replace("-", "_")
         if title not in titles:
-            _refuse_key(f"{where}{title}", title, options, [f"[{name}]" for name in titles])
+            known = {} if isinstance(keys, dict) else options  # a table can only be a section
+            _refuse_key(f"{where}{title}", title, known, [f"[{name}]" for name in titles])
         if not isinstance(keys, dict):
             raise ValueError(f"{where}{title} is {keys!r}; it is a section: give [{title}]")
         for key, value in keys.items():

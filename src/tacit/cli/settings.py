@@ -164,7 +164,7 @@ class ModelSettings:
         usual="by loss and dataset",
     )
     gamma: float | None = option(
-        "tailored, focal: how strongly records that are learnt are turned down.",
+        "tailored, focal: how strongly records that are fitted well are down-weighted.",
         usual="by loss and dataset",
     )
 
@@ -173,7 +173,7 @@ class ModelSettings:
 class QuerySettings:
     query: Query = option("How the gradient is bounded.", "clip", common=True)
     adaptive_quantile: float | None = option(
-        "Let the clip follow this quantile of the gradients' norms, privately.",
+        "Adapt the clipping norm to this quantile of the gradients' norms, privately.",
         range=SHARE,
         not_with=(Rule("gradient_clip", (0.0,), "which sets no limit to start from"),),
     )
@@ -237,7 +237,7 @@ class ClippingSettings:
         goes_with=(Rule("layerwise", ("enhanced", "factors"), "which has no master constant"),),
     )
     sparsify: int | None = option(
-        "Every this many steps, freeze the weights that hover within the noise.",
+        "Freeze the weights that stay within the noise, checked every this many steps.",
         range=ONE_OR_MORE,
     )
 
@@ -268,13 +268,13 @@ class BatchClippingSettings:
         "Draw each mini-set with this probability, instead of a fixed number.", range=FACTOR
     )
     local: Literal["sgd", "momentum", "adam"] | None = option(
-        "Run this optimizer over each mini-set, and clip the way that it went.",
+        "Run this optimizer over each mini-set, and clip the change that it makes to the weights.",
         needs=(Rule("local_lr", (), "a learning rate above 0"),),
         not_with=(Rule("engine", ("book-keeping",), "which knows mean gradients alone"),),
     )
-    local_lr: float | None = option("Its learning rate.", range=POSITIVE, goes_with=_LOCAL)
+    local_lr: float | None = option("Learning rate of --local.", range=POSITIVE, goes_with=_LOCAL)
     local_batch: int | None = option(
-        "Records in each of its steps.", usual="1", range=ONE_OR_MORE, goes_with=_LOCAL
+        "Records in each step of --local.", usual="1", range=ONE_OR_MORE, goes_with=_LOCAL
     )
     statistics: Literal["public", "released", "convert"] | None = option(
         "BatchNorm's statistics: from public records, released with noise, or none (convert it to "
@@ -322,7 +322,7 @@ class TrainingSettings:
     schedule: Literal["constant", "cosine"] | None = option(
         "Learning-rate schedule.", usual="cosine for clipless, else constant"
     )
-    ema: float | None = option("Decay of a moving average of the weights.")
+    ema: float | None = option("Decay of a moving average of the weights.", range=BELOW_ONE)
     max_physical_batch: int = option(
         "Most records to process at once; results do not depend on it.", 512, range=ONE_OR_MORE
     )

@@ -18,10 +18,10 @@ from tacit.cli.settings import TrainSettings
 def train(s: TrainSettings) -> None:
     """Train a private classifier and write what happened to a folder.
 
-    Example: tacit train --dataset mnist --epsilon 3 --delta 1e-5 --epochs 10 --out runs/x
+    Example: tacit train --dataset mnist --epsilon 3 --delta 1e-5 --out runs/x
 
-    BatchNorm: tacit train --dataset mnist --model lenet5 --query batch-clip --blocks layer
-    --layerwise factors --max-norm 1
+    BatchNorm: tacit train --dataset mnist --model lenet5 --query batch-clip
+    --blocks layer --layerwise factors --max-norm 1
 
     A file of settings, or a run to repeat: tacit train --config runs/x/run.json
     """

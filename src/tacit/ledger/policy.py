@@ -157,7 +157,7 @@ class LedgerState:
         if owner is not None:
             raise BudgetExceeded(
                 f"run {owner.name!r} took the whole budget of this ledger "
-                f"(epsilon {self.budget.epsilon:g}); no other run can be let in. To make room for "
+                f"(epsilon {self.budget.epsilon:g}); no other run can be added. To make room for "
                 "several runs, make the ledger with a larger budget than the first run's"
             )
         spent = math.fsum(other.cost(self.order()) for other in others)
