@@ -41,7 +41,7 @@ from torch import nn
 import tacit
 from tacit.engines.recorder import model_state
 from tacit.lipschitz import SpectralLinear
-from tacit.lipschitz.rounding import rounding_of
+from tacit.precision import rounding_of
 from tacit.precision import ieee_float32, rounds_factors_on_cpu, uses_tensor_float
 
 warnings.simplefilter("ignore")

@@ -19,9 +19,9 @@ from tacit.errors import UnboundedLayer
 from tacit.lipschitz.bounds import Bound
 from tacit.lipschitz.integrity import require_plain_gradients
 from tacit.lipschitz.program import Program, compile_program
-from tacit.lipschitz.rounding import EXACT, Rounding
 from tacit.lipschitz.steps import LayerRow, Notes
 from tacit.losses.record_loss import loss_constant
+from tacit.precision import EXACT, Rounding
 
 
 @dataclass

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from tacit.errors import Refused, UnboundedLayer
 from tacit.lipschitz.bounds import Bound, Bounded, Pullback
 from tacit.lipschitz.integrity import ours, place
-from tacit.lipschitz.rounding import EXACT, Rounding
 from tacit.lipschitz.torch_modules import NEGLIGIBLE
+from tacit.precision import EXACT, Rounding
 
 
 @dataclass(frozen=True)

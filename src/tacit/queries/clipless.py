@@ -3,7 +3,7 @@
 The loss's gradient in the outputs is taken first, one row per record, and limited if asked. Then
 it is sent back through the network in one pass: Σ_i J_iᵀ g_i, with J_i the Jacobian of record i's
 outputs in the parameters. That is the work of plain training. All of it runs in float32 or wider
-(`in_wide_precision`): see `tacit.lipschitz.rounding`.
+(`in_wide_precision`): see `tacit.precision`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,17 @@ from tacit.lipschitz.layers.clip_gradient import limit_rows
 from tacit.lipschitz.program import Program, compile_program, fingerprint
 from tacit.lipschitz.projection import enforce
 from tacit.lipschitz.propagation import Sensitivities, largest_entry, sensitivities_of
-from tacit.lipschitz.rounding import ROWS_AT_ONCE, Rounding, public_rows, rounding_of
 from tacit.losses.per_record import losses_of
 from tacit.losses.record_loss import ClippedLoss
-from tacit.precision import in_wide_precision, wide, wide_dtype
+from tacit.precision import (
+    ROWS_AT_ONCE,
+    Rounding,
+    in_wide_precision,
+    public_rows,
+    rounding_of,
+    wide,
+    wide_dtype,
+)
 from tacit.queries.bounded_gradient import (
     Blocks,
     BoundedGradient,
@@ -179,7 +186,7 @@ class Clipless(AdaptingQuery):
     limits it. A model of bfloat16 or float16 weights, or one under autocast, runs in float32 all
     the same: a sum over records that is rounded to 8 bits moves by many times the bound when one
     record is added. The bound of a block is enlarged by what rounding can make of a sum in the
-    arithmetic that is used (`tacit.lipschitz.rounding`).
+    arithmetic that is used (`tacit.precision`).
 
         query = Clipless(gradient_clip=4.0)
         query.sensitivities(model, loss, input_shape=(1, 28, 28))

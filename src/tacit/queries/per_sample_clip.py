@@ -25,9 +25,9 @@ from tacit.engines.clipping import (
 )
 from tacit.engines.draws import from_one_start
 from tacit.engines.model_certificate import certify
-from tacit.lipschitz.rounding import ROWS_AT_ONCE, public_rows, slack_of_sum
 from tacit.losses.pre_activations import watched
 from tacit.losses.record_loss import needs_pre_activations
+from tacit.precision import ROWS_AT_ONCE, public_rows, slack_of_sum
 from tacit.queries.bounded_gradient import (
     Blocks,
     BoundedGradient,
@@ -132,7 +132,7 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
         """The clipped sums of all pieces, with their bounds and what is released beside them.
 
         A block's bound is C_h·(1 + s): s is what rounding can make of a sum over so many records
-        (`tacit.lipschitz.rounding`), 0.2% in float32 and 10⁻¹¹ in float64.
+        (`tacit.precision`), 0.2% in float32 and 10⁻¹¹ in float64.
         """
         total = accumulator(task.parameters.values())
         counts = total.new_zeros(len(task.norms))
