@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"`([\w./-]+\.py)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -41,6 +42,14 @@ def test_links_inside_the_project_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{named(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_files_that_pages_name_exist(page: Path) -> None:
+    folders = (ROOT, ROOT / "src", ROOT / "src" / "tacit")
+    for name in FILE.findall(page.read_text(encoding="utf-8")):
+        if name.count("/"):  # a bare name may be a file of the reader's
+            assert any((folder / name).exists() for folder in folders), f"no file {name}"
 
 
 def test_the_api_reference_is_up_to_date() -> None:
