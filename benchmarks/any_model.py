@@ -62,8 +62,8 @@ from tacit.engines.recorder import Recorder
 from tacit.lipschitz import Absolute
 from tacit.pytrees import call_model, map_tensors, take_rows, tensors_of
 from tacit.report.run_folder import source
-from tacit.sampling.batch import batch_of
 from tacit.sampling.poisson import Poisson
+from tacit.sampling.sampler import batch_of
 from tacit.torch_internals import swapped
 
 MAX_NORM = 1.0

@@ -24,7 +24,7 @@ from torch import nn
 
 import tacit
 from tacit.queries.bounded_gradient import Block, BoundedGradient, Loss, trainable
-from tacit.sampling.batch import Batch
+from tacit.sampling.sampler import Batch
 from tacit.sampling.scheme import Unit
 
 

@@ -27,8 +27,7 @@ from tacit.queries.bounded_gradient import (
     Statistic,
 )
 from tacit.randomness import Randomness, Stream, step_draws
-from tacit.sampling.batch import Batch
-from tacit.sampling.sampler import Sampler
+from tacit.sampling.sampler import Batch, Sampler
 from tacit.torch_internals import add_each, divide_each, multiply_each
 
 # A parameter, its sum, the noise's deviation, the factor to divide out, and the entries to keep.

@@ -148,6 +148,17 @@ class Records:
             )
         return self.public_size
 
+    def require_num_ids(self, wanted_for: str) -> int:
+        """The declared number that all ids are below, or an error that says how to declare it."""
+        declared = self.num_ids or self.require_public_size(wanted_for)
+        ids = self.record_ids
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < declared:
+            raise UndeclaredConstant(
+                f"record ids reach {int(ids.max())}, but ids are declared to be below {declared}; "
+                "declare Records(..., num_ids=...) so that it covers all ids"
+            )
+        return declared
+
 
 def as_records(data: object) -> Records:
     """`data` as `Records`, read into memory once.

@@ -15,7 +15,7 @@ from tacit import PerSampleClip, Records
 from tacit.engines import BookKeeping, PerRecord
 from tacit.errors import MixesRecords
 from tacit.sampling import Poisson
-from tacit.sampling.batch import Batch
+from tacit.sampling.sampler import Batch
 
 # --- models that keep something from pass to pass, and models that only seem to ---------------
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import tacit
-from tacit.sampling.batch import batch_of
 from tacit.sampling.poisson import Poisson
+from tacit.sampling.sampler import batch_of
 
 
 class Distances(nn.Module):

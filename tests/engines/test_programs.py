@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 import tacit
 from tacit.engines import BookKeeping
 from tacit.errors import MixesRecords
-from tacit.sampling.batch import batch_of
 from tacit.sampling.poisson import Poisson
+from tacit.sampling.sampler import batch_of
 
 STEPS, MIXED = 12, 5  # not a step at which a model is checked
 

@@ -61,12 +61,12 @@ def test_a_divisor_that_is_not_positive_is_refused(size):
 )
 def test_impossible_mini_sets_are_refused(wrong):
     data = Records(torch.zeros(10, 1), torch.zeros(10), public_size=10)
-    with pytest.raises(ValueError, match=r"sets|mini-set|rate"):
+    with pytest.raises(ValueError, match=r"chosen|rate"):
         MiniSetSampler(data, 2, **wrong)
 
 
 @pytest.mark.parametrize("set_size", [0, -2])
 def test_an_impossible_set_size_is_refused_by_name(set_size):
     data = Records(torch.zeros(10, 1), torch.zeros(10), public_size=10)
-    with pytest.raises(ValueError, match=r"sets of .* records"):
+    with pytest.raises(ValueError, match="set_size"):
         MiniSetSampler(data, set_size, chosen=1)

@@ -22,8 +22,8 @@ import tacit
 from tacit.engines.book_keeping import planned_pass
 from tacit.engines.clipping import ClipTask
 from tacit.errors import MixesRecords
-from tacit.sampling.batch import batch_of
 from tacit.sampling.poisson import Poisson
+from tacit.sampling.sampler import batch_of
 
 
 def batch_for(rows, labels=None, piece=None):

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tacit
-from tacit.sampling.batch import batch_of
 from tacit.sampling.poisson import Poisson
+from tacit.sampling.sampler import batch_of
 
 
 def require_exact(model: nn.Module, loss, inputs: Tensor, targets) -> None:

@@ -30,8 +30,8 @@ from zoo_case import Case, next_token_loss, text_to_continue
 
 import tacit
 from tacit.errors import MixesRecords, TacitError, UnsupportedModule
-from tacit.sampling.batch import batch_of
 from tacit.sampling.poisson import Poisson
+from tacit.sampling.sampler import batch_of
 
 PIECES = [None, 1, 2, 3]
 

@@ -22,8 +22,8 @@ from zoo_case import LENGTH, Tree
 
 import tacit
 from tacit.pytrees import map_tensors
-from tacit.sampling.batch import batch_of
 from tacit.sampling.poisson import Poisson
+from tacit.sampling.sampler import batch_of
 
 HUGE, TINY = 1e6, 1e-3
 

@@ -41,11 +41,10 @@ from tacit.queries.thresholds import (
     group_by_norm,
 )
 from tacit.records import Records
-from tacit.sampling.fixed_size import FixedSizeSampler
+from tacit.sampling.fixed_size import FixedSizeSampler, ShuffleSampler
 from tacit.sampling.mini_sets import MiniSetSampler
 from tacit.sampling.poisson import PoissonSampler
 from tacit.sampling.sampler import Sampler
-from tacit.sampling.shuffle import ShuffleSampler
 from tacit.statistics.public_statistics import PublicStatistics
 from tacit.statistics.released_statistics import ReleasedStatistics
 from tacit.statistics.tracking import unfrozen_norms, without_running_statistics

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from tacit.errors import UndeclaredConstant
 from tacit.records import Records
 
 SPLIT_SEED = 20_240_229
@@ -54,14 +53,7 @@ def split_public(records: Records, share: float, seed: int = SPLIT_SEED) -> tupl
     """
     if not 0 < share < 1:
         raise ValueError(f"share is {share}; give a number between 0 and 1, such as 0.1")
-    num_ids = records.num_ids or records.require_public_size("a public share of the records")
-    if len(records):
-        least, largest = int(records.record_ids.min()), int(records.record_ids.max())
-        if not 0 <= least <= largest < num_ids:
-            raise UndeclaredConstant(
-                f"record ids reach {largest}, but ids are declared to be below {num_ids}; "
-                "declare Records(..., num_ids=...) so that it covers all ids"
-            )
+    num_ids = records.require_num_ids("a public share of the records")
     count = max(1, round(share * num_ids))
     if count >= num_ids:
         raise ValueError(f"a share of {share} leaves none of {num_ids} records private")

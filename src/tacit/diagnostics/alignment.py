@@ -13,8 +13,8 @@ from tacit.canvas import blank
 from tacit.diagnostics.diagnostic import Diagnostic, losses_on, save_runs
 from tacit.queries.bounded_gradient import GradientQuery, Loss, trainable
 from tacit.records import Records
-from tacit.sampling.batch import Batch, batch_of
 from tacit.sampling.poisson import Poisson
+from tacit.sampling.sampler import Batch, batch_of
 
 if TYPE_CHECKING:
     from tacit.training.trainer import Trainer

@@ -24,7 +24,7 @@ from tacit.engines.programs import ProgramChanged
 from tacit.engines.recorder import Outputs, Recorder
 from tacit.engines.rules import NotFinite
 from tacit.pytrees import Tree, map_tensors, tensors_of
-from tacit.sampling.batch import Batch
+from tacit.sampling.sampler import Batch
 from tacit.torch_internals import swapped
 
 _SHAPES_PER_OCTAVE = 16

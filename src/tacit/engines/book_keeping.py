@@ -51,7 +51,7 @@ from tacit.engines.shadow_events import SourceLines, operator_name
 from tacit.losses.per_record import losses_of
 from tacit.precision import full_precision, wide
 from tacit.pytrees import Tree, call_model, device_of, map_tensors, take_rows, tensors_of
-from tacit.sampling.batch import Batch
+from tacit.sampling.sampler import Batch
 from tacit.torch_internals import Graph, plain_program, uncompiled
 
 Gradients = dict[str, RecordGradients]

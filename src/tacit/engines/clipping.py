@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.precision import wide_dtype
-from tacit.sampling.batch import Batch
+from tacit.sampling.sampler import Batch
 
 COUNT_BOUND = 0.5  # what one record adds to a count, at most
 _BAND = 0.1  # the width of the count's slope, as a share of C

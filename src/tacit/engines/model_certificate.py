@@ -46,7 +46,7 @@ from tacit.engines.rules import NotFinite
 from tacit.errors import MixesRecords, UnsupportedModule
 from tacit.precision import ieee_float32, no_autocast, wide
 from tacit.pytrees import Tree, device_of, map_tensors, num_rows, take_rows, tensors_of
-from tacit.sampling.batch import Batch
+from tacit.sampling.sampler import Batch
 from tacit.torch_internals import has_gradient_hooks, plain_program, swapped
 
 Records = tuple[Tree, Tree]  # inputs and targets

@@ -33,9 +33,9 @@ from tacit.queries.set_gradients import (
     too_small_is_nothing,
 )
 from tacit.records import Records
-from tacit.sampling.batch import Batch, batch_of
 from tacit.sampling.mini_sets import MiniSets
 from tacit.sampling.poisson import Poisson
+from tacit.sampling.sampler import Batch, batch_of
 from tacit.sampling.scheme import Unit
 from tacit.statistics.tracking import without_running_statistics
 

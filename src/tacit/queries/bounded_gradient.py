@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tacit.budget import Relation
 from tacit.checks.model_table import table_of
-from tacit.sampling.batch import Batch
+from tacit.sampling.sampler import Batch
 from tacit.sampling.scheme import Unit
 
 

@@ -49,7 +49,7 @@ from tacit.queries.bounded_gradient import (
 )
 from tacit.queries.thresholds import AdaptingQuery, AdaptiveNorm, Thresholds
 from tacit.queries.views import ViewBatches
-from tacit.sampling.batch import Batch
+from tacit.sampling.sampler import Batch
 from tacit.sampling.scheme import Unit
 from tacit.torch_internals import swapped
 

@@ -52,8 +52,8 @@ from tacit.queries.thresholds import (
 )
 from tacit.queries.views import ViewBatches
 from tacit.records import Records
-from tacit.sampling.batch import Batch, batch_of
 from tacit.sampling.poisson import Poisson
+from tacit.sampling.sampler import Batch, batch_of
 from tacit.sampling.scheme import Unit
 
 MaxNorm = float | AdaptiveNorm | Sequence[float | AdaptiveNorm] | FromPublic

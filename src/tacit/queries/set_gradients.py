@@ -31,8 +31,8 @@ from tacit.losses.per_record import losses_of
 from tacit.precision import wide
 from tacit.pytrees import Tree, call_model, device_of, map_tensors, num_rows, take_rows
 from tacit.queries.bounded_gradient import Loss
-from tacit.sampling.batch import Batch, batch_of
 from tacit.sampling.mini_sets import MiniSets
+from tacit.sampling.sampler import Batch, batch_of
 from tacit.torch_internals import plain_program, swapped
 
 

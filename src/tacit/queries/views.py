@@ -13,7 +13,7 @@ from tacit.data.augmentation import Augmentation
 from tacit.engines.draws import State
 from tacit.engines.model_certificate import sample_records
 from tacit.pytrees import Tree, map_tensors, tensors_of
-from tacit.sampling.batch import Batch, batch_of
+from tacit.sampling.sampler import Batch, batch_of
 
 
 class ViewBatches:

@@ -1,17 +1,19 @@
 """Sampling: which records are in a batch, and what that is worth to the accountant.
 
 A `Sampler` draws batches; its `Scheme` is the plain data from which the accountant makes an event.
-Each scheme is in one file with its sampler. Users write schemes of their own with
-`register_scheme`.
+Each scheme stands beside its sampler. Users write schemes of their own with `register_scheme`.
 """
 
-from tacit.sampling.batch import Batch, batch_of
-from tacit.sampling.fixed_size import FixedSizeSampler, WithoutReplacement
+from tacit.sampling.fixed_size import (
+    FixedSizeSampler,
+    ShuffledEpochs,
+    ShuffleSampler,
+    WithoutReplacement,
+)
 from tacit.sampling.mini_sets import MiniSets, MiniSetSampler, RevealedSampleDpEvent
 from tacit.sampling.poisson import Poisson, PoissonSampler
-from tacit.sampling.sampler import Sampler
+from tacit.sampling.sampler import Batch, Sampler, batch_of
 from tacit.sampling.scheme import Scheme, Unit, register_scheme
-from tacit.sampling.shuffle import ShuffledEpochs, ShuffleSampler
 
 __all__ = [
     "Batch",

@@ -1,7 +1,14 @@
-"""Batches of one size, drawn without replacement, anew for each step."""
+"""Batches of a fixed size: drawn anew for each step, or cut from shuffled epochs.
+
+Both are analysed for replace-one: neighbours then have the same number of records, so it may be
+read, and nobody else's place changes.
+"""
 
 from __future__ import annotations
 
+import math
+import secrets
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -31,12 +38,12 @@ class WithoutReplacement(Scheme):
     sample_size: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.sample_size <= self.population:
+        set_whole_numbers(self, "population", "sample_size")
+        if self.sample_size > self.population:
             raise ValueError(
                 f"a sample of {self.sample_size} from {self.population} records; "
-                "give a sample size of at least 1 and at most the population"
+                "give a sample size of at most the population"
             )
-        set_whole_numbers(self, "population", "sample_size")
 
     def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
         require_records(self, unit)
@@ -60,7 +67,6 @@ class WithoutReplacement(Scheme):
 class FixedSizeSampler(Sampler):
     """Each step takes `batch_size` records, uniformly without replacement; replace-one only.
 
-    Neighbours under replace-one have the same number of records, so the size may be read.
     Other arguments: see `Sampler`.
 
     Example:
@@ -80,3 +86,89 @@ class FixedSizeSampler(Sampler):
 
     def draw(self, stream: Stream) -> tuple[np.ndarray, None]:
         return stream.subset(self.scheme.population, self.scheme.sample_size), None
+
+
+@register_scheme
+@dataclass(frozen=True)
+class ShuffledEpochs(Scheme):
+    """Every record once per epoch, in a shuffled order: accounted WITHOUT amplification.
+
+    Given the order, a replaced record touches one batch of each epoch that has begun, so
+    E epochs are E Gaussian mechanisms, and averaging over orders cannot hurt (joint convexity).
+    A shuffled epoch is not a Poisson sample and gets no Poisson ε. An epoch belongs to one
+    shuffle: a sampler that starts again starts another epoch, which is charged again.
+    """
+
+    steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        set_whole_numbers(self, "steps_per_epoch")
+
+    def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
+        require_records(self, unit)
+        return dpa.GaussianDpEvent(noise_multiplier)
+
+    def num_events(self, steps: int) -> int:
+        return math.ceil(steps / self.steps_per_epoch)
+
+    def steps_within(self, events: int) -> int:
+        return events * self.steps_per_epoch
+
+    def epochs(self, steps: int) -> float:
+        return steps / self.steps_per_epoch
+
+    def amplifies(self) -> bool:
+        return False
+
+    def require(self, relation: Relation) -> None:
+        why = "adding a record moves the others between batches"
+        require_replace_one(relation, "shuffled epochs", why)
+
+    def describe(self) -> str:
+        return (
+            f"shuffled epochs of {self.steps_per_epoch} steps, accounted without "
+            "amplification by sampling"
+        )
+
+
+class ShuffleSampler(Sampler):
+    """Every record once per epoch, in a new random order; for comparison, replace-one only.
+
+    ε is accounted without amplification, and reports say so. The last batch of an epoch may be
+    smaller; it is divided by the declared batch size like every other. Other arguments: see
+    `Sampler`.
+
+    Example:
+        >>> sampler = tacit.ShuffleSampler(train, batch_size=256, steps=1000)
+    """
+
+    scheme: ShuffledEpochs
+
+    def __init__(
+        self, data: object, batch_size: int, steps: int = 1, **options: Unpack[SamplerOptions]
+    ) -> None:
+        records = as_records(data)
+        self._batch_size = WithoutReplacement(len(records), batch_size).sample_size
+        super().__init__(
+            records,
+            scheme=ShuffledEpochs(math.ceil(len(records) / self._batch_size)),
+            steps=steps,
+            expected_batch_size=batch_size,
+            **options,
+        )
+
+    def reset(self) -> None:
+        self._order = np.empty(0, dtype=np.int64)
+        # Epochs of different shuffles have different keys, even if they have the same number.
+        self._shuffle, self._epoch = secrets.token_hex(8), 0
+
+    def current_epoch(self) -> Hashable:
+        return self._shuffle, self._epoch
+
+    def draw(self, stream: Stream) -> tuple[np.ndarray, None]:
+        if len(self._order) == 0:
+            # Count first: if this is interrupted, the next order is never part of the last epoch.
+            self._epoch += 1
+            self._order = stream.permutation(len(self.records))
+        rows, self._order = np.split(self._order, [self._batch_size])
+        return rows, None

@@ -11,7 +11,6 @@ import dp_accounting as dpa
 import numpy as np
 
 from tacit.budget import Relation
-from tacit.errors import UndeclaredConstant
 from tacit.randomness import Randomness, Stream
 from tacit.records import as_records
 from tacit.sampling.fixed_size import WithoutReplacement
@@ -22,6 +21,7 @@ from tacit.sampling.scheme import (
     register_scheme,
     set_probability,
     set_whole_numbers,
+    whole_number,
 )
 
 
@@ -60,15 +60,14 @@ class MiniSets(Scheme):
     def __post_init__(self) -> None:
         if (self.chosen is None) == (self.rate is None):
             raise ValueError("give either chosen (sets per step) or rate (probability of a set)")
-        if self.num_sets < 1 or self.set_size < 1:
-            raise ValueError(f"{self.num_sets} sets of {self.set_size} records; give at least 1")
-        if self.chosen is not None and not 0 < self.chosen <= self.num_sets:
-            raise ValueError(f"{self.chosen} of {self.num_sets} sets; give 1 up to {self.num_sets}")
         set_whole_numbers(self, "num_sets", "set_size")
-        if self.chosen is not None:
-            set_whole_numbers(self, "chosen")
         if self.rate is not None:
             set_probability(self, "rate", "rate of a mini-set")
+        else:
+            set_whole_numbers(self, "chosen")
+            assert self.chosen is not None
+            if self.chosen > self.num_sets:
+                raise ValueError(f"chosen is {self.chosen}; there are {self.num_sets} sets")
 
     @property
     def probability(self) -> float:
@@ -94,11 +93,9 @@ class MiniSets(Scheme):
             WithoutReplacement(self.num_sets, self.chosen).require(relation)
 
     def describe(self) -> str:
-        how = (
-            f"each with probability {self.rate:.6g}"
-            if self.chosen is None
-            else f"{self.chosen} per step without replacement"
-        )
+        how = f"{self.chosen} per step without replacement"
+        if self.chosen is None:
+            how = f"each with probability {self.rate:.6g}"
         return f"mini-sets, {self.num_sets} of {self.set_size} records, {how}"
 
 
@@ -127,28 +124,22 @@ class MiniSetSampler(Sampler):
         partition_seed: int = 0,
         **options: Unpack[SamplerOptions],
     ) -> None:
-        if set_size < 1:
-            raise ValueError(f"sets of {set_size} records; give set_size at least 1")
         records = as_records(data)
-        num_ids = records.num_ids or records.require_public_size("a partition into mini-sets")
+        num_ids = records.require_num_ids("a partition into mini-sets")
         ids = records.record_ids.cpu().numpy()
-        if len(ids) and not (ids.min() >= 0 and ids.max() < num_ids):
-            raise UndeclaredConstant(
-                f"record ids reach {ids.max()}, but ids are declared to be below {num_ids}; "
-                "declare Records(..., num_ids=...) so that it covers all ids"
-            )
         if len(np.unique(ids)) != len(ids):
             raise ValueError("two records have one id, so a set may be too large; make ids unique")
-        scheme = MiniSets(math.ceil(num_ids / set_size), set_size, chosen=chosen, rate=rate)
+        num_sets = math.ceil(num_ids / whole_number("set_size", set_size, least=1))
+        scheme = MiniSets(num_sets, set_size, chosen=chosen, rate=rate)
         expected = scheme.probability * (records.public_size or num_ids)
         super().__init__(
             records, scheme=scheme, steps=steps, expected_batch_size=expected, **options
         )
         place = Randomness(partition_seed).stream("partition").permutation(num_ids)
         self.set_of_row = place[ids] // set_size
-        order = np.argsort(self.set_of_row, kind="stable")
-        self._rows_by_set = order
-        self._starts = np.searchsorted(self.set_of_row[order], np.arange(scheme.num_sets + 1))
+        self._rows_by_set = np.argsort(self.set_of_row, kind="stable")
+        in_order = self.set_of_row[self._rows_by_set]
+        self._starts = np.searchsorted(in_order, np.arange(num_sets + 1))
 
     def draw(self, stream: Stream) -> tuple[np.ndarray, np.ndarray]:
         if self.scheme.chosen is None:
