@@ -203,6 +203,7 @@ class Ledger:
             self._owner = threading.get_ident()
             self._run_id, self._attempt, self._plan = run.id, attempt, plan
             self._run_budget, self._run_limit = own, limit
+            self._amplifies = plan.scheme.amplifies()
             if self.path is not None:
                 _under_way.add(self)
 
@@ -226,8 +227,7 @@ class Ledger:
                     "sampling and relation are fixed when it begins: begin another run"
                 )
             self.begin(pending.plan)
-        assert self._plan is not None
-        batches = pending.sampling if self._plan.scheme.amplifies() else None
+        batches = pending.sampling if self._amplifies else None
         place = batches, pending.sampling_step
         if batches is not None and pending.sampling_step is not None and place in self._places:
             raise PlanChanged(
@@ -371,6 +371,7 @@ class Ledger:
     def _clear_run(self) -> None:
         self._run_id, self._plan = None, None
         self._run_budget, self._run_limit = self.budget, 0
+        self._amplifies = True
         self._released = 0
         self._clear_attempt()
         _under_way.discard(self)
@@ -436,7 +437,7 @@ class Ledger:
             "run", run=number, name=name, started=now, plan=plan, budget=budget_fields(own)
         )
         run = state.runs[number]
-        if not run.first and run.cost(state.order(), 0) > state.room_beside(run):
+        if not run.first and run.cost(state.filter()[0], 0) > state.room_beside(run):
             raise BudgetExceeded(
                 "what comes before the first step would pass the ledger's budget of epsilon "
                 f"{self.budget.epsilon:g}, with the runs that it holds; nothing is charged"

@@ -23,7 +23,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import dp_accounting as dpa
@@ -69,9 +69,11 @@ def _costs(plan: Plan, order: float) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=256)
-def _order(plan: Plan, limit: int, budget: Budget) -> float:
+def _filter(plan: Plan, limit: int, budget: Budget) -> tuple[float, float]:
+    """The filter's order for a first run with this plan, and how much RDP it allows at it."""
     whole = renyi_curve(plan.event_of_count(limit), plan.accounted_relation)
-    return best_order(whole, budget)
+    order = best_order(whole, budget)
+    return order, allowance(order, budget)
 
 
 @dataclass
@@ -90,9 +92,9 @@ class RunState:
     claims: dict[str, float] = field(default_factory=dict)
     dropped: bool = False
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
-        """Raises UnregisteredScheme where this process does not know the scheme."""
+        """Decoded once. Raises UnregisteredScheme where this process does not know the scheme."""
         return Plan.from_json(self.plan_text)
 
     @property
@@ -135,17 +137,18 @@ class LedgerState:
 
     # What is computed from the plans.
 
-    def order(self) -> float:
-        """The filter's order: fixed by the plan of the first run, before anything was released."""
+    def filter(self) -> tuple[float, float]:
+        """The filter's order and the RDP that it allows, fixed by the plan of the first run."""
         first = self._order_run
         assert first is not None
-        return _order(first.plan, first.limit, self.budget)
+        return _filter(first.plan, first.limit, self.budget)
 
     def exclusive(self, run: RunState) -> bool:
         """Whether the run holds the ledger alone: let in first, and too large for the filter."""
         if not run.first:
             return False
-        return run.cost(self.order(), run.limit) > allowance(self.order(), self.budget)
+        order, allowed = self.filter()
+        return run.cost(order, run.limit) > allowed
 
     def room_beside(self, run: RunState) -> float:
         """The RDP that the filter has left beside the other runs; BudgetExceeded if it has none.
@@ -160,15 +163,15 @@ class LedgerState:
                 f"(epsilon {self.budget.epsilon:g}); no other run can be added. To make room for "
                 "several runs, make the ledger with a larger budget than the first run's"
             )
-        spent = math.fsum(other.cost(self.order()) for other in others)
-        return allowance(self.order(), self.budget) - spent
+        order, allowed = self.filter()
+        return allowed - math.fsum(other.cost(order) for other in others)
 
     def events_left(self, run: RunState, wanted: int, limit: int) -> int:
         """How many of the `wanted` events the run may still be charged."""
         events = max(0, min(wanted, min(run.limit, limit) - run.charged))
         if events == 0 or self.exclusive(run):
             return events
-        room, order = self.room_beside(run), self.order()
+        room, (order, _) = self.room_beside(run), self.filter()
         if run.cost(order, run.charged + events) <= room:
             return events
         low, high = 0, events - 1
@@ -228,14 +231,14 @@ class LedgerState:
         own, text = _budget(budget), json.dumps(plan, sort_keys=True)
         if own.relation is not self.budget.relation:
             raise ValueError(f"run {number} has a budget for {own.relation}")
+        first = not self.live()
+        run = RunState(number, name, _text(started), text, own, self.budget, first)
         try:
-            relation = Plan.from_json(text).relation
+            relation = run.plan.relation
         except UnregisteredScheme:
             relation = Relation(plan["relation"])  # it is kept: another process can read it
         if relation is not self.budget.relation:
             raise ValueError(f"run {number} has a plan for {relation}")
-        first = not self.live()
-        run = RunState(number, name, _text(started), text, own, self.budget, first)
         self.runs[number] = run
         if first:
             self._order_run = run

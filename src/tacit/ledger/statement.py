@@ -69,7 +69,7 @@ def statement_of(state: LedgerState, head: str) -> Statement:
     if len(runs) == 1:
         return Statement(budget, runs, runs[0].epsilon_planned, runs[0].epsilon, "PLD", head)
     try:
-        order = state.order()
+        order, _ = state.filter()
         charged = epsilon_at(order, math.fsum(run.cost(order) for run in live), budget)
         method = f"RDP filter at order {order:g}"
     except UnregisteredScheme as error:
