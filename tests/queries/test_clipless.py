@@ -12,7 +12,7 @@ from torch import nn
 
 import tacit
 from tacit import AdaptiveNorm, Clipless, Records
-from tacit.checks.model_table import frozen
+from tacit.checks.side_effects import frozen
 from tacit.data import Augmentation
 from tacit.engines.recorder import Recorder, model_state
 from tacit.errors import UnboundedLayer

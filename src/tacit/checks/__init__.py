@@ -3,9 +3,8 @@
 A bound on one record's share holds for models that keep records apart and carry nothing from one
 pass to the next. An engine proves both by a pass under shadow memory and writes a `certificate`;
 this room says what it means. `side_effects` watches the model's buffers and parameters around every
-step, and `model_table` keeps what a model consists of from step to step. A query enters here with
-its logical batch, before it is cut into pieces, so no engine or piece size can switch a check off.
-This room imports no query and no engine.
+step. A query enters here with its logical batch, before it is cut into pieces, so no engine or
+piece size can switch a check off. This room imports no query and no engine.
 """
 
 from tacit.checks.certificate import Certificate, Event, refuse_mixing, require_isolation

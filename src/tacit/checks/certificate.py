@@ -131,7 +131,7 @@ def refuse_stateful(event: Event | None, model: nn.Module) -> None:
 
 
 def refuse_mixing(model: nn.Module) -> None:
-    """Raise MixesRecords if a module uses, or keeps, statistics of the batch.
+    """Raise MixesRecords if a module uses, or keeps, statistics of the batch, or rewrites weights.
 
     Batch statistics let one record move everyone's output, and so everyone's gradient: clipping
     each gradient bounds nothing. Frozen or `affine=False` does not help: the statistics are what
@@ -151,24 +151,22 @@ def refuse_mixing(model: nn.Module) -> None:
                 f"{_called(module, model)} keeps running statistics of the records it sees, which "
                 "would be released without noise; build it with track_running_stats=False"
             )
-        refuse_rewriting(module, model)
+    refuse_rewriting(model)
 
 
-MAY_REWRITE = nn.Embedding, nn.EmbeddingBag, nn.SyncBatchNorm
-
-
-def refuse_rewriting(module: nn.Module, model: nn.Module) -> None:
-    """Raise MixesRecords if the module rewrites its weights, or normalises across processes."""
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-        raise MixesRecords(
-            f"{_called(module, model)} has max_norm, which rewrites the rows that records ask for "
-            "without any noise; build it without max_norm"
-        )
-    if isinstance(module, nn.SyncBatchNorm) and torch.distributed.is_initialized():
-        raise MixesRecords(
-            f"{_called(module, model)} normalises by the records of all processes together, so "
-            "their mini-sets are mixed; use BatchNorm, which sees one mini-set at a time"
-        )
+def refuse_rewriting(model: nn.Module) -> None:
+    """Raise MixesRecords if a module rewrites its weights, or normalises across processes."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise MixesRecords(
+                f"{_called(module, model)} has max_norm, which rewrites the rows that records ask "
+                "for without any noise; build it without max_norm"
+            )
+        if isinstance(module, nn.SyncBatchNorm) and torch.distributed.is_initialized():
+            raise MixesRecords(
+                f"{_called(module, model)} normalises by the records of all processes together, so "
+                "their mini-sets are mixed; use BatchNorm, which sees one mini-set at a time"
+            )
 
 
 def _called(module: nn.Module, model: nn.Module) -> str:

@@ -2,8 +2,9 @@
 
 `watched_step` lasts as long as a step. It compares buffers and parameters before and after, and
 keeps what is known of a model from step to step: how many steps it took, which buffers it may
-write, and whether its records are proved to stay apart. `function_kind` tells whether a loss is the
-one that was checked. `require_isolated_views` checks an augmentation.
+write, and whether its records are proved to stay apart. What it knows holds for one program:
+`settings_of` and `function_kind` tell whether model and loss are the ones that were checked.
+`require_isolated_views` checks an augmentation.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from tacit.checks.certificate import MAY_REWRITE, refuse_rewriting
-from tacit.checks.model_table import Place, addresses_and_versions, table_of
+from tacit.checks.certificate import refuse_rewriting
 from tacit.errors import MixesRecords
 from tacit.pytrees import Tree, flat_rows, take_rows
+from tacit.torch_internals import foreign_hooks, process_wide_hooks, version_of
 
 _MOST_KEYS = 64
 
@@ -56,7 +58,7 @@ def watched_step(
     `.data` do not move those counters. So entries are compared too: of buffers on the CPU at every
     step; of everything else at steps 1, 2, 4, 8 ….
 
-    Buffers that a certified pass writes with public numbers (`allow_writes`) are exempt under the
+    Buffers that a certified pass writes with public numbers (`Watch.public`) are exempt under the
     same key: a cache of angles, a count of passes, the vectors of spectral normalisation. They are
     not exempt in a step that runs another program than the `certified` one.
 
@@ -64,11 +66,8 @@ def watched_step(
     so that what a model does only after many passes is found. It returns whether its records could
     tell; where they could not, it runs again before the next step.
     """
-    before = table_of(model)
-    for module in before.modules:
-        if isinstance(module, MAY_REWRITE):
-            refuse_rewriting(module, model)
-    key = key, before.settings
+    refuse_rewriting(model)
+    key = key, settings_of(model)
     watches = _watches.setdefault(model, {})
     if key not in watches and len(watches) >= _MOST_KEYS:  # hooks that are new in each step
         watches.clear()
@@ -82,81 +81,169 @@ def watched_step(
     try:
         if due and check is not None and step.bit_length() % 3 == 1:  # a power of 8
             could_tell = check()
-        tensors = (table_of(model) if due else before).tensors
-        versions = addresses_and_versions(tensors)
+        before = _tensors_of(model)
+        places = _addresses_and_versions(before)
         copies = {
-            place: tensor.detach().clone()
-            for place, tensor in tensors.items()
+            name: tensor.detach().clone()
+            for name, tensor in before.items()
             if due or (tensor.device.type == "cpu" and not isinstance(tensor, nn.Parameter))
         }
         yield
     finally:
         _open.pop()
-    _refuse_writes(model, versions, copies, watch.public if certified else ())
+    after = _tensors_of(model)
+    written = {name for name, _ in places.items() ^ _addresses_and_versions(after).items()}
+    written |= {n for n, c in copies.items() if n in after and not same_tensors(c, after[n])}
+    if certified:
+        written -= watch.public
+    if written:
+        name = min(written)
+        kind = "parameter" if isinstance((before | after)[name], nn.Parameter) else "buffer"
+        raise MixesRecords(
+            f"{kind} {name!r} was written during a pass over private records, and would be saved "
+            "without noise; keep such a state out of training, or in evaluation mode, and write "
+            "what depends on weights alone in a callback, after the step"
+        )
     watch.steps = step if could_tell else step - 1
-
-
-def allow_writes(model: nn.Module, names: Collection[str]) -> None:
-    """Exempt these buffers in steps like the running one: what is written is public.
-
-    Call it with what a pass under shadow memory has proved.
-    """
-    for watch in _watches_of(model):
-        watch.public.update(names)
-
-
-def allowed_writes(model: nn.Module) -> frozenset[str]:
-    """The buffers that the running step may write."""
-    return frozenset(name for watch in _watches_of(model) for name in watch.public)
 
 
 def current_watch(model: nn.Module) -> Watch:
     """What is known of the model in the running step; an empty Watch outside of steps."""
-    return next(iter(_watches_of(model)), Watch())
+    return next((watch for watched, watch in reversed(_open) if watched is model), Watch())
 
 
-def _watches_of(model: nn.Module) -> list[Watch]:
-    return [watch for watched, watch in reversed(_open) if watched is model]
-
-
-def _refuse_writes(
-    model: nn.Module,
-    before: dict[Place, tuple[int, int]],
-    copies: dict[Place, Tensor],
-    public: Collection[str],
-) -> None:
-    tensors = table_of(model).tensors
-    after, written = addresses_and_versions(tensors), set[Place]()
-    if before != after:
-        written = {p for p in before | after if before.get(p) != after.get(p)}
-    written |= {
-        place
-        for place, copy in copies.items()
-        if place in tensors and not same_tensors(copy, tensors[place])
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, by the first name of the module that holds them."""
+    return {
+        f"{path}.{name}" if path else name: tensor
+        for path, module in model.named_modules()
+        for held in (module._parameters, module._buffers)
+        for name, tensor in held.items()
+        if tensor is not None and not is_lazy(tensor)
     }
-    for path, module in model.named_modules() if written and public else ():
-        names = (name for name in module._buffers if f"{path}.{name}".lstrip(".") in public)
-        written -= {(id(module), name) for name in names}
-    if written:
-        raise MixesRecords(
-            f"{_name_of(min(written), model)} was written during a pass over private records, and "
-            "would be saved without noise; keep such a state out of training, or in evaluation "
-            "mode, and write what depends on weights alone in a callback, after the step"
-        )
 
 
-def _name_of(place: Place, model: nn.Module) -> str:
-    holder, name = place
-    for path, module in model.named_modules():
-        if id(module) == holder:
-            kind = "buffer" if name in module._buffers else "parameter"
-            return f"{kind} {f'{path}.{name}' if path else name!r}"
-    return f"tensor {name!r}"
+def _addresses_and_versions(tensors: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """What changes when a tensor is replaced or written, but for writes through `.data`."""
+    return {name: (tensor.data_ptr(), version_of(tensor)) for name, tensor in tensors.items()}
 
 
 def same_tensors(a: Tensor, b: Tensor) -> bool:
     """Equal to the last entry, where NaN equals NaN."""
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+# --- is this the model that was checked? ------------------------------------------------------
+
+_MOST_CHANGES = 8
+_FLAGS = frozenset({bool, str, type(None)})
+_NUMBERS = frozenset({bool, int, float, str})
+_COMPUTED_WITH = _NUMBERS | {tuple, list}
+
+# The integers that modules hold as attributes: the last value, and how often it has changed.
+_integers: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, int]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def settings_of(model: nn.Module) -> Hashable:
+    """Hooks, and what a branch of Python would test: attributes that are bool, str, int or None.
+
+    An int that has changed eight times is a counter and says nothing any more. Nor does a float:
+    temperatures are annealed in every step.
+    """
+    found: list[Any] = []
+    for module in model.modules():
+        found.append(id(module))
+        for name, value in vars(module).items():
+            if type(value) in _FLAGS or (
+                type(value) is int and not _is_counter(module, name, value)
+            ):
+                found.append((name, value))
+        found += foreign_hooks(module)
+    return (*found, *process_wide_hooks())
+
+
+def _is_counter(module: nn.Module, name: str, value: int) -> bool:
+    held = _integers.setdefault(module, {})
+    before, changes = held.get(name, (value, 0))
+    changes += before != value
+    held[name] = value, changes
+    return changes > _MOST_CHANGES
+
+
+def recorded_state(model: nn.Module) -> Hashable:
+    """What a recording of a step depends on: types, settings that are computed with, addresses."""
+    found: list[Hashable] = [tensor.data_ptr() for tensor in _tensors_of(model).values()]
+    for module in model.modules():
+        found += type(module), id(module)
+        values = [value for value in vars(module).values() if type(value) in _COMPUTED_WITH]
+        found += [value if type(value) in _NUMBERS else frozen(value) for value in values]
+    return tuple(found)
+
+
+def frozen(value: Any) -> Hashable:
+    """Lists and tuples all the way down; what is neither they nor plain is known by its place."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return tuple(map(frozen, value))
+    return type(value), id(value)
+
+
+# --- is this the loss that was checked? -------------------------------------------------------
+
+
+def function_kind(value: Any, _inside: tuple[int, ...] = ()) -> Hashable:
+    """What a function or an object does, as far as Python decides: code or type, and flags.
+
+    Flags are defaults, captured variables, arguments of a partial and attributes that are bool,
+    str, int or None. What is made anew for each step with the same flags has the same kind.
+    """
+    if id(value) in _inside:  # a function that calls itself holds itself
+        return None
+    inside = (*_inside, id(value))
+    what: Hashable
+    flags: tuple[Any, ...] = ()
+    if isinstance(value, functools.partial):
+        what = function_kind(value.func, inside)
+        flags = value.args, tuple(sorted(value.keywords.items()))
+    elif isinstance(value, types.MethodType):
+        what = function_kind(value.__func__, inside), function_kind(value.__self__, inside)
+    elif isinstance(value, types.FunctionType):
+        what = value.__code__
+        captured = tuple(map(_contents, value.__closure__ or ()))
+        named = tuple(sorted((value.__kwdefaults__ or {}).items()))
+        flags = value.__defaults__ or (), named, captured
+    elif isinstance(value, types.BuiltinFunctionType):
+        what = value.__module__, value.__qualname__
+    else:
+        what = f"{type(value).__module__}.{type(value).__qualname__}"
+        holders = value.modules() if isinstance(value, nn.Module) else [value]
+        held = [item for holder in holders for item in getattr(holder, "__dict__", {}).items()]
+        flags = tuple((name, flag) for name, flag in held if isinstance(flag, _DECIDES))
+    return what, _flag(flags, inside)
+
+
+# What an attribute says of what its object does, unlike what the object works with.
+_PLAIN = bool, str, int, type(None)
+_DECIDES = *_PLAIN, types.FunctionType, types.MethodType, functools.partial, nn.Module
+
+
+def _flag(value: Any, inside: tuple[int, ...]) -> Hashable:
+    if type(value) in _PLAIN:
+        return type(value), value
+    if type(value) is tuple:
+        return tuple(_flag(inner, inside) for inner in value)
+    is_code = callable(value) and not isinstance(value, Tensor)
+    return function_kind(value, inside) if is_code else None
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
 
 
 # --- augmentations ----------------------------------------------------------------------------
@@ -211,63 +298,3 @@ def _exchanged(stay: Tensor, go: Tensor, x: Tensor) -> Iterator[Tensor]:
         rows = torch.arange(len(x), device=stay.device)
         rows[go] = instead if len(instead) == len(go) else instead[:1]
         yield rows
-
-
-# --- losses -----------------------------------------------------------------------------------
-
-
-def function_kind(value: Any, _inside: tuple[int, ...] = ()) -> Hashable:
-    """What a function or an object does, as far as Python decides: code or type, and flags.
-
-    Flags are defaults, captured variables, arguments of a partial and attributes that are bool,
-    str, int or None. What is made anew for each step with the same flags has the same kind.
-    """
-    if id(value) in _inside:  # a function that calls itself holds itself
-        return None
-    inside = (*_inside, id(value))
-
-    def flags(values: Iterable[Any]) -> Hashable:
-        return tuple(_flag(v, inside) for v in values)
-
-    def named_flags(values: dict[str, Any] | None) -> Hashable:
-        return tuple((name, _flag(v, inside)) for name, v in sorted((values or {}).items()))
-
-    if isinstance(value, functools.partial):
-        kind = function_kind(value.func, inside)
-        return kind, flags(value.args), named_flags(value.keywords)
-    if isinstance(value, types.MethodType):
-        return function_kind(value.__func__, inside), function_kind(value.__self__, inside)
-    if isinstance(value, types.FunctionType):
-        defaults = flags(value.__defaults__ or ()), named_flags(value.__kwdefaults__)
-        return value.__code__, *defaults, flags(map(_contents, value.__closure__ or ()))
-    if isinstance(value, types.BuiltinFunctionType):
-        return value.__module__, value.__qualname__
-    if isinstance(value, nn.Module):
-        held = [item for module in value.modules() for item in vars(module).items()]
-    else:
-        held = list(getattr(value, "__dict__", {}).items())
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    return kind, tuple((n, _flag(v, inside)) for n, v in held if isinstance(v, _DECIDES))
-
-
-# What an attribute says of what its object does, unlike what the object works with.
-_DECIDES = (
-    *(bool, str, int, type(None)),
-    *(types.FunctionType, types.MethodType, functools.partial, nn.Module),
-)
-
-
-def _flag(value: Any, inside: tuple[int, ...]) -> Hashable:
-    if type(value) in (bool, str, int, type(None)):
-        return type(value), value
-    if type(value) is tuple:
-        return tuple(_flag(v, inside) for v in value)
-    is_code = callable(value) and not isinstance(value, Tensor)
-    return function_kind(value, inside) if is_code else None
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None

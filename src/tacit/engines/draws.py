@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from tacit.checks.side_effects import allowed_writes, same_tensors
+from tacit.checks.side_effects import current_watch, same_tensors
 from tacit.pytrees import Tree, device_of
 from tacit.torch_internals import TorchDispatchMode, version_of
 
@@ -127,7 +127,7 @@ def from_one_start(passes: Iterable[T], model: nn.Module) -> Iterator[T]:
     How many passes a step takes depends on the number of records, which is private. So a buffer
     that counts passes counts steps, and no record's gradient depends on the passes before its own.
     """
-    names = allowed_writes(model)
+    names = frozenset(current_watch(model).public)
     start, end = State(None, model, names), None
     for found in passes:
         yield found

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.checks.certificate import Certificate, Event
-from tacit.checks.side_effects import allow_writes, same_tensors
+from tacit.checks.side_effects import current_watch, same_tensors
 from tacit.engines.chains import Moves, moves_to_parameter, parameters_below
 from tacit.engines.draws import State
 from tacit.engines.programs import Operators, gradients, watch_backward
@@ -181,7 +181,7 @@ def make_plan(
     if rewrites:
         again = _entries_again(model, rewrites, start, private, shadow)
         same = {n for n, b in again.items() if n in entries and same_tensors(b, entries[n])}
-        allow_writes(model, same & _public(certificate, model, rewrites))
+        current_watch(model).public.update(same & _public(certificate, model, rewrites))
     return Planned(plan, losses, graph)
 
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.node import map_arg
 
-from tacit.checks.model_table import table_of
+from tacit.checks.side_effects import recorded_state
 from tacit.engines.draws import State
 from tacit.engines.norms import left_to_the_compiler
 from tacit.precision import float32_settings, full_precision, uses_tensor_float
@@ -429,7 +429,7 @@ def model_state(model: nn.Module, device: torch.device) -> Hashable:
     kind_of_device = device.type
     casts = torch.is_autocast_enabled(kind_of_device)
     cast = torch.get_autocast_dtype(kind_of_device) if casts else None
-    return table_of(model).state, float32_settings(), cast
+    return recorded_state(model), float32_settings(), cast
 
 
 def _rounds_coarsely(model: nn.Module, device: torch.device) -> bool:

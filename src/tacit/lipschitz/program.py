@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.checks.model_table import frozen
+from tacit.checks.side_effects import frozen
 from tacit.errors import Refused, UnboundedLayer
 from tacit.lipschitz.bounds import Bound, Pullback
 from tacit.lipschitz.integrity import (

@@ -9,8 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from tacit.checks.model_table import table_of
-from tacit.checks.side_effects import watched_step
+from tacit.checks.side_effects import settings_of, watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.engines.book_keeping import PerRecord, planned_pass
 from tacit.engines.clipping import CLIP, ClipRule, ClipTask
@@ -169,7 +168,7 @@ class BatchClip(ClippedQuery):
         if draws_one_set(batch) or not mean or len(batch.records) == 0:
             return self._one_by_one
         known = _apart.setdefault(task.model, {})
-        key = check_key(task, self._views.augmentation), table_of(task.model).settings
+        key = check_key(task, self._views.augmentation), settings_of(task.model)
         if key not in known:
             if len(known) >= _MOST_KEYS:  # hooks that are new in each step
                 known.clear()

@@ -14,7 +14,6 @@ from typing import Protocol, Self, runtime_checkable
 from torch import Tensor, nn
 
 from tacit.budget import Relation
-from tacit.checks.model_table import table_of
 from tacit.sampling.sampler import Batch
 from tacit.sampling.scheme import Unit
 
@@ -193,7 +192,7 @@ class Recording(Protocol):
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that training may change, by name, each once."""
-    return {name: p for name, p in table_of(model).parameters.items() if p.requires_grad}
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 Blocks = tuple[tuple[str, ...], ...]
