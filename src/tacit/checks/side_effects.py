@@ -174,9 +174,9 @@ def _is_counter(module: nn.Module, name: str, value: int) -> bool:
 
 def recorded_state(model: nn.Module) -> Hashable:
     """What a recording of a step depends on: types, settings that are computed with, addresses."""
-    found: list[Hashable] = [tensor.data_ptr() for tensor in _tensors_of(model).values()]
+    found: list[Any] = [tensor.data_ptr() for tensor in _tensors_of(model).values()]
     for module in model.modules():
-        found += type(module), id(module)
+        found += [type(module), id(module)]
         values = [value for value in vars(module).values() if type(value) in _COMPUTED_WITH]
         found += [value if type(value) in _NUMBERS else frozen(value) for value in values]
     return tuple(found)
