@@ -24,6 +24,10 @@ class Relation(enum.Enum):
     def __str__(self) -> str:
         return self.value
 
+    def sensitivity(self, bound: float) -> float:
+        """How far one record moves a sum of vectors of norm at most `bound`."""
+        return bound if self is Relation.ADD_OR_REMOVE_ONE else 2 * bound
+
 
 @dataclass(frozen=True)
 class Budget:

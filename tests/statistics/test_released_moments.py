@@ -9,7 +9,7 @@ from norm_cases import ADD, REPLACE, generator, image_net, images
 
 from tacit.data import Records
 from tacit.statistics import ReleasedStatistics
-from tacit.statistics.released_statistics import clipped_moments, moments_bound, moments_sensitivity
+from tacit.statistics.running_statistics import clipped_moments, moments_bound
 
 
 def nasty(channels: int, positions: int) -> torch.Tensor:
@@ -36,11 +36,11 @@ def nasty(channels: int, positions: int) -> torch.Tensor:
 def test_no_record_adds_more_and_no_pair_is_further_apart(channels, positions, max_norm, scale):
     each = clipped_moments(nasty(channels, positions), scale, max_norm)
     assert each.isfinite().all()
-    bound = moments_sensitivity(channels, max_norm, ADD)
+    bound = ADD.sensitivity(moments_bound(channels, max_norm))
     assert each.norm(dim=1).max() <= bound
     assert each.norm(dim=1).max() == pytest.approx(bound)  # tight: a smaller bound is broken
     apart = (each[:, None] - each[None]).norm(dim=2).max()
-    assert apart <= moments_sensitivity(channels, max_norm, REPLACE)
+    assert apart <= REPLACE.sensitivity(moments_bound(channels, max_norm))
     if max_norm <= 1:
         assert apart == pytest.approx(2 * bound)  # tight too
 
@@ -92,15 +92,15 @@ def test_neighbours_through_the_network(place):
 
     def total(data):
         with torch.no_grad():
-            return ReleasedStatistics(data, **settings)._sum_of_moments(model, norm)
+            return ReleasedStatistics(data, **settings).sum_of_moments(model, norm)
 
     base, moved = total(records), {ADD: 0.0, REPLACE: 0.0}
     for relation, other in neighbours(records):
         distance = (total(other) - base).norm().item()
-        assert distance <= moments_sensitivity(norm.num_features, 0.8, relation) + 1e-9
+        assert distance <= relation.sensitivity(moments_bound(norm.num_features, 0.8)) + 1e-9
         moved[relation] = max(moved[relation], distance)
-    assert moved[ADD] > 0.99 * moments_sensitivity(norm.num_features, 0.8, ADD)
-    assert moved[REPLACE] > 0.7 * moments_sensitivity(norm.num_features, 0.8, REPLACE)
+    assert moved[ADD] > 0.99 * ADD.sensitivity(moments_bound(norm.num_features, 0.8))
+    assert moved[REPLACE] > 0.7 * REPLACE.sensitivity(moments_bound(norm.num_features, 0.8))
 
 
 def test_batch_statistics_would_be_caught():
@@ -109,15 +109,15 @@ def test_batch_statistics_would_be_caught():
     release = ReleasedStatistics(records, 1.0, 0.8)
     huge = ReleasedStatistics(records.replaced(0, torch.full((2, 4, 4), 1e4), 0), 1.0, 0.8)
     with torch.no_grad():
-        distance = release._sum_of_moments(model, model[4]) - huge._sum_of_moments(model, model[4])
-    assert distance.norm() > moments_sensitivity(4, 0.8, REPLACE)
+        distance = release.sum_of_moments(model, model[4]) - huge.sum_of_moments(model, model[4])
+    assert distance.norm() > REPLACE.sensitivity(moments_bound(4, 0.8))
 
 
 def test_physical_batches_add_up():
     model, records = image_net().eval(), images(13)
     with torch.no_grad():
         sums = [
-            ReleasedStatistics(records, 1.0, max_physical_batch=size)._sum_of_moments(
+            ReleasedStatistics(records, 1.0, max_physical_batch=size).sum_of_moments(
                 model, model[4]
             )
             for size in (1, 4, 13, 100)

@@ -16,7 +16,7 @@ from tacit.errors import UnsupportedModule as Unsupported
 from tacit.randomness import Randomness
 from tacit.sampling import Poisson
 from tacit.statistics import ReleasedStatistics, refuse_private_statistics
-from tacit.statistics.released_statistics import moments_sensitivity
+from tacit.statistics.running_statistics import moments_bound
 
 TINY = 1e-7  # a noise multiplier that is next to none, for what is not about noise
 
@@ -107,7 +107,7 @@ def test_all_layers_together_cost_what_the_event_says(norms, relation):
             [
                 dpa.GaussianDpEvent(
                     release.noise_std(channels, counted, relation)
-                    / moments_sensitivity(channels, 0.7, relation)
+                    / relation.sensitivity(moments_bound(channels, 0.7))
                 )
                 for channels in range(1, norms + 1)
             ]

@@ -45,8 +45,7 @@ from tacit.sampling.fixed_size import FixedSizeSampler, ShuffleSampler
 from tacit.sampling.mini_sets import MiniSetSampler
 from tacit.sampling.poisson import PoissonSampler
 from tacit.sampling.sampler import Sampler
-from tacit.statistics.public_statistics import PublicStatistics
-from tacit.statistics.released_statistics import ReleasedStatistics
+from tacit.statistics.running_statistics import PublicStatistics, ReleasedStatistics
 from tacit.statistics.tracking import unfrozen_norms, without_running_statistics
 from tacit.training.callbacks import Sparsification
 from tacit.training.trainer import Trainer

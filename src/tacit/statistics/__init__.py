@@ -5,8 +5,7 @@ public records, or `ReleasedStatistics` from private ones with noise that the le
 `refuse_private_statistics` guards whatever is saved.
 """
 
-from tacit.statistics.public_statistics import PublicStatistics
-from tacit.statistics.released_statistics import ReleasedStatistics
+from tacit.statistics.running_statistics import PublicStatistics, ReleasedStatistics
 from tacit.statistics.tracking import (
     declare_public,
     refuse_private_statistics,

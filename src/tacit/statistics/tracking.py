@@ -33,12 +33,14 @@ def refuse_private_statistics(model: nn.Module) -> None:
     num_batches_tracked, whatever its class.
     """
     for name, module in model.named_modules():
-        if not _statistics(module) or _initial(module) or origin_of(module) is not None:
+        if all(bool((b == _INITIAL[n]).all()) for n, b in _statistics(module).items()):
+            continue
+        origin, fingerprint = getattr(module, _ORIGIN, (None, None))
+        if fingerprint == _fingerprint(module):
             continue
         kind = type(module).__name__
         where = f"module {name!r} ({kind})" if name else f"the model itself ({kind})"
-        had = getattr(module, _ORIGIN, None)
-        changed = f"; they were {had[0]}, and have changed since" if had else ""
+        changed = f"; they were {origin}, and have changed since" if origin else ""
         raise PrivateStatistics(
             f"{where} holds running statistics of records that nobody declared public, and to "
             f"save them is to release them without noise{changed}. Set them with "
@@ -65,36 +67,20 @@ def set_origin(module: nn.Module, origin: str) -> None:
     setattr(module, _ORIGIN, (origin, _fingerprint(module)))
 
 
-def origin_of(module: nn.Module) -> str | None:
-    """Where its statistics come from; None if that is unknown, or they have changed since."""
-    origin, fingerprint = getattr(module, _ORIGIN, (None, ""))
-    return origin if origin is not None and fingerprint == _fingerprint(module) else None
-
-
 def _statistics(module: nn.Module) -> dict[str, Tensor]:
-    return {n: b for n, b in module.named_buffers(recurse=False) if n in _INITIAL}
-
-
-def _initial(module: nn.Module) -> bool:
-    held = _statistics(module).items()
-    return all(_shapeless(b) or bool((b == _INITIAL[n]).all()) for n, b in held)
+    """The running statistics that it holds; a lazy module's have no values yet."""
+    held = {n: b for n, b in module.named_buffers(recurse=False) if n in _INITIAL}
+    return {n: b for n, b in held.items() if not isinstance(b, nn.UninitializedBuffer)}
 
 
 def _fingerprint(module: nn.Module) -> str:
     """SHA-256 over names, types and bits of the statistics: NaN has one too."""
     digest = hashlib.sha256()
     for name, buffer in sorted(_statistics(module).items()):
-        if _shapeless(buffer):
-            continue
         digest.update(f"{name} {buffer.dtype} {tuple(buffer.shape)}".encode())
         values = buffer.detach().cpu().contiguous().flatten()
         digest.update(values.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _shapeless(buffer: Tensor) -> bool:
-    """A lazy module's buffer, which has no values yet."""
-    return isinstance(buffer, nn.UninitializedBuffer)
 
 
 _BATCH_NORM_FORWARDS = (BatchNorm.forward, nn.SyncBatchNorm.forward)

@@ -26,8 +26,7 @@ from tacit.records import Records
 from tacit.sampling.mini_sets import MiniSets
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.scheme import whole_number
-from tacit.statistics.public_statistics import PublicStatistics
-from tacit.statistics.released_statistics import ReleasedStatistics
+from tacit.statistics.running_statistics import PublicStatistics, ReleasedStatistics
 from tacit.statistics.tracking import unfrozen_norms
 
 ROW_NUMBERS = (

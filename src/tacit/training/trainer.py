@@ -27,8 +27,7 @@ from tacit.queries.bounded_gradient import GradientQuery, Loss, Recording
 from tacit.queries.record_overlap import require_held_out
 from tacit.records import Records
 from tacit.sampling.sampler import Sampler
-from tacit.statistics.public_statistics import PublicStatistics
-from tacit.statistics.released_statistics import ReleasedStatistics
+from tacit.statistics.running_statistics import PublicStatistics, ReleasedStatistics
 from tacit.statistics.tracking import train_unfrozen
 from tacit.training.callbacks import Callback, Evaluation, MovingAverage, ProgressBar
 from tacit.training.evaluation import evaluate
