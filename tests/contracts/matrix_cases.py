@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from contract_checks import added, distances, shares
-from contract_models import ModelCase
-from matrix_models import MATRIX_MODELS
+from contract_models import MATRIX_MODELS, MATRIX_VOCABULARY, ModelCase
 from pairwise import Constraint, Row, pairwise
 from torch import nn
 
@@ -44,7 +43,7 @@ LOSS = tacit.losses.CrossEntropy(temperature=0.5)
 def twice(rows: torch.Tensor) -> torch.Tensor:
     """Two views of a record: itself, and itself halved or shifted. Nothing is drawn."""
     k = (torch.arange(len(rows), device=rows.device) % 2).view(-1, *(1,) * (rows.dim() - 1))
-    return rows / (1 + k) if rows.is_floating_point() else (rows + k) % 16
+    return rows / (1 + k) if rows.is_floating_point() else (rows + k) % MATRIX_VOCABULARY
 
 
 class HalfFrozen:

@@ -67,34 +67,20 @@ def test_a_child_does_not_give_back_its_parent_s_lease(leave, first, path):
     assert charged(path) >= 20
 
 
-def test_the_parent_may_end_the_run_while_the_child_goes_on(path):
-    """What the child releases afterwards must still reach the file."""
+@pytest.mark.parametrize("opens_it_again", [False, True])
+def test_the_parent_may_end_the_run_while_the_child_goes_on(path, opens_it_again):
+    """What the child releases afterwards must still reach the file.
+
+    To open the file again, and leave the inherited ledger alone, is the documented way.
+    """
     ledger = half_used(path, lease_steps=1)
     told, tell = os.pipe()
 
     def child():
-        before = release(ledger, PLAN, 3)
-        os.read(told, 1)
-        return before + release(ledger, PLAN, 3)
-
-    forked = Forked(child)
-    while charged(path) < 8:
-        pass
-    ledger.close()
-    os.write(tell, b"!")
-    how, by_child = forked.result()
-    released = 5 + (by_child if how == "done" else 3)
-    assert charged(path) >= released
-
-
-def test_a_child_that_opens_the_file_again_is_not_forgotten(path):
-    """The documented way out: the inherited ledger is left alone, a new one is opened."""
-    ledger = half_used(path, lease_steps=1)
-    told, tell = os.pipe()
-
-    def child():
-        own = Ledger(path, lease_steps=1)
-        own.begin(PLAN, name="mine")
+        own = ledger
+        if opens_it_again:
+            own = Ledger(path, lease_steps=1)
+            own.begin(PLAN, name="mine")
         before = release(own, PLAN, 3)
         os.read(told, 1)
         return before + release(own, PLAN, 3)

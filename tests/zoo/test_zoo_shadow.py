@@ -1,0 +1,45 @@
+"""Under the shadow, records of other people's models meet in weight gradients only.
+
+No rule is missing for any operator, and nothing looks at a private value, but that transformers
+asks whether the mask of the whole batch is full.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import CASES
+from zoo_case import LENGTH
+
+from tacit.engines.shadow import Shadow
+from tacit.engines.shadow_labels import layout
+from tacit.pytrees import call_model, map_tensors
+
+# Experts are given the tokens of whichever records chose them: rows are selected by their values.
+SELECTING = {"transformers/mixtral", "torch/mixture_of_experts"}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in SELECTING])
+def test_records_meet_in_weight_gradients_only(name):
+    case = CASES[name]
+    model, (inputs, targets) = case.model(), case.batch(LENGTH)
+    shadow = Shadow(LENGTH)
+    for tensors in (inputs, targets):
+        map_tensors(shadow.mark, tensors)
+    with shadow:
+        losses = case.loss(call_model(model, inputs), targets)
+    assert all("masking_utils.py" in event.where for event in shadow.meetings + shadow.looks)
+    found = layout(shadow.labels(losses), LENGTH)
+    assert (found.kind, found.dim, found.outer, found.inner) == ("blocks", 0, 1, 1)
+
+    forward_looks = shadow.looks
+    ones = torch.ones(LENGTH)
+    shadow.mark(ones)
+    shadow.phase = "backward"
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    with shadow:
+        gradients = torch.autograd.grad(losses, parameters, ones, allow_unused=True)
+    assert shadow.unknown == []
+    assert shadow.selections == []
+    assert shadow.looks == forward_looks
+    assert all(bool((shadow.labels(g) == -1).any()) for g in gradients if g is not None)
