@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -21,6 +23,15 @@ def blank(
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def band(panel: Axes, x: Sequence[float], rows: Sequence[Sequence[float]], **line: Any) -> None:
+    """The middle one of three rows as a line, in a band from the first to the last."""
+    least, middle, most = rows
+    (drawn,) = panel.plot(x, middle, **line)
+    panel.fill_between(x, least, most, alpha=0.2, color=drawn.get_color())
+    for edge in (least, most):
+        panel.plot(x, edge, linewidth=0.6, color=drawn.get_color())
 
 
 def save(figure: Figure, path: str | os.PathLike[str], notice: str | None = None) -> None:

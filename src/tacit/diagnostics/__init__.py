@@ -5,14 +5,6 @@ held-out records alone: do not publish it with a model. A measurement is a funct
 (`Diagnostic`) repeat it during a run, and each has its picture in the same module.
 """
 
-from tacit.diagnostics.accuracy_curve import (
-    AccuracyCurve,
-    accuracy_curve,
-    plot_ablation,
-    plot_accuracy_against_epsilon,
-)
-from tacit.diagnostics.alignment import ClippingAlignment, clipping_alignment, plot_alignment
-from tacit.diagnostics.confusion import ConfusionHistory, confusion_matrix, plot_confusion
 from tacit.diagnostics.curvature import (
     Curvature,
     Spectrum,
@@ -22,9 +14,12 @@ from tacit.diagnostics.curvature import (
 )
 from tacit.diagnostics.diagnostic import Diagnostic, Point, first_of
 from tacit.diagnostics.gradient_norms import (
+    ClippingAlignment,
     GradientNormHistory,
     GradientNorms,
+    clipping_alignment,
     gradient_histogram,
+    plot_alignment,
     plot_gradient_norm_histograms,
     plot_gradient_norms,
     whole_norms,
@@ -38,6 +33,15 @@ from tacit.diagnostics.layer_norms import (
     plot_input_norms,
     plot_norms,
     weight_norms,
+)
+from tacit.diagnostics.predictions import (
+    AccuracyCurve,
+    ConfusionHistory,
+    accuracy_curve,
+    confusion_matrix,
+    plot_ablation,
+    plot_accuracy_against_epsilon,
+    plot_confusion,
 )
 
 __all__ = [

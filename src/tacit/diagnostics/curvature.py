@@ -8,16 +8,25 @@ near H's largest from below, and ‖H(Qs) − θ·Qs‖ = β_k·|s_k|: H has an 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from scipy.linalg import eigh_tridiagonal
 from torch import Tensor, nn
 
 from tacit.canvas import blank
-from tacit.diagnostics.diagnostic import Diagnostic, losses_on, save_runs
+from tacit.diagnostics.diagnostic import (
+    Diagnostic,
+    flattened,
+    gradients_of,
+    losses_on,
+    pieces_of,
+    save_runs,
+)
 from tacit.queries.bounded_gradient import Loss, trainable
 from tacit.records import Records
 
@@ -42,6 +51,7 @@ class Spectrum:
         return max(abs(self.largest), abs(self.smallest))
 
 
+@torch.enable_grad()
 def hessian_spectrum(
     model: nn.Module,
     loss: Loss,
@@ -57,13 +67,22 @@ def hessian_spectrum(
     one number per record. Ends when both residuals are below `tolerance` times the norm, or after
     `iterations` Hessian-vector products.
     """
-    parameters = list(trainable(model).values())
-    device = parameters[0].device
-    size = sum(p.numel() for p in parameters)
+    parameters = trainable(model)
 
     def product(vector: Tensor) -> Tensor:
-        return _hessian_vector(model, loss, records, parameters, vector, batch_size)
+        """∇(∇L·v), L the mean loss, batch by batch."""
+        total = torch.zeros_like(vector)
+        for some in pieces_of(records, batch_size):
+            mean = losses_on(model, loss, some).mean()
+            first = gradients_of(mean, parameters, create_graph=True)
+            along = flattened(first, parameters) @ vector
+            if along.requires_grad:
+                second = gradients_of(along, parameters)
+                total += flattened(second, parameters) * (len(some) / len(records))
+        return total
 
+    size = sum(p.numel() for p in parameters.values())
+    device = next(iter(parameters.values())).device
     return lanczos(product, size, device, iterations=iterations, tolerance=tolerance)
 
 
@@ -94,54 +113,17 @@ def lanczos(
         for _ in range(2):  # once leaves rounding behind, by which copies of eigenvalues appear
             r = r - stacked.T @ (stacked @ r)
         beta = float(r.norm())
-        found = _ends(alphas, betas, beta)
-        if not torch.isfinite(r).all():
+        if not math.isfinite(beta):
             raise ValueError("the Hessian is not finite here; the model has diverged")
-        done = found.residual <= tolerance * found.norm or len(alphas) >= min(iterations, size)
-        # The space is exhausted: eigenvalues are exact, up to rounding.
-        if done or beta <= 1e-12 * max(found.norm, 1e-300):
+        values, vectors = eigh_tridiagonal(alphas, betas)
+        residual = beta * float(abs(vectors[-1, [0, -1]]).max())
+        found = Spectrum(float(values[-1]), float(values[0]), residual)
+        # Below the second limit the space is exhausted: eigenvalues are exact, up to rounding.
+        done = residual <= tolerance * found.norm or beta <= 1e-12 * max(found.norm, 1e-300)
+        if done or len(alphas) >= min(iterations, size):
             return found
         betas.append(beta)
         basis.append(r / beta)
-
-
-def _ends(alphas: list[float], betas: list[float], next_beta: float) -> Spectrum:
-    T = torch.diag(torch.tensor(alphas, dtype=torch.float64))
-    if betas:
-        beside = torch.tensor(betas, dtype=torch.float64)
-        T = T + torch.diag(beside, 1) + torch.diag(beside, -1)
-    if not bool(T.isfinite().all()):
-        return Spectrum(float("nan"), float("nan"), float("nan"))
-    values, vectors = torch.linalg.eigh(T)
-    residual = next_beta * max(abs(float(vectors[-1, 0])), abs(float(vectors[-1, -1])))
-    return Spectrum(float(values[-1]), float(values[0]), residual)
-
-
-def _hessian_vector(
-    model: nn.Module,
-    loss: Loss,
-    records: Records,
-    parameters: list[nn.Parameter],
-    vector: Tensor,
-    batch_size: int,
-) -> Tensor:
-    """∇(∇L·v), L the mean loss, batch by batch."""
-    pieces = vector.split([p.numel() for p in parameters])
-    shaped = [v.view_as(p).to(p.dtype) for v, p in zip(pieces, parameters, strict=True)]
-    total = torch.zeros_like(vector)
-    for start in range(0, len(records), batch_size):
-        some = records.take(slice(start, start + batch_size))
-        with torch.enable_grad():
-            value = losses_on(model, loss, some).mean()
-            first = torch.autograd.grad(
-                value, parameters, create_graph=True, materialize_grads=True
-            )
-            along = torch.stack([(g * v).sum() for g, v in zip(first, shaped, strict=True)]).sum()
-            if along.requires_grad:
-                second = torch.autograd.grad(along, parameters, materialize_grads=True)
-                flat = torch.cat([g.reshape(-1).to(vector.dtype) for g in second])
-                total += flat * (len(some) / len(records))
-    return total
 
 
 def plot_curvature(runs: Mapping[str, Diagnostic[Spectrum]], path: str | os.PathLike[str]) -> None:

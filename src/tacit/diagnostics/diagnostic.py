@@ -6,7 +6,7 @@ import abc
 import io
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -140,10 +140,31 @@ def _same(given: Records, training: Records, rows: int = 64) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+def pieces_of(records: Records, size: int) -> Iterator[Records]:
+    """The records in order, `size` at a time."""
+    for start in range(0, len(records), size):
+        yield records.take(slice(start, start + size))
+
+
 def losses_on(model: nn.Module, loss: Loss, records: Records) -> Tensor:
     """The loss of each record, with a graph."""
     with torch.enable_grad(), watched(model, loss):
         return losses_of(loss, call_model(model, records.inputs), records.targets)
+
+
+def gradients_of(
+    value: Tensor, parameters: Mapping[str, nn.Parameter], *, create_graph: bool = False
+) -> dict[str, Tensor]:
+    """The gradient of `value` in each parameter, zero where it does not depend on one."""
+    found = torch.autograd.grad(
+        value, list(parameters.values()), create_graph=create_graph, materialize_grads=True
+    )
+    return dict(zip(parameters, found, strict=True))
+
+
+def flattened(gradients: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+    """Gradients by name as one vector, in float64."""
+    return torch.cat([gradients[name].double().flatten() for name in names])
 
 
 def shown_points(count: int, most: int = 4) -> list[int]:

@@ -1,4 +1,7 @@
-"""Gradient norms of single records, with their bounds and by epoch.  [Losing Less, Fig. 6]"""
+"""Gradients of single records: their norms, and what clipping does to the direction of their sum.
+
+[Losing Less, Figs. 1d, 6 and 7]
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacit.canvas import blank, save
+from tacit.canvas import band, blank, save
 from tacit.diagnostics.diagnostic import (
     Diagnostic,
+    flattened,
+    gradients_of,
     losses_on,
+    pieces_of,
     save_runs,
     shown_points,
     text_table,
 )
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.propagation import propagate
-from tacit.queries.bounded_gradient import Loss, trainable
+from tacit.queries.bounded_gradient import GradientQuery, Loss, trainable
 from tacit.records import Records
+from tacit.sampling.poisson import Poisson
+from tacit.sampling.sampler import batch_of
 
 if TYPE_CHECKING:
     from tacit.training.trainer import Trainer
-
-NOT_PRIVATE = "not private: reads raw gradients"
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class GradientNorms:
 
     norms: Mapping[str, Tensor] = field(repr=False)
     bounds: Mapping[str, float]
-    notice: str = NOT_PRIVATE
+    notice: str = "not private: reads raw gradients"
 
     def tightness(self) -> dict[str, float]:
         """The largest norm seen over the bound: below 1, and near it where no noise is wasted."""
@@ -77,19 +83,14 @@ def gradient_histogram(
     rows: dict[str, list[float]] = {name: [] for name in parameters}
     for i in range(min(len(records), max_records)):
         one = records.take(slice(i, i + 1)).to(device)
-        value = losses_on(model, loss, one).sum()
-        found = torch.autograd.grad(value, list(parameters.values()), materialize_grads=True)
-        for name, gradient in zip(parameters, found, strict=True):
+        for name, gradient in gradients_of(losses_on(model, loss, one).sum(), parameters).items():
             rows[name].append(float(torch.linalg.vector_norm(gradient, dtype=torch.float64)))
     norms = {name: torch.tensor(row, dtype=torch.float64) for name, row in rows.items()}
-    return GradientNorms(norms, _bounds(model, loss, records.shape))
-
-
-def _bounds(model: nn.Module, loss: Loss, shape: tuple[int, ...]) -> dict[str, float]:
     try:
-        return dict(propagate(model, loss, shape).by_parameter)
+        bounds = dict(propagate(model, loss, records.shape).by_parameter)
     except UnboundedLayer:
-        return {}
+        bounds = {}
+    return GradientNorms(norms, bounds)
 
 
 def plot_gradient_norms(found: GradientNorms, path: str | os.PathLike[str]) -> None:
@@ -187,3 +188,73 @@ class GradientNormHistory(Diagnostic[GradientNorms]):
 
     def measure(self, trainer: Trainer, records: Records) -> GradientNorms:
         return gradient_histogram(trainer.model, trainer.loss, records, max_records=len(records))
+
+
+def clipping_alignment(
+    model: nn.Module, loss: Loss, records: Records, query: GradientQuery, *, batch_size: int = 64
+) -> Tensor:
+    """cos(Σ_i clip(g_i), Σ_i g_i) of each batch of `batch_size` records, without noise.
+
+    **Not private: reads raw gradients.** 1 where clipping only shortens the sum, 0 where nothing
+    of its direction is left; NaN for a sum that is zero. `query` clips.
+    """
+    cosines, parameters = [], trainable(model)
+    for some in pieces_of(records, batch_size):
+        piece = batch_of(some.inputs, some.targets, divisor=1.0, scheme=Poisson(1.0))
+        clipped = {
+            name: total / factor
+            for block in query(model, loss, piece).blocks
+            for name, total, factor in zip(
+                block.names, block.sums, block.factors or (1.0,) * len(block.names), strict=True
+            )
+        }
+        plain = gradients_of(losses_on(model, loss, some).sum(), parameters)
+        a, b = (flattened(gradients, parameters) for gradients in (clipped, plain))
+        cosines.append(float(a @ b / (a.norm() * b.norm())))
+    return torch.tensor(cosines, dtype=torch.float64)
+
+
+def plot_alignment(runs: Mapping[str, Diagnostic[Tensor]], path: str | os.PathLike[str]) -> None:
+    """The median over batches, a line per run, within a band from the least to the largest."""
+    figure, axes = blank()
+    panel = axes[0, 0]
+    for label, run in runs.items():
+        values = [p.value.nan_to_num(0.0) for p in run.points]
+        rows = [[float(f(v)) for v in values] for f in (torch.min, torch.median, torch.max)]
+        band(panel, [p.epoch for p in run.points], rows, marker=".", label=label)
+    panel.set_xlabel("epoch")
+    panel.set_ylabel("cosine of clipped and unclipped sum")
+    panel.set_ylim(top=1.02)
+    panel.grid(alpha=0.3)
+    if any(runs):
+        panel.legend(fontsize=8)
+    save_runs(figure, path, runs)
+
+
+class ClippingAlignment(Diagnostic[Tensor]):
+    """`clipping_alignment` by epoch, of `query` or of the run's own query.
+
+    **Not private: reads raw gradients.**
+    """
+
+    reads = "raw gradients"
+    draw = staticmethod(plot_alignment)
+
+    def __init__(
+        self,
+        records: Records | None = None,
+        *,
+        query: GradientQuery | None = None,
+        batch_size: int = 64,
+        every: int | None = None,
+        max_records: int = 256,
+    ) -> None:
+        super().__init__(records, every=every, max_records=max_records)
+        self.query = query
+        self.batch_size = batch_size
+
+    def measure(self, trainer: Trainer, records: Records) -> Tensor:
+        query = self.query or trainer.mechanism.query
+        return clipping_alignment(
+            trainer.model, trainer.loss, records, query, batch_size=self.batch_size
+        )

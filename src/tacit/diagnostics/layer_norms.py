@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tacit.canvas import blank, save
 from tacit.data.colour import HSV, RGB, YIQ, YUV, Greyscale
 from tacit.data.scaling import Scaler
-from tacit.diagnostics.diagnostic import Diagnostic, save_runs, text_table
+from tacit.diagnostics.diagnostic import Diagnostic, pieces_of, save_runs, text_table
 from tacit.losses.pre_activations import layers_of
 from tacit.pytrees import call_model, logits_of
 from tacit.queries.bounded_gradient import trainable
@@ -57,9 +57,8 @@ def activation_norms(
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for layer in layers:
             stack.callback(layer.register_forward_hook(seen).remove)
-        for start in range(0, len(records), batch_size):
+        for some in pieces_of(records, batch_size):
             calls.clear()
-            some = records.take(slice(start, start + batch_size))
             outputs = logits_of(call_model(model, some.inputs))
             if outputs is not None:
                 count(LOGITS, outputs)
@@ -123,7 +122,6 @@ class ActivationNorms(Diagnostic[dict[str, float]]):
         return activation_norms(trainer.model, records)
 
 
-NOT_PRIVATE = "not private: reads raw inputs"
 SPACES: tuple[Scaler, ...] = (RGB(), HSV(), YIQ(), YUV(), Greyscale())
 
 
@@ -136,7 +134,7 @@ class InputNorms:
     """
 
     norms: Mapping[str, Tensor] = field(repr=False)
-    notice: str = NOT_PRIVATE
+    notice: str = "not private: reads raw inputs"
 
     def spread(self) -> dict[str, float]:
         return {
