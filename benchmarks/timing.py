@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tacit.report.run_folder import source
+from tacit.report import source
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from tacit.accounting.accountant import NO_PRIVACY, no_privacy
-from tacit.report.run_folder import environment, source, to_json
+from tacit.report import environment, source, to_json
 
 DELTA = 1e-5
 Draw = Callable[[Mapping, Path], None]

@@ -26,7 +26,7 @@ from tacit.canvas import blank, save
 from tacit.data import PublicScaler
 from tacit.data.catalogue import lookup
 from tacit.diagnostics import GradientNorms, InputNorms, gradient_histogram, input_norms
-from tacit.report.run_folder import source
+from tacit.report import source
 
 SETTING = Setting("mlp:256", 1024, 60, scale=40.0, clip=0.2, learning_rate=1.5)
 MODELS = ["mlp:256", "mixer:4:64", "pooled:6:3:64:2"]

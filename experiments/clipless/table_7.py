@@ -56,7 +56,7 @@ from experiments.clipless.table_7_models import (
 from tacit import Records
 from tacit.data import PublicScaler, release_statistics
 from tacit.losses import BinaryCrossEntropy
-from tacit.report.run_folder import source
+from tacit.report import source
 
 EPSILON = 1.0
 # δ, and the published AUROC of clipless and of DP-SGD, in percent.

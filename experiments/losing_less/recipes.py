@@ -22,7 +22,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy.special import log_ndtr
 
 import tacit
-from tacit.report.run_folder import source, to_json
+from tacit.report import source, to_json
 
 DELTA, EPSILON = 1e-5, 3.0
 SIZES = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}

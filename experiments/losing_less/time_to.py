@@ -30,7 +30,7 @@ from experiments.losing_less.beyond import BOTH_IMAGES, LINEAR, METHODS, best_of
 from experiments.losing_less.training import PAPER, Setting, parts, run, small
 from experiments.runner import read_lines
 from tacit.data.scattering import Scattering
-from tacit.report.run_folder import environment, to_json
+from tacit.report import environment, to_json
 
 FIRST_ORDER = replace(LINEAR, features="first", batch_size=9_000, steps=60, learning_rate=0.083)
 TARGETS: dict[str, tuple[float, Setting]] = {

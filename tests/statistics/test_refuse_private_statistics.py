@@ -9,7 +9,7 @@ from norm_cases import image_net, images
 from torch import nn
 
 from tacit.errors import PrivateStatistics
-from tacit.report.run_folder import save_run
+from tacit.report import save_run
 from tacit.statistics import (
     PublicStatistics,
     declare_public,

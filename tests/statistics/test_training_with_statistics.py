@@ -11,7 +11,7 @@ import tacit
 from tacit.accounting.accountant import epsilon_of_event
 from tacit.errors import BudgetExceeded, MissingStatistics, MixesRecords, NotPublic
 from tacit.queries import BatchClip
-from tacit.report.run_folder import save_run
+from tacit.report import save_run
 from tacit.sampling import MiniSetSampler, PoissonSampler
 from tacit.statistics import (
     PublicStatistics,

@@ -10,7 +10,7 @@ JSON = typer.Option(False, "--json", help="Print one JSON object and nothing els
 
 
 def print_json(facts: dict[str, Any]) -> None:
-    from tacit.report.run_folder import to_json
+    from tacit.report import to_json
 
     typer.echo(to_json(facts))
 

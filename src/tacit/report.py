@@ -1,4 +1,4 @@
-"""A run as files: run.json, weights.safetensors, preprocessing.safetensors, progress.png."""
+"""A finished run as a folder: run.json, weights, preprocessing and a picture of its progress."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ import torch
 from safetensors.torch import save_file
 
 import tacit
+from tacit.canvas import blank
 from tacit.data.preprocessing import FILE as PREPROCESSING
 from tacit.data.preprocessing import Preprocessing, Stage
 from tacit.records import Records
 from tacit.statistics.tracking import refuse_private_statistics
 from tacit.training.run import Run
+
+__all__ = ["save_run"]
 
 
 @functools.cache
@@ -65,15 +68,11 @@ _BESIDE = {
 def plot_history(facts: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """The held-out loss at each evaluation against the ε spent by then, beside the accuracy or,
     for a regression, the root mean squared error."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     history = facts["history"]
     epsilons = [point["epsilon"] for point in history]
     beside = next((m for m in _BESIDE if all(p.get(m) is not None for p in history)), None)
-    figure = Figure(figsize=(9 if beside else 4.8, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    *first, loss = figure.subplots(1, 2 if beside else 1, squeeze=False)[0]
+    figure, axes = blank(1, 2 if beside else 1, (9 if beside else 4.8, 3.6))
+    *first, loss = axes[0]
     if beside:
         label, times = _BESIDE[beside]
         values = [times * point[beside] for point in history]
@@ -81,9 +80,9 @@ def plot_history(facts: dict[str, Any], path: str | os.PathLike[str]) -> None:
         first[0].set_ylabel(label)
     loss.plot(epsilons, [p["loss"] for p in history], marker="o", markersize=3, color="tab:red")
     loss.set_ylabel("held-out loss")
-    for axes in (*first, loss):
-        axes.set_xlabel(f"ε spent (PLD, δ = {facts['delta']:g}, {facts['relation']})")
-        axes.grid(alpha=0.3)
+    for panel in (*first, loss):
+        panel.set_xlabel(f"ε spent (PLD, δ = {facts['delta']:g}, {facts['relation']})")
+        panel.grid(alpha=0.3)
     figure.suptitle(f"{facts['sampling']}, noise multiplier {facts['noise_multiplier']:.4g}")
     figure.savefig(path, dpi=120)
 
@@ -93,15 +92,12 @@ _FILES = ("run.json", "weights.safetensors", "progress.png")
 
 def environment() -> dict[str, Any]:
     """The commit and the versions that a figure depends on."""
-    import numpy
-    import scipy
-
     return {
         **source(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "scipy": scipy.__version__,
+        "numpy": version("numpy"),
+        "scipy": version("scipy"),
         "dp_accounting": version("dp-accounting"),
         "platform": platform.platform(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -137,9 +133,13 @@ def save_run(
     target.mkdir(parents=True, exist_ok=True)
     facts = run.facts(test)
     facts["environment"] = environment()
-    weights = {n: t.detach().cpu().contiguous() for n, t in run.model.state_dict().items()}
+    # Copies, since safetensors refuses the shared memory of tied weights.
+    weights = {
+        name: torch.clone(tensor.detach().cpu(), memory_format=torch.contiguous_format)
+        for name, tensor in run.model.state_dict().items()
+    }
     temporary = target / "weights.safetensors.tmp"
-    save_file(_untied(weights), temporary)
+    save_file(weights, temporary)
     os.replace(temporary, target / "weights.safetensors")
     if preprocessing is None:
         (target / PREPROCESSING).unlink(missing_ok=True)  # of a run that is overwritten
@@ -172,13 +172,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, int | float | bool | str | None) else str(value)
-
-
-def _untied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """safetensors refuses shared memory: a tied weight is written once under each name."""
-    seen: set[int] = set()
-    out = {}
-    for name, tensor in weights.items():
-        out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
-        seen.add(tensor.data_ptr())
-    return out
