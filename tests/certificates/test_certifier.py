@@ -19,7 +19,7 @@ from tacit.lipschitz import BoundedInput, ClipGradient, SpectralBall, SpectralLi
 from tacit.lipschitz.layers.activations import MaxMin
 from tacit.lipschitz.layers.branches import AverageResidual, Residual
 from tacit.lipschitz.layers.convolution_layers import SpectralConv2d
-from tacit.lipschitz.layers.inputs import LayerCentering, Scale
+from tacit.lipschitz.layers.limits import LayerCentering, Scale
 
 torch.set_num_threads(1)
 ALMOST = 1 - 1e-9

@@ -139,7 +139,6 @@ def test_group_sort_of_pairs_is_the_sort_of_pairs():
         (lambda: Permute(2, 1), (3,), "axes"),
         (lambda: Reshape(4), (6,), "record of shape"),
         (lambda: Concatenate([nn.ReLU(), nn.ReLU()], axis=0), (4,), "mix records"),
-        (lambda: Residual(SpectralLinear(4, 1)), (4,), "same shape"),
         (lambda: ScaledL2NormPool2d(3), (1, 2, 5), "windows"),
     ],
 )
@@ -148,6 +147,15 @@ def test_what_does_not_fit_is_refused_in_words(make, shape, words):
         make()(torch.zeros(2, *shape))
     with pytest.raises(ValueError, match=words):
         audit_layer(make(), shape)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Residual(SpectralLinear(4, 1)), lambda: Sum([nn.ReLU(), SpectralLinear(4, 1)])],
+)
+def test_branches_of_two_shapes_are_not_broadcast(make):
+    with pytest.raises(ValueError, match="same shape"):
+        audit_layer(make(), (4,))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tacit.lipschitz import (
     SpectralLinear,
     Sum,
 )
-from tacit.lipschitz.layers.clip_gradient import limit_rows
+from tacit.lipschitz.layers.limits import limit_rows
 from tacit.losses import CrossEntropy, MeanSquaredError, WithConstant
 
 

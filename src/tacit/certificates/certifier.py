@@ -28,8 +28,7 @@ from tacit.lipschitz.integrity import (
     require_no_hooks,
     require_no_hooks_of_all_modules,
 )
-from tacit.lipschitz.layers.clip_gradient import ClipGradient
-from tacit.lipschitz.layers.inputs import BoundedInput
+from tacit.lipschitz.layers.limits import BoundedInput, ClipGradient
 from tacit.lipschitz.program import Program, compile_program, whole
 from tacit.lipschitz.projection import Constrained
 from tacit.lipschitz.propagation import input_lipschitz

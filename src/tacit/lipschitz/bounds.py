@@ -16,15 +16,6 @@ from torch import nn
 from tacit.errors import Refused
 
 
-def require_limits(layer: object, max_norm: float, max_bias: float) -> None:
-    """A negative limit would make a bound smaller than what it bounds."""
-    kind = type(layer).__name__
-    if not 0 < max_norm < math.inf:
-        raise ValueError(f"{kind}: max_norm is {max_norm}; give a finite number above 0")
-    if not 0 <= max_bias < math.inf:
-        raise ValueError(f"{kind}: max_bias is {max_bias}; give a finite number of at least 0")
-
-
 def own_axis(axis: int, rank: int, what: str) -> int:
     """`axis` of a tensor of `rank` axes, counted from the front. The batch axis is refused."""
     front = axis + rank if axis < 0 else axis
@@ -99,6 +90,18 @@ class Parameterless:
 
     def gradient_norms(self, x: Bound, cotangent: float) -> Mapping[str, float]:
         return {}
+
+
+class Layer(nn.Module, Parameterless):
+    """The base of Tacit's own layers, which override the answers that differ.
+
+    `shown` names the settings that its representation shows.
+    """
+
+    shown = ""
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown.split())
 
 
 # From a bound on the norm of the cotangent at a module's output to the bound at its input. It also

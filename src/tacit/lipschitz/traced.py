@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from tacit.errors import Refused
 from tacit.lipschitz.bounds import Bound, Parameterless, own_axes, own_axis
 from tacit.lipschitz.layers.branches import concatenated
-from tacit.lipschitz.layers.inputs import Scale
+from tacit.lipschitz.layers.limits import Scale
 from tacit.lipschitz.layers.rearranging import Permute
 from tacit.lipschitz.steps import GraphStep, Line, Notes, Step, step_line
 from tacit.lipschitz.tracing import (

@@ -27,7 +27,7 @@ from tacit.lipschitz.layers.convolution_layers import (
     SpectralConv3d,
     axes_of,
 )
-from tacit.lipschitz.layers.inputs import BoundedInput, LayerCentering
+from tacit.lipschitz.layers.limits import BoundedInput, LayerCentering
 from tacit.lipschitz.layers.linear import SpectralLinear
 from tacit.lipschitz.layers.rearranging import ScaledL2NormPool2d
 from tacit.lipschitz.operator_norm import orthogonalise_cost

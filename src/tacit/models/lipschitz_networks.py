@@ -15,7 +15,7 @@ from torch import nn
 from tacit.lipschitz.layers.activations import MaxMin
 from tacit.lipschitz.layers.branches import AverageResidual
 from tacit.lipschitz.layers.convolution_layers import SpectralConv2d
-from tacit.lipschitz.layers.inputs import BoundedInput, LayerCentering
+from tacit.lipschitz.layers.limits import BoundedInput, LayerCentering
 from tacit.lipschitz.layers.linear import SpectralLinear
 from tacit.lipschitz.layers.rearranging import Permute, ScaledL2NormPool2d, Tokens
 from tacit.lipschitz.sets import SpectralBall

@@ -24,7 +24,7 @@ from tacit.engines.clipping import ClipTask, accumulator, centred_count, flatten
 from tacit.engines.model_certificate import certify
 from tacit.engines.recorder import Outputs, Recorder
 from tacit.lipschitz.integrity import require_no_hooks_of_all_modules, require_plain_gradients
-from tacit.lipschitz.layers.clip_gradient import limit_rows
+from tacit.lipschitz.layers.limits import limit_rows
 from tacit.lipschitz.program import Program, compile_program, fingerprint
 from tacit.lipschitz.projection import enforce
 from tacit.lipschitz.propagation import Sensitivities, largest_entry, sensitivities_of

@@ -8,7 +8,6 @@ from tacit.lipschitz.layers.branches import (
     Residual,
     Sum,
 )
-from tacit.lipschitz.layers.clip_gradient import ClipGradient
 from tacit.lipschitz.layers.convolution_layers import (
     OrthogonalConv1d,
     OrthogonalConv2d,
@@ -16,7 +15,7 @@ from tacit.lipschitz.layers.convolution_layers import (
     SpectralConv2d,
     SpectralConv3d,
 )
-from tacit.lipschitz.layers.inputs import BoundedInput, LayerCentering, Scale
+from tacit.lipschitz.layers.limits import BoundedInput, ClipGradient, LayerCentering, Scale
 from tacit.lipschitz.layers.linear import AddBias, FrobeniusLinear, SpectralLinear
 from tacit.lipschitz.layers.rearranging import (
     Permute,

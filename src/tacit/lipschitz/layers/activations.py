@@ -10,17 +10,16 @@ Channels are axis 1, as in PyTorch: (B, C), (B, C, H, W). For tokens (B, T, C) g
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tacit.errors import Refused
-from tacit.lipschitz.bounds import Bound, Parameterless, own_axis
+from tacit.lipschitz.bounds import Bound, Layer, own_axis
 
 
-class Absolute(nn.Module, Parameterless):
+class Absolute(Layer):
     """|x|, entry by entry: 1-Lipschitz, and its Jacobian of ±1 keeps the norm of a gradient.
 
     max(a, b) = (a + b + |a − b|)/2 makes it MaxMin after a rotation. It needs no even number of
@@ -33,15 +32,13 @@ class Absolute(nn.Module, Parameterless):
         return x.abs()
 
 
-class _Sort(nn.Module, Parameterless):
+class _Sort(Layer):
     exact = True
+    shown = "axis"
 
     def __init__(self, axis: int = 1) -> None:
         super().__init__()
         self.axis = int(axis)
-
-    def extra_repr(self) -> str:
-        return f"axis={self.axis}"
 
     def _channels(self, x: Tensor, group: int) -> int:
         kind = type(self).__name__
@@ -76,6 +73,8 @@ class FullSort(_Sort):
 class GroupSort(_Sort):
     """Sorts each group of `group_size` neighbouring channels in ascending order."""
 
+    shown = "group_size axis"
+
     def __init__(self, group_size: int, axis: int = 1) -> None:
         super().__init__(axis)
         if group_size < 1:
@@ -91,9 +90,6 @@ class GroupSort(_Sort):
         else:
             ordered = groups.sort(dim=axis + 1).values
         return ordered.flatten(axis, axis + 1)
-
-    def extra_repr(self) -> str:
-        return f"{self.group_size}, axis={self.axis}"
 
 
 def order(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +119,7 @@ class _Order(torch.autograd.Function):
         return torch.where(first, of_larger, of_smaller), torch.where(first, of_smaller, of_larger)
 
 
-class Householder(nn.Module):
+class Householder(Layer):
     """MaxMin with a learnt mirror for each pair of channels  [Singla 2021, §5].
 
     σ(z) = z where vᵀz > 0, and its mirror image (I − 2vvᵀ)z elsewhere. z = (z₁, z₂) is a channel of
@@ -140,18 +136,20 @@ class Householder(nn.Module):
     Every angle is allowed, so nothing is projected. For tokens give `axis=-1`.
     """
 
+    shown = "channels axis"
+
     def __init__(self, channels: int, axis: int = 1) -> None:
         super().__init__()
         if channels < 2 or channels % 2:
             raise ValueError(f"channels is {channels}; Householder needs an even number of them")
-        self.axis = int(axis)
+        self.channels, self.axis = int(channels), int(axis)
         self.angle = nn.Parameter(torch.full((channels // 2,), math.pi / 2))
 
     def forward(self, x: Tensor) -> Tensor:
         axis = own_axis(self.axis, x.dim(), "Householder")
-        if x.shape[axis] != 2 * len(self.angle):
+        if x.shape[axis] != self.channels:
             raise Refused(
-                f"Householder was built for {2 * len(self.angle)} channels and axis {axis} has "
+                f"Householder was built for {self.channels} channels and axis {axis} has "
                 f"{x.shape[axis]}"
             )
         a, b = x.chunk(2, dim=axis)
@@ -162,14 +160,5 @@ class Householder(nn.Module):
         second = torch.where(above, b, a * sin - b * cos)
         return torch.cat((first, second), dim=axis)
 
-    def extra_repr(self) -> str:
-        return f"{2 * len(self.angle)}, axis={self.axis}"
-
-    def output_norm(self, x: Bound) -> float:
-        return x.norm
-
-    def lipschitz(self, x: Bound) -> float:
-        return 1.0
-
-    def gradient_norms(self, x: Bound, cotangent: float) -> Mapping[str, float]:
+    def gradient_norms(self, x: Bound, cotangent: float) -> dict[str, float]:
         return {"angle": x.norm * cotangent}

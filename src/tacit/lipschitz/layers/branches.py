@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from tacit.errors import Refused
-from tacit.lipschitz.bounds import Bound, Pullback, Walk, clips_cotangents, own_axis
+from tacit.lipschitz.bounds import Bound, Layer, Pullback, Walk, clips_cotangents, own_axis
 from tacit.lipschitz.projection import Constraint
 from tacit.lipschitz.sets import SLACK, FrobeniusBall
 
@@ -35,19 +35,17 @@ class Sum(_Branches):
     """y = Σ_b f_b(x): ‖y‖ ≤ Σ_b F_b; each branch gets the cotangent G; the input Σ_b B_b(G)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs = [branch(x) for branch in self.branches]
-        _require_one_shape([y.shape for y in outputs])
-        return functools.reduce(torch.add, outputs)
+        return functools.reduce(torch.add, [branch(x) for branch in self.branches])
 
     def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]:
         outputs, backs = self._walk_branches(x, walk)
-        _require_one_shape([y.shape for y in outputs])
-        norm = math.fsum(y.norm for y in outputs)
+        for y in outputs:
+            require_one_shape(outputs[0], y)
 
         def pull(cotangent: float) -> float:
             return math.fsum(back(cotangent) for back in backs)
 
-        return Bound(norm, outputs[0].shape), pull
+        return Bound(math.fsum(y.norm for y in outputs), outputs[0].shape), pull
 
 
 class Concatenate(_Branches):
@@ -94,9 +92,13 @@ def concatenated(shapes: Sequence[tuple[int, ...]], axis: int) -> tuple[int, ...
     return (*shapes[0][:own], total, *shapes[0][own + 1 :])
 
 
-def _require_one_shape(shapes: list[tuple[int, ...]]) -> None:
-    if len(set(map(tuple, shapes))) != 1:
-        raise Refused(f"Sum of branches of shapes {shapes}; they must agree")
+def require_one_shape(a: Bound, b: Bound) -> None:
+    """Broadcasting would copy numbers, and the norms would be others."""
+    if a.shape != b.shape:
+        raise Refused(
+            f"it adds records of shapes {a.shape} and {b.shape}; broadcasting copies numbers and "
+            "is not followed, so give both the same shape"
+        )
 
 
 class _Skip(nn.Module):
@@ -104,23 +106,10 @@ class _Skip(nn.Module):
         super().__init__()
         self.f = f
 
-    def _branch(self, x: Tensor) -> Tensor:
-        y: Tensor = self.f(x)
-        self._require_same(x.shape, y.shape)
-        return y
-
     def _walk_branch(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]:
         y, back = walk("f", x)
-        self._require_same(x.shape, y.shape)
+        require_one_shape(x, y)
         return y, back
-
-    def _require_same(self, before: tuple[int, ...], after: tuple[int, ...]) -> None:
-        # Broadcasting would copy numbers, and the norms would be others.
-        if tuple(before) != tuple(after):
-            raise Refused(
-                f"{type(self).__name__} adds its input of shape {tuple(before)} to f's output of "
-                f"shape {tuple(after)}; give f the same shape on both sides"
-            )
 
 
 class Residual(_Skip):
@@ -131,7 +120,7 @@ class Residual(_Skip):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self._branch(x)
+        return x + self.f(x)
 
     def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]:
         y, back = self._walk_branch(x, walk)
@@ -145,7 +134,7 @@ class AverageResidual(_Skip):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return 0.5 * (x + self._branch(x))
+        return 0.5 * (x + self.f(x))
 
     def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]:
         y, back = self._walk_branch(x, walk)
@@ -172,7 +161,7 @@ class ConvexResidual(_Skip):
         self.mixture = _Lean()
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self._branch(x)
+        y = self.f(x)
         mixed: Tensor = 0.5 * (x + y) + self.mixture(x - y)
         return mixed
 
@@ -190,7 +179,7 @@ class ConvexResidual(_Skip):
         return Bound(max(x.norm, y.norm) * (1 + SLACK), x.shape), pull
 
 
-class _Lean(nn.Module):
+class _Lean(Layer):
     """d ↦ b·d with one number b, |b| ≤ ½; its gradient is |⟨g, d⟩| ≤ G·‖d‖."""
 
     def __init__(self) -> None:
@@ -203,11 +192,8 @@ class _Lean(nn.Module):
     def constraints(self) -> list[Constraint]:
         return [Constraint(self.lean, FrobeniusBall(0.5))]
 
-    def output_norm(self, x: Bound) -> float:
-        return self.lipschitz(x) * x.norm
-
     def lipschitz(self, x: Bound) -> float:
         return 0.5 * (1 + SLACK)
 
-    def gradient_norms(self, x: Bound, cotangent: float) -> Mapping[str, float]:
+    def gradient_norms(self, x: Bound, cotangent: float) -> dict[str, float]:
         return {"lean": x.norm * cotangent}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import Refused
-from tacit.lipschitz.bounds import Bound, Pullback, Walk, require_limits
+from tacit.lipschitz.bounds import Bound, Pullback, Walk
 from tacit.lipschitz.convolution_norm import Axis
 from tacit.lipschitz.layers.linear import ConstrainedWeight
 from tacit.lipschitz.layers.rearranging import Shift, SpaceToDepth
@@ -64,10 +64,9 @@ class _SpectralConv(ConstrainedWeight, Convolution):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        require_limits(self, max_norm, max_bias)
         sizes: Any = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups)
         super().__init__(*sizes, bias, padding_mode, device=device, dtype=dtype)  # type: ignore[misc, call-arg]
-        self.max_norm, self.max_bias = float(max_norm), float(max_bias)
+        self._limit(max_norm, max_bias)
         self.axes, self.groups_of_axes = axes_of(self, input_size), groups
         self.within = within(self.max_norm, self.axes, groups)
         if self.weight.is_meta:
@@ -81,14 +80,11 @@ class _SpectralConv(ConstrainedWeight, Convolution):
             if self.bias is not None:
                 self.bias.zero_()
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {type(self.within).__name__}({self.max_norm:g})"
-
     def lipschitz(self, x: Bound) -> float:
         self._require_covered(x)
         return super().lipschitz(x)
 
-    def reads(self, x: Bound) -> float:
+    def reads(self, x: Bound) -> int:
         self._require_covered(x)
         return math.prod(a.reads(n) for a, n in zip(self.axes, x.shape[1:], strict=True))
 

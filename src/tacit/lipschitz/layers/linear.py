@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tacit.errors import Refused
-from tacit.lipschitz.bounds import Bound, own_axis, require_limits
+from tacit.lipschitz.bounds import Bound, Layer, own_axis
 from tacit.lipschitz.projection import Constraint
 from tacit.lipschitz.sets import SLACK, FrobeniusBall, Orthogonal, WeightSet
 
 
-class ConstrainedWeight:
+class ConstrainedWeight(nn.Module):
     """The answers of y = Wx + c with ‖W‖ ≤ max_norm as an operator and ‖c‖ ≤ max_bias.
 
     P positions share the bias, X is the norm of the whole record, and √reads is how much longer
@@ -31,15 +31,20 @@ class ConstrainedWeight:
     weight: Any
     bias: Any
     within: Any
-    max_bias: float
+    reads: Callable[[Bound], int]  # how often the record's most-read number is read
+    positions: Callable[[Bound], int]  # how many positions share the bias
 
-    def reads(self, x: Bound) -> float:
-        """How often the most-read number of the record is read."""
-        raise NotImplementedError
+    def _limit(self, max_norm: float, max_bias: float) -> None:
+        """Set the limits. A negative one would make a bound smaller than what it bounds."""
+        kind = type(self).__name__
+        if not 0 < max_norm < math.inf:
+            raise ValueError(f"{kind}: max_norm is {max_norm}; give a finite number above 0")
+        if not 0 <= max_bias < math.inf:
+            raise ValueError(f"{kind}: max_bias is {max_bias}; give a finite number of at least 0")
+        self.max_norm, self.max_bias = float(max_norm), float(max_bias)
 
-    def positions(self, x: Bound) -> int:
-        """How many positions share the bias."""
-        raise NotImplementedError
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {type(self.within).__name__}({self.max_norm:g})"
 
     def constraints(self) -> list[Constraint]:
         constraints = [Constraint(self.weight, self.within)]
@@ -55,7 +60,7 @@ class ConstrainedWeight:
         limit: float = self.within.max_norm
         return limit * (1 + SLACK)
 
-    def gradient_norms(self, x: Bound, cotangent: float) -> Mapping[str, float]:
+    def gradient_norms(self, x: Bound, cotangent: float) -> dict[str, float]:
         norms = {"weight": math.sqrt(self.reads(x)) * x.norm * cotangent}
         if self.bias is not None:
             norms["bias"] = math.sqrt(self.positions(x)) * cotangent
@@ -87,9 +92,8 @@ class SpectralLinear(ConstrainedWeight, nn.Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        require_limits(self, max_norm, max_bias)
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        self.max_norm, self.max_bias = float(max_norm), float(max_bias)
+        self._limit(max_norm, max_bias)
         self.within = within(self.max_norm)  # type: ignore[call-arg]
         if self.weight.is_meta:
             return  # `torch.nn.utils.skip_init` fills the weights later
@@ -97,11 +101,8 @@ class SpectralLinear(ConstrainedWeight, nn.Linear):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {type(self.within).__name__}({self.max_norm:g})"
-
-    def reads(self, x: Bound) -> float:
-        return 1.0
+    def reads(self, x: Bound) -> int:
+        return 1
 
     def positions(self, x: Bound) -> int:
         return x.tokens
@@ -134,7 +135,7 @@ class FrobeniusLinear(SpectralLinear):
             self.weight /= math.sqrt(min(in_features, out_features))
 
 
-class AddBias(nn.Module):
+class AddBias(Layer):
     """y_cp = x_cp + b_c at each of P positions p, ‖b‖ ≤ max_bias.
 
       output      ‖x + b⊗1‖ ≤ X + √P·‖b‖
@@ -145,25 +146,24 @@ class AddBias(nn.Module):
     1; for tokens (B, T, C) give `axis=-1`.
     """
 
+    shown = "features max_bias axis"
+
     def __init__(self, features: int, max_bias: float = 1.0, axis: int = 1) -> None:
         super().__init__()
         if not 0 < max_bias < math.inf:
             raise ValueError(f"max_bias is {max_bias}; give a finite number above 0")
-        self.max_bias, self.axis = float(max_bias), int(axis)
+        self.features, self.max_bias, self.axis = int(features), float(max_bias), int(axis)
         self.bias = nn.Parameter(torch.zeros(features))
 
     def forward(self, x: Tensor) -> Tensor:
         axis = own_axis(self.axis, x.dim(), "AddBias")
         # Broadcasting would make one bias out of many features, or many features out of one.
-        if x.shape[axis] != len(self.bias):
+        if x.shape[axis] != self.features:
             raise Refused(
-                f"AddBias was built for {len(self.bias)} features and axis {axis} has "
+                f"AddBias was built for {self.features} features and axis {axis} has "
                 f"{x.shape[axis]}"
             )
         return x + self.bias.view((-1,) + (1,) * (x.dim() - 1 - axis))
-
-    def extra_repr(self) -> str:
-        return f"{len(self.bias)}, max_bias={self.max_bias}, axis={self.axis}"
 
     def constraints(self) -> list[Constraint]:
         return [Constraint(self.bias, FrobeniusBall(self.max_bias))]
@@ -171,11 +171,8 @@ class AddBias(nn.Module):
     def output_norm(self, x: Bound) -> float:
         return x.norm + self._root_positions(x) * self.max_bias * (1 + SLACK)
 
-    def lipschitz(self, x: Bound) -> float:
-        return 1.0
-
-    def gradient_norms(self, x: Bound, cotangent: float) -> Mapping[str, float]:
+    def gradient_norms(self, x: Bound, cotangent: float) -> dict[str, float]:
         return {"bias": self._root_positions(x) * cotangent}
 
     def _root_positions(self, x: Bound) -> float:
-        return math.sqrt(math.prod(x.shape) / len(self.bias))
+        return math.sqrt(math.prod(x.shape) / self.features)

@@ -7,20 +7,16 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.errors import Refused
-from tacit.lipschitz.bounds import Bound, Parameterless
+from tacit.lipschitz.bounds import Bound, Layer
 from tacit.lipschitz.torch_modules import largest_overlap
 
 
-class _Rearrangement(nn.Module, Parameterless):
+class _Rearrangement(Layer):
     exact = True
-    repr_of = ""
-
-    def extra_repr(self) -> str:
-        return ", ".join(str(getattr(self, name)) for name in self.repr_of.split())
 
 
 class Permute(_Rearrangement):
@@ -29,7 +25,7 @@ class Permute(_Rearrangement):
     `Permute(2, 1)` turns tokens (B, T, C) into (B, C, T), so that a linear layer mixes tokens.
     """
 
-    repr_of = "order"
+    shown = "order"
 
     def __init__(self, *order: int) -> None:
         super().__init__()
@@ -48,7 +44,7 @@ class Permute(_Rearrangement):
 class Reshape(_Rearrangement):
     """Each record in a shape of as many numbers. Unlike `view`, it cannot reach across records."""
 
-    repr_of = "shape"
+    shown = "shape"
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -78,7 +74,7 @@ class Shift(_Rearrangement):
     zeros, what moves over the border is lost, and nothing grows  [Wu 2018].
     """
 
-    repr_of = "window padding_mode"
+    shown = "window padding_mode"
 
     def __init__(self, window: Sequence[int], padding_mode: str = "circular") -> None:
         super().__init__()
@@ -113,7 +109,7 @@ class SpaceToDepth(_Rearrangement):
     [Jacobsen 2018]. Unlike pooling and strides, it downsamples without losing anything.
     """
 
-    repr_of = "block"
+    shown = "block"
 
     def __init__(self, block: int | Sequence[int], dims: int = 2) -> None:
         super().__init__()
@@ -133,7 +129,7 @@ class SpaceToDepth(_Rearrangement):
         return parts.flatten(1, 1 + len(sizes))
 
 
-class ScaledL2NormPool2d(nn.Module, Parameterless):
+class ScaledL2NormPool2d(Layer):
     """y_w = ‖x restricted to window w‖/√M, in each channel, M = ⌈k_h/s_h⌉·⌈k_w/s_w⌉.
 
     |‖a‖ − ‖b‖| ≤ ‖a − b‖ in each window, and a pixel is in at most M windows, so
@@ -144,6 +140,8 @@ class ScaledL2NormPool2d(nn.Module, Parameterless):
     The norm has no derivative at 0. Near 0 squares underflow, and x/‖x‖ computed in floating point
     can have any norm up to √(k_h·k_w). There the gradient is 0.
     """
+
+    shown = "kernel_size stride"
 
     def __init__(
         self, kernel_size: int | tuple[int, int], stride: int | tuple[int, int] | None = None
@@ -165,9 +163,6 @@ class ScaledL2NormPool2d(nn.Module, Parameterless):
         wide = torch.finfo(torch.promote_types(x.dtype, torch.float32))
         steady = norms > math.sqrt(kh * kw * wide.tiny / wide.eps)
         return torch.where(steady, norms, norms.detach()) / math.sqrt(self.most_windows)
-
-    def extra_repr(self) -> str:
-        return f"{self.kernel_size}, stride={self.stride}"
 
     def lipschitz(self, x: Bound) -> float:
         size = _image_size(x.shape, self.kernel_size)

@@ -1,17 +1,24 @@
-"""The first layers of a network: an enforced bound on the input, centring and scaling."""
+"""Layers that limit norms: of a record at the input, of its cotangent; centring and scaling."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tacit.lipschitz.bounds import Bound, Parameterless, own_axes
+from tacit.lipschitz.bounds import Bound, Layer, own_axes
 
 
-class BoundedInput(nn.Module):
+def _require_finite_norm(max_norm: float) -> float:
+    if not 0 < max_norm < math.inf:
+        raise ValueError(f"max_norm is {max_norm}; give a finite number above 0")
+    return float(max_norm)
+
+
+class BoundedInput(Layer):
     """Scales each record to norm at most X: x·min(1, X/‖x‖), or onto the sphere: X·x/‖x‖.
 
     It enforces the bound on the input that the layers after it rely on. On the sphere all records
@@ -22,12 +29,11 @@ class BoundedInput(nn.Module):
     """
 
     exact = True
+    shown = "max_norm sphere"
 
     def __init__(self, max_norm: float = 1.0, *, sphere: bool = False) -> None:
         super().__init__()
-        if not 0 < max_norm < float("inf"):
-            raise ValueError(f"max_norm is {max_norm}; give a finite number above 0")
-        self.max_norm, self.sphere = float(max_norm), sphere
+        self.max_norm, self.sphere = _require_finite_norm(max_norm), sphere
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(1)
@@ -49,26 +55,22 @@ class BoundedInput(nn.Module):
             scale = scale.clamp(max=1.0)
         return (unit * (scale * safe).to(flat.dtype)).reshape(x.shape)
 
-    def extra_repr(self) -> str:
-        return f"{self.max_norm}{', sphere' if self.sphere else ''}"
-
     def output_norm(self, x: Bound) -> float:
         return self.max_norm if self.sphere else min(x.norm, self.max_norm)
 
     def lipschitz(self, x: Bound) -> float:
-        return float("inf") if self.sphere else 1.0
-
-    def gradient_norms(self, x: Bound, cotangent: float) -> dict[str, float]:
-        return {}
+        return math.inf if self.sphere else 1.0
 
 
-class LayerCentering(nn.Module, Parameterless):
+class LayerCentering(Layer):
     """x − mean(x) over some of a record's own axes, all of them by default.
 
     I − 11ᵀ/n is symmetric and its own square: an orthogonal projection, of norm 1  [clipless
     paper, Prop. 4]. Centring over the batch axis is refused: one record would move the gradients of
     all others.
     """
+
+    shown = "axes"
 
     def __init__(self, axes: int | Sequence[int] | None = None) -> None:
         super().__init__()
@@ -82,12 +84,11 @@ class LayerCentering(nn.Module, Parameterless):
         axes = own_axes(chosen, x.dim(), "LayerCentering")
         return x - x.mean(dim=axes, keepdim=True) if axes else x
 
-    def extra_repr(self) -> str:
-        return "all axes" if self.axes is None else f"{self.axes}"
 
-
-class Scale(nn.Module, Parameterless):
+class Scale(Layer):
     """y = factor·x. Lipschitz |factor|, output |factor|·X."""
+
+    shown = "factor"
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -98,8 +99,63 @@ class Scale(nn.Module, Parameterless):
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factor
 
-    def extra_repr(self) -> str:
-        return f"{self.factor}"
-
     def lipschitz(self, x: Bound) -> float:
         return abs(self.factor)
+
+
+class ClipGradient(Layer):
+    """f(x) = x forwards; backwards each record's cotangent g becomes g·min(1, C/‖g‖).
+
+    The layers before it get cotangents of norm at most C, whatever the layers after it and the
+    loss are  [clipless paper, §3.3]. It clips records apart only if the loss is summed over
+    records, as `Clipless` does.
+    """
+
+    exact = True
+    shown = "max_norm"
+
+    def __init__(self, max_norm: float) -> None:
+        super().__init__()
+        self.max_norm = _require_finite_norm(max_norm)
+
+    @property
+    def cotangent_limit(self) -> float:
+        return self.max_norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        clipped: Tensor = _Clip.apply(x, self.max_norm)
+        return clipped
+
+
+class _Clip(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, max_norm: float) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.max_norm = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        limited, _, _ = limit_rows(gradients[0], ctx.max_norm)
+        return limited, None
+
+
+def limit_rows(rows: Tensor, max_norm: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each row scaled to norm at most C: g·min(1, C/‖g‖); the norms before, and which are finite.
+
+    A row that is not finite becomes zero. C is first lowered by a few roundings, so that the
+    computed row keeps to the bound. Half precision is scaled in float32 and rounded at the end.
+    """
+    flat = rows.flatten(1)
+    finite = flat.isfinite().all(dim=1)
+    wide = torch.promote_types(flat.dtype, torch.float32)
+    flat = torch.where(finite[:, None], flat, 0).to(wide)
+    norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+    reach = max_norm * (1 - 16 * torch.finfo(wide).eps - torch.finfo(rows.dtype).eps)
+    scale = (reach / norms.clamp_min(torch.finfo(torch.float64).tiny)).clamp(max=1.0)
+    limited = (flat * scale[:, None].to(wide)).to(rows.dtype).reshape(rows.shape)
+    return limited, norms, finite
