@@ -23,13 +23,15 @@ from tacit.torch_internals import foreign_hooks, has_gradient_hooks, process_wid
 
 THREE = ("output_norm", "lipschitz", "gradient_norms")
 COMPOSITE = ("walk_bounds",)
+_ANSWERS = frozenset([*THREE, *COMPOSITE])
 # Everything that the propagation of bounds reads from a layer.
-RESERVED = frozenset([*THREE, *COMPOSITE, "constraints", "exact", "cotangent_limit", "jump"])
+RESERVED = frozenset([*_ANSWERS, "constraints", "exact", "cotangent_limit", "jump"])
 
-# Names that a subclass may define anew without changing what its forward computes.
+# Names that a subclass may define anew without changing what its forward computes. `__init__`
+# takes no part in a pass, and `torch.compile` wraps it.
 _WITHOUT_EFFECT = frozenset([
-    "__init__", "__repr__", "__str__", "extra_repr", "_get_name", "reset_parameters", "__doc__",
-    "__module__", "__qualname__", "__annotations__", "__annotate__", "__annotate_func__",
+    "__init__", "__repr__", "__str__", "extra_repr", "shown", "_get_name", "reset_parameters",
+    "__doc__", "__module__", "__qualname__", "__annotations__", "__annotate__", "__annotate_func__",
     "__annotations_cache__", "__classdictcell__", "__dict__", "__weakref__", "__constants__",
     "__parameters__", "__orig_bases__", "__firstlineno__", "__static_attributes__",
     "__abstractmethods__", "_abc_impl", "__jit_unused_properties__", "__init_subclass__",
@@ -115,76 +117,49 @@ def _named(module: str, qualified: str) -> object:
 def answering_class(module: nn.Module) -> type:
     """The class whose code runs for this module: the one that its answers were given for.
 
-    It is the first class in the method resolution order that is ours or that defines forward or an
-    answer. A subclass of ours may only add new names, which take no part in the computation.
-    Raises `Refused` for a subclass that changes code and inherits the answers.
+    A subclass of ours may add new names, which take no part: its base runs. Any other class must
+    not inherit answers for code that it replaced. Let C be the most derived class that replaces
+    something of a base or has a forward. If a base of C has a forward and answers, then C, or a
+    class derived from it, must define the answers anew. It may inherit those of `Parameterless`
+    alone, which follow from the Lipschitz constant, and that it must define.
     """
     kind = type(module)
     if ours(kind):
         return kind
     if kind.__call__ is not nn.Module.__call__:
         raise Refused("it has a __call__ of its own, which no answer is for; put it into forward")
-    names = ("forward", *THREE, *COMPOSITE)
     order = kind.__mro__
-    base = next(k for k in order if ours(k) or any(n in vars(k) for n in names))
-    if ours(base) and gives_answers(base):
-        for owner in order[: order.index(base)]:
-            for name in vars(owner):
-                if name in _WITHOUT_EFFECT or not hasattr(base, name):
-                    continue
-                raise Refused(
-                    f"{owner.__name__}.{name} takes the place of what {base.__name__} has, and "
-                    f"{base.__name__} answers for its own code; give {owner.__name__} a forward "
-                    f"and {', '.join(_names(kind))} of its own, or give {name} another name"
-                )
-        return base
-    _require_own_answers(kind)
+    replaced = [[] if ours(k) else _replaced(k, order[i + 1 :]) for i, k in enumerate(order)]
+    first = next(
+        i for i, k in enumerate(order) if ours(k) or replaced[i] or _ANSWERS & vars(k).keys()
+    )
+    if ours(order[first]) and gives_answers(order[first]):
+        return order[first]
+    at = next(i for i, k in enumerate(order) if replaced[i] or "forward" in vars(k))
+    earlier = next((k for k in order[at + 1 :] if _has_forward(k) and gives_answers(k)), None)
+    if earlier is not None:
+        names = COMPOSITE if hasattr(kind, "walk_bounds") else THREE
+        owners = {n: next(i for i, k in enumerate(order) if n in vars(k)) for n in names}
+        inherited = {n: order[i] for n, i in owners.items() if i > at}
+        own_answers_missing = any(base is not Parameterless for base in inherited.values())
+        if own_answers_missing or inherited.keys() & {"lipschitz", *COMPOSITE}:
+            what = next(iter(replaced[at]), "forward")
+            raise Refused(
+                f"{order[at].__name__} has a {what} of its own and the answers of "
+                f"{earlier.__name__}, which are for another; give it {', '.join(names)} of its "
+                "own, or derive it from nn.Module"
+            )
     return kind
 
 
-def _require_own_answers(kind: type) -> None:
-    """Refuse a class that changes code of a base and inherits the answers of that base.
-
-    Let C be the most derived class that replaces code of a base, forward or a helper. If a base of
-    C has both a forward and answers, those answers are for the old code. So C, or a class derived
-    from it, must define the answers anew. It may inherit those of `Parameterless` alone, which
-    follow from the Lipschitz constant, and that it must define.
-    """
-    order = kind.__mro__
-    changed = [i for i, base in enumerate(order) if not ours(base) and _code(base, order[i + 1 :])]
-    at = min([i for i, base in enumerate(order) if "forward" in vars(base)][:1] + changed)
-    earlier = next((b for b in order[at + 1 :] if _has_forward(b) and gives_answers(b)), None)
-    if earlier is None:
-        return
-    names = _names(kind)
-    owners = {n: next((i for i, b in enumerate(order) if n in vars(b)), at) for n in names}
-    inherited = {n: order[i] for n, i in owners.items() if i > at}
-    own_answers_missing = any(base is not Parameterless for base in inherited.values())
-    if own_answers_missing or inherited.keys() & {"lipschitz", *COMPOSITE}:
-        what = next(iter(_code(order[at], order[at + 1 :])), "forward")
-        raise Refused(
-            f"{order[at].__name__} has a {what} of its own and the answers of "
-            f"{earlier.__name__}, which are for another; give it {', '.join(names)} of its own, or "
-            "derive it from nn.Module"
-        )
-
-
-def _names(kind: type) -> tuple[str, ...]:
-    return COMPOSITE if hasattr(kind, "walk_bounds") else THREE
+def _replaced(owner: type, bases: tuple[type, ...]) -> list[str]:
+    """What `owner` has in the place of something of a base, answers left out."""
+    names = [n for n in vars(owner) if n not in _WITHOUT_EFFECT and n not in _ANSWERS]
+    return [name for name in names if any(name in vars(base) for base in bases)]
 
 
 def _has_forward(kind: type) -> bool:
-    return any("forward" in vars(base) for base in kind.__mro__ if base is not nn.Module)
-
-
-def _code(owner: type, bases: tuple[type, ...]) -> list[str]:
-    """The functions and descriptors of `owner` that override something of a base."""
-    return [
-        name
-        for name, value in vars(owner).items()
-        if name not in _WITHOUT_EFFECT and name not in (*THREE, *COMPOSITE) and _acts(value)
-        if any(name in vars(base) for base in bases)
-    ]
+    return getattr(kind, "forward", nn.Module.forward) is not nn.Module.forward
 
 
 def _acts(value: object) -> bool:
@@ -195,68 +170,50 @@ def require_no_hidden_code(module: nn.Module, kind: type) -> None:
     """Refuse an attribute of the instance that hides code or an answer of its class."""
     tables = (vars(module), module._parameters, module._buffers, module._modules)
     for name in (name for table in tables for name in table):
-        if name in RESERVED and (ours(kind) or hasattr(kind, name)):
-            hidden = True
-        else:
-            own = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
-            # A cached property keeps its value under its own name.
-            hidden = _acts(own) and (ours(kind) or not isinstance(own, functools.cached_property))
-        if hidden:
+        own = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+        answers = name in RESERVED and (ours(kind) or own is not None)
+        # A user's cached property keeps its value under its own name.
+        cached = isinstance(own, functools.cached_property) and not ours(kind)
+        if answers or (_acts(own) and not cached):
             raise Refused(
                 f"its {name} was replaced on the instance, and bounds are those of "
                 f"{kind.__name__}; write a class that has this {name} and answers of its own"
             )
 
 
-class Originals:
-    """The code of layer classes as it was when Tacit was imported.
+# What classes and modules held when Tacit was imported.
+_ORIGINALS: dict[type | ModuleType, dict[str, object]] = {}
 
-    Replacing a method of a class, or a function of its module, changes every layer at once. The
-    check in each step is one comparison of addresses per class and module.
+
+def remember_code(kind: type) -> tuple[type | ModuleType, ...]:
+    """Remember a class of ours, its bases and their files as they are now, once; return them.
+
+    Replacing a method of a class, or a function of its file, changes every layer at once.
     """
+    classes = [base for base in kind.__mro__ if ours(base)]
+    files = [sys.modules[name] for name in sorted({base.__module__ for base in classes})]
+    owners: list[type | ModuleType] = [*classes, torch.nn.functional, *files]
+    for owner in owners:
+        if owner not in _ORIGINALS:
+            _ORIGINALS[owner] = dict(vars(owner))
+    return tuple(owners)
 
-    def __init__(self) -> None:
-        self._code: dict[type | ModuleType, dict[str, object]] = {}
-        self._values: dict[type | ModuleType, tuple[object, ...]] = {}
 
-    def remember(self, kind: type) -> tuple[type | ModuleType, ...]:
-        """Remember the code of a class of ours, its bases and their modules, once."""
-        owners: list[type | ModuleType] = [k for k in kind.__mro__ if ours(k)]
-        files = {k.__module__ for k in kind.__mro__ if ours(k)}
-        owners += [torch.nn.functional, *(sys.modules[name] for name in sorted(files))]
-        for owner in owners:
-            if owner not in self._code:
-                # Without __init__, which takes no part in a pass; `torch.compile` wraps it.
-                named = vars(owner).items()
-                self._code[owner] = {
-                    n: v for n, v in named if _acts(v) and n not in _WITHOUT_EFFECT
-                }
-                self._values[owner] = tuple(vars(owner).values())
-        return tuple(owners)
-
-    def require_unchanged(self, owners: Iterable[type | ModuleType]) -> None:
-        for owner in owners:
-            if tuple(vars(owner).values()) == self._values[owner]:
+def require_original_code(owners: Iterable[type | ModuleType]) -> None:
+    """Refuse code that was replaced: one comparison of tables per class and file."""
+    for owner in owners:
+        before, now = _ORIGINALS[owner], vars(owner)
+        if now == before:
+            continue
+        for name in (before | now).keys() - _WITHOUT_EFFECT:
+            if now.get(name) is before.get(name):
                 continue
-            before, now = self._code[owner], vars(owner)
-            for name in (*before, *now):
-                if name in before and now.get(name) is not before[name]:
-                    self._refuse(owner, name)
-                # A new attribute of a class may hide one of its bases.
-                if isinstance(owner, type) and name not in before and _hides(owner, name):
-                    self._refuse(owner, name)
-
-    def _refuse(self, owner: type | ModuleType, name: str) -> None:
-        raise UnboundedLayer(
-            f"{owner.__name__}.{name} was replaced after Tacit was imported, so layers do not "
-            "compute what their bounds are for; put the original back, or write a class of your "
-            "own with the three answers of tacit.lipschitz.Bounded"
-        )
-
-
-def _hides(owner: type, name: str) -> bool:
-    acts = name not in _WITHOUT_EFFECT and _acts(vars(owner)[name])
-    return acts and any(name in vars(base) for base in owner.__mro__[1:])
-
-
-ORIGINALS = Originals()
+            # A new attribute matters where it hides one of a base.
+            bases = owner.__mro__[1:] if isinstance(owner, type) else ()
+            hides = _acts(now.get(name)) and any(name in vars(base) for base in bases)
+            if _acts(before[name]) if name in before else hides:
+                raise UnboundedLayer(
+                    f"{owner.__name__}.{name} was replaced after Tacit was imported, so layers do "
+                    "not compute what their bounds are for; put the original back, or write a "
+                    "class of your own with the three answers of tacit.lipschitz.Bounded"
+                )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -27,14 +27,15 @@ from tacit.checks.side_effects import frozen
 from tacit.errors import Refused, UnboundedLayer
 from tacit.lipschitz.bounds import Bound, Pullback
 from tacit.lipschitz.integrity import (
-    ORIGINALS,
     answering_class,
     gives_answers,
     joined,
     members,
     ours,
+    remember_code,
     require_no_hidden_code,
     require_no_hooks,
+    require_original_code,
 )
 from tacit.lipschitz.projection import Constraint, require_parameters
 from tacit.lipschitz.steps import (
@@ -54,6 +55,7 @@ from tacit.torch_internals import foreign_hooks
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
+# What takes the place of a child of that name.
 Child = Callable[[str, nn.Module], nn.Module]
 
 
@@ -66,33 +68,27 @@ class Program(Hookless):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        named = [
-            (joined(path, name), parameter)
+        named = {
+            joined(path, name): parameter
             for path, module in members(model)
             for name, parameter in module._parameters.items()
             if parameter is not None
-        ]
+        }
         self.names: dict[int, str] = {}
-        for name, parameter in named:
+        for name, parameter in named.items():
             self.names.setdefault(id(parameter), name)
         self.trained = {
-            name: p for name, p in named if p.requires_grad and self.names[id(p)] == name
+            n: p for n, p in named.items() if p.requires_grad and self.names[id(p)] == n
         }
         self.body = compile_step(model, "")
-        layers = [s.layer for s in self.body.modules() if isinstance(s, LayerStep | ComposedStep)]
+        layers = [step.layer for step in self.body.modules() if isinstance(step, LayerStep)]
         inside = [m for layer in layers for m in layer.modules() if not isinstance(m, Step)]
         kinds = {type(m) for m in (self.body, *inside)}
         self.own_answers = any(not ours(k) and gives_answers(k) for k in kinds)
         self._constrained = [m for m in dict.fromkeys(inside) if hasattr(type(m), "constraints")]
-        owners = dict.fromkeys(o for kind in kinds for o in ORIGINALS.remember(kind))
-        self._owners = tuple(owners)
+        self._owners = tuple(dict.fromkeys(o for kind in kinds for o in remember_code(kind)))
         self.require_originals()
-        try:
-            self.constraints()
-        except AttributeError as error:
-            raise UnboundedLayer(
-                f"a constrained weight is missing ({error}); give the layer its torch.nn.Parameter"
-            ) from error
+        self.constraints()
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.body.forward(x)
@@ -107,7 +103,7 @@ class Program(Hookless):
 
     def require_originals(self) -> None:
         """Refuse to run if the code of a layer's class was replaced since Tacit was imported."""
-        ORIGINALS.require_unchanged(self._owners)
+        require_original_code(self._owners)
 
 
 def compile_program(model: nn.Module) -> Program:
@@ -127,34 +123,16 @@ def compile_step(module: nn.Module, path: str, above: tuple[int, ...] = ()) -> S
             return compile_step(part, joined(path, name), (*above, id(module)))
 
         if kind is nn.Sequential:
-            require_no_hidden_code(module, kind)
-            steps = [child(name, part) for name, part in _children(module)]
+            steps = snapshot(module, kind, child)._modules.values()
             lines = [step_line(i, step) for i, step in enumerate(steps)]
             return GraphStep(path, kind, lines, len(lines))
-        if kind in KNOWN:
-            layer = snapshot(module, kind, _no_child)
-            return LayerStep(path, kind, layer, KNOWN[kind](layer))
-        if not gives_answers(kind):
+        if not (kind in KNOWN or gives_answers(kind)):
             return trace(module, path, child)
-        running = answering_class(module)
+        running = kind if kind in KNOWN else answering_class(module)
         if hasattr(running, "walk_bounds"):
             return ComposedStep(path, kind, snapshot(module, running, _deferring(child)))
-        part = _no_child if ours(running) else lambda name, m: whole(m)
-        return LayerStep(path, kind, snapshot(module, running, part))
-
-
-def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, part in module._modules.items():
-        if not isinstance(part, nn.Module):
-            raise Refused(f"its child {name!r} is a {type(part).__name__} and no module")
-        yield name, part
-
-
-def _no_child(name: str, part: nn.Module) -> nn.Module:
-    raise Refused(
-        f"it was given a child module {name!r}, which its class does not have; remove it, and "
-        "remove parametrizations"
-    )
+        layer = snapshot(module, running, lambda name, part: whole(part))
+        return LayerStep(path, kind, layer, KNOWN[kind](layer) if kind in KNOWN else layer)
 
 
 def _deferring(child: Callable[[str, nn.Module], Step]) -> Child:
@@ -164,18 +142,18 @@ def _deferring(child: Callable[[str, nn.Module], Step]) -> Child:
     """
 
     def made(name: str, part: nn.Module) -> nn.Module:
-        if type(part) in _CONTAINERS:
-            inner: nn.Module = snapshot(part, type(part), lambda n, m: made(f"{name}.{n}", m))
-            return inner
-        if isinstance(part, _CONTAINERS):
+        try:
+            if not isinstance(part, _CONTAINERS):
+                return child(name, part)
+        except UnboundedLayer as error:
+            return UnboundedStep(name, type(part), error)
+        if type(part) not in _CONTAINERS:
             raise Refused(
                 f"its {name} is a {type(part).__name__}, which may give other modules than it "
                 "holds; use nn.ModuleList or nn.ModuleDict itself"
             )
-        try:
-            return child(name, part)
-        except UnboundedLayer as error:
-            return UnboundedStep(name, type(part), error)
+        inner: nn.Module = snapshot(part, type(part), lambda n, m: made(f"{name}.{n}", m))
+        return inner
 
     return made
 
@@ -183,7 +161,7 @@ def _deferring(child: Callable[[str, nn.Module], Step]) -> Child:
 def _remember_layers(kind: type = nn.Module) -> None:
     """Remember the code of every layer class that exists when Tacit is imported."""
     if ours(kind):
-        ORIGINALS.remember(kind)
+        remember_code(kind)
     derived: type
     for derived in kind.__subclasses__():
         _remember_layers(derived)

@@ -11,7 +11,6 @@ snapshot of a layer, so nothing that was done to the instance takes part.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import Refused, UnboundedLayer
-from tacit.lipschitz.bounds import Bound, Bounded, Pullback
-from tacit.lipschitz.integrity import ours, place
+from tacit.lipschitz.bounds import Bound, Pullback
+from tacit.lipschitz.integrity import place
 from tacit.lipschitz.torch_modules import NEGLIGIBLE
 from tacit.precision import EXACT, Rounding
 
@@ -56,6 +55,10 @@ class Notes:
     by_parameter: dict[str, float] = field(default_factory=dict)
     layers: list[LayerRow] = field(default_factory=list)
 
+    def enlargement(self, answers: object) -> float:
+        """What rounding makes of answers that are for exact arithmetic."""
+        return 1.0 if getattr(answers, "exact", False) else 1 + self.rounding.slack
+
 
 class Hookless(nn.Module):
     """A module that runs no hook when called, not even one registered for all modules."""
@@ -82,11 +85,9 @@ class Step(Hookless):
 
 
 class LayerStep(Step):
-    """One layer. `layer` is a snapshot; `answers` speak for it where its class does not."""
+    """One layer: the forward of its class on a snapshot. `answers` speak for it."""
 
-    def __init__(
-        self, path: str, kind: type, layer: nn.Module, answers: Bounded | None = None
-    ) -> None:
+    def __init__(self, path: str, kind: type, layer: nn.Module, answers: Any = None) -> None:
         super().__init__(path, kind)
         self.layer, self.answers = layer, answers
         self.run: Callable[[Tensor], Tensor] = partial(type(layer).forward, layer)
@@ -95,15 +96,7 @@ class LayerStep(Step):
         return self.run(x)
 
     def _walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
-        try:
-            return self._ask(x, notes)
-        except AttributeError as error:
-            if not ours(type(self.layer)):
-                raise
-            raise Refused(f"a setting that its class needs is missing: {error}") from error
-
-    def _ask(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
-        answers: Any = self.layer if self.answers is None else self.answers
+        answers = self.answers
         jump = getattr(answers, "jump", 0.0)
         if not notes.clips and jump > NEGLIGIBLE:
             # A derivative may be bounded on both sides of a jump; differences of outputs are not.
@@ -111,7 +104,7 @@ class LayerStep(Step):
                 f"it jumps by {jump:.3g}, so it has no Lipschitz constant in its input; use "
                 "nn.Softplus with a larger threshold, such as 20 for a beta of 1"
             )
-        larger = 1.0 if getattr(answers, "exact", False) else 1 + notes.rounding.slack
+        larger = notes.enlargement(answers)
         out = Bound(answers.output_norm(x) * larger, self.output_shape(x.shape))
         lipschitz = answers.lipschitz(x) * larger
         limit = getattr(answers, "cotangent_limit", math.inf) if notes.clips else math.inf
@@ -144,8 +137,8 @@ class LayerStep(Step):
         Two, so that a layer that does not keep one row per record is noticed. The zeros are on the
         device of the layer's parameters or buffers.
         """
-        held = itertools.chain(self.parameters(), self.buffers())
-        like = next((tensor for tensor in held if tensor.is_floating_point()), torch.zeros(()))
+        held = (*self.parameters(), *self.buffers(), torch.zeros(()))
+        like = next(tensor for tensor in held if tensor.is_floating_point())
         with evaluating(self), torch.no_grad():
             output = self.forward(like.new_zeros(2, *shape))
         if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != 2:
@@ -155,16 +148,8 @@ class LayerStep(Step):
         return tuple(output.shape[1:])
 
 
-class ComposedStep(Step):
+class ComposedStep(LayerStep):
     """A module with `walk_bounds`: its class's forward, on a snapshot with steps for children."""
-
-    def __init__(self, path: str, kind: type, layer: Any) -> None:
-        super().__init__(path, kind)
-        self.layer = layer
-        self.run: Callable[[Tensor], Tensor] = partial(type(layer).forward, layer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(x)
 
     def _walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
         layer: Any = self.layer
@@ -177,7 +162,7 @@ class ComposedStep(Step):
 
         out, back = layer.walk_bounds(x, walk)
         # Sums that the module computes are rounded too, forwards and backwards.
-        larger = 1.0 if getattr(layer, "exact", False) else 1 + notes.rounding.slack
+        larger = notes.enlargement(layer)
         return Bound(out.norm * larger, out.shape), lambda cotangent: back(cotangent) * larger
 
 
