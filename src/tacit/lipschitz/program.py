@@ -48,9 +48,9 @@ from tacit.lipschitz.steps import (
     UnboundedStep,
     located,
     step_line,
+    trace,
 )
 from tacit.lipschitz.torch_modules import KNOWN
-from tacit.lipschitz.traced import trace
 from tacit.torch_internals import foreign_hooks
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)

@@ -20,12 +20,25 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from tacit.errors import Refused, UnboundedLayer
 from tacit.lipschitz.bounds import Bound, Pullback
 from tacit.lipschitz.integrity import place
+from tacit.lipschitz.layers.branches import concatenated, require_one_shape
+from tacit.lipschitz.layers.limits import Scale
 from tacit.lipschitz.torch_modules import NEGLIGIBLE
+from tacit.lipschitz.tracing import (
+    ADD,
+    DIVIDE,
+    MULTIPLY,
+    SUBTRACT,
+    AddNumber,
+    functional_graph,
+    module_for,
+    name_of,
+    part_of,
+)
 from tacit.precision import EXACT, Rounding
 
 
@@ -270,3 +283,150 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+# ---- a forward of a module's own -----------------------------------------------------------------
+
+_CONCATENATE = (torch.cat, torch.concat, torch.concatenate)
+
+
+def trace(module: nn.Module, path: str, child: Callable[[str, nn.Module], Step]) -> GraphStep:
+    """A module's forward, for its present mode and settings; `child(name, m)` compiles a part.
+
+      u + v        ‖u + v‖ ≤ U + V, and both get the cotangent G
+      cat(u, v)    (U² + V²)^(1/2), and both get at most G
+      f(u)         by f's three answers
+    What runs for an operation is the module that `OPERATIONS` names, never the function that
+    forward called. Everything else has no bound: products of activations, indexing among records,
+    anything along the batch axis.
+    """
+    entry, *nodes, last = functional_graph(module).nodes
+    if not isinstance(last.args[0], fx.Node):
+        raise Refused("its forward does not return one tensor")
+    translation = _Translation(module, child, entry)
+    for node in nodes:
+        translation.append(node)
+    return GraphStep(path, type(module), translation.lines, translation.numbers[last.args[0]])
+
+
+class _Translation:
+    """Translates nodes of `torch.fx` into lines. `numbers` holds the value of each node."""
+
+    def __init__(
+        self, module: nn.Module, child: Callable[[str, nn.Module], Step], entry: fx.Node
+    ) -> None:
+        self.module, self.child = module, child
+        self.numbers: dict[fx.Node, int] = {entry: 0}
+        self.lines: list[Line] = []
+
+    def append(self, node: fx.Node) -> None:
+        self.lines.append(self._line(node))
+        self.numbers[node] = len(self.lines)
+
+    def _line(self, node: fx.Node) -> Line:
+        target: Any = node.target
+        if node.op == "get_attr":
+            raise Refused(
+                f"its forward uses the tensor {target!r} by itself; put it into a layer that "
+                "answers for it, such as tacit.lipschitz.AddBias"
+            )
+        if node.op == "call_module":
+            one = len(node.args) == 1 and not node.kwargs
+            part = part_of(self.module, target)
+            return self._through(node.args[0] if one else None, target, part)
+        if target in (*ADD, *SUBTRACT):
+            return self._add(node)
+        if target in (*MULTIPLY, *DIVIDE):
+            return self._scale(node)
+        if target in _CONCATENATE:
+            return self._concatenate(node)
+        source = node.args[0] if node.args else None
+        return self._through(source, node.name, module_for(target, node.args[1:], node.kwargs))
+
+    def _through(self, source: Any, name: str, part: nn.Module) -> Line:
+        """One value through one module, compiled like a layer, with plain numbers for settings."""
+        step = self.child(name, part)
+        if not isinstance(source, fx.Node):
+            raise Refused(f"its forward gives {name!r} something other than one value")
+        return step_line(self.numbers[source], step)
+
+    def _add(self, node: fx.Node) -> Line:
+        """u + αv, and factor·u + number where one of them is a number."""
+        a, b = _two(node)
+        alpha = _number(node.kwargs.get("alpha", 1), node)
+        alpha = -alpha if node.target in SUBTRACT else alpha
+        if not isinstance(b, fx.Node):
+            return self._through(a, node.name, AddNumber(alpha * _number(b, node)))
+        if not isinstance(a, fx.Node):
+            added: nn.Module = AddNumber(_number(a, node))
+            made = added if alpha == 1 else nn.Sequential(_scaling(alpha), added)
+            return self._through(b, node.name, made)
+        total = self.child(node.name, AddNumber(0.0))  # for the rounding of the sum; it never runs
+
+        def walk(bounds: list[Bound], notes: Notes) -> Any:
+            left, right = bounds
+            require_one_shape(left, right)
+            norm = left.norm + abs(alpha) * right.norm
+            out, back = total.walk(Bound(norm, left.shape), notes)
+
+            def shares(cotangent: float) -> tuple[float, float]:
+                arriving = back(cotangent)
+                return arriving, abs(alpha) * arriving
+
+            return out, shares
+
+        run = torch.add if alpha == 1 else partial(torch.add, alpha=alpha)
+        return Line((self.numbers[a], self.numbers[b]), run, walk, total)
+
+    def _scale(self, node: fx.Node) -> Line:
+        a, b = _two(node)
+        if isinstance(a, fx.Node) and isinstance(b, fx.Node):
+            raise Refused(
+                f"its forward uses {name_of(node.target)} on two values; their product grows with "
+                "the square of the input and has no Lipschitz constant"
+            )
+        source, by = (a, b) if isinstance(a, fx.Node) else (b, a)
+        factor = _number(by, node)
+        if node.target in DIVIDE:
+            if source is b or factor == 0:
+                raise Refused(f"its forward divides {a} by {b}; divide by a number other than 0")
+            factor = 1 / factor
+        return self._through(source, node.name, _scaling(factor))
+
+    def _concatenate(self, node: fx.Node) -> Line:
+        given = dict(zip(("tensors", "dim"), node.args, strict=False)) | node.kwargs
+        parts: Any = given.get("tensors")
+        axis: Any = given.get("dim", 0)
+        known = len(node.args) <= 2 and given.keys() <= {"tensors", "dim"} and type(axis) is int
+        if not known or not all(isinstance(part, fx.Node) for part in parts):
+            raise Refused(f"its forward uses {name_of(node.target)} on more than its own values")
+        sources = tuple(self.numbers[part] for part in parts)
+
+        def walk(bounds: list[Bound], notes: Notes) -> Any:
+            shape = concatenated([bound.shape for bound in bounds], axis)
+            norm = math.hypot(*(bound.norm for bound in bounds))
+            return Bound(norm, shape), lambda cotangent: (cotangent,) * len(sources)
+
+        return Line(sources, lambda *values: torch.cat(values, dim=axis), walk)
+
+
+def _scaling(factor: float) -> nn.Module:
+    if factor == 0 or not math.isfinite(factor):
+        raise Refused(f"its forward multiplies by {factor}")
+    return Scale(factor)
+
+
+def _two(node: fx.Node) -> tuple[Any, Any]:
+    if len(node.args) != 2 or not node.kwargs.keys() <= {"alpha"}:
+        raise Refused(
+            f"its forward uses {name_of(node.target)} with arguments {node.args}, {node.kwargs}"
+        )
+    return node.args[0], node.args[1]
+
+
+def _number(value: Any, node: fx.Node) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise Refused(
+            f"its forward uses {name_of(node.target)} with {value!r}, which is not a finite number"
+        )
+    return float(value)

@@ -1,4 +1,4 @@
-"""What a forward computes, as a `torch.fx` graph in which nothing is written in place.
+"""What a forward computes: a `torch.fx` graph without writes in place, and a module per operation.
 
 `u += v`, `u.mul_(2)` and `relu(u, inplace=True)` write into u. The trace records the operation that
 returns a new value, and from then on every Python name of u stands for that value, as in PyTorch. A
@@ -10,15 +10,21 @@ read. So the graph computes what forward does.
 from __future__ import annotations
 
 import inspect
+import math
 import operator
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from tacit.errors import Refused
+from tacit.lipschitz.bounds import Bound, Layer, own_axes, own_axis
 from tacit.lipschitz.integrity import require_no_hidden_code
+from tacit.lipschitz.layers.limits import Scale
+from tacit.lipschitz.layers.rearranging import Permute
 from tacit.torch_internals import Dropout, traced_assertion
 
 ADD = (operator.add, torch.add, "add")
@@ -72,12 +78,11 @@ def drop_unread(graph: fx.Graph, also: Container[fx.Node] = ()) -> None:
 
 
 def _only_returns(node: fx.Node) -> bool:
-    if node.op == "call_function":
-        known = node.target in (getattr, traced_assertion)
-        return known or getattr(node.target, "__module__", "") == operator.add.__module__
-    return node.op == "get_attr" or (
-        node.op == "call_method" and node.target in ("size", "dim", "numel")
-    )
+    if node.op == "call_method":
+        return node.target in ("size", "dim", "numel")
+    known = node.op == "get_attr" or node.target in (getattr, traced_assertion)
+    # Python's own operators.
+    return known or getattr(node.target, "__module__", "") == operator.add.__module__
 
 
 def part_of(module: nn.Module, target: str) -> nn.Module:
@@ -238,3 +243,171 @@ def _may_return(module: nn.Module, node: fx.Node, source: fx.Node) -> bool:
         return isinstance(part, _RETURN_VIEWS) or not type(part).__module__.startswith("torch.nn.")
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name in _VIEWS
+
+
+# ---- operations, as modules with the three answers -----------------------------------------------
+
+
+class Mean(Layer):
+    """The mean of m of a record's own numbers: |mean| ≤ ‖·‖/√m by Cauchy–Schwarz, so 1/√m."""
+
+    def __init__(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> None:
+        super().__init__()
+        if dim is None or (not isinstance(dim, int) and not len(dim)):
+            raise Refused("a mean over everything mixes records; name a record's own axes")
+        self.axes = (dim,) if isinstance(dim, int) else tuple(dim)
+        self.keepdim = keepdim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=own_axes(self.axes, x.dim(), "a mean"), keepdim=self.keepdim)
+
+    def lipschitz(self, x: Bound) -> float:
+        axes = own_axes(self.axes, len(x.shape) + 1, "a mean")
+        return 1 / math.sqrt(math.prod(x.shape[axis - 1] for axis in axes))
+
+
+class AddNumber(Layer):
+    """x + c, the same number c added to all n entries: X + |c|·√n, 1-Lipschitz."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = float(by)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.by
+
+    def output_norm(self, x: Bound) -> float:
+        return x.norm + abs(self.by) * math.sqrt(math.prod(x.shape))
+
+
+class Part(Layer):
+    """x[:, …] with numbers and slices: a part of each record, no entry twice."""
+
+    exact = True
+
+    def __init__(self, index: Any) -> None:
+        super().__init__()
+        self.index = index if isinstance(index, tuple) else (index,)
+        if self.index[0] != slice(None) or not all(map(_is_basic, self.index)):
+            raise Refused(
+                f"x[{index}] chooses among records, or by a tensor; begin with a full slice, "
+                "x[:, …], and go on with numbers and slices"
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[self.index]
+
+
+def _is_basic(index: Any) -> bool:
+    if isinstance(index, slice):
+        return all(end is None or type(end) is int for end in (index.start, index.stop, index.step))
+    # A bool is an int to Python and a mask to PyTorch.
+    return index is None or index is Ellipsis or type(index) is int
+
+
+class Exchange(Layer):
+    """Exchanges two of a record's own axes."""
+
+    exact = True
+
+    def __init__(self, dim0: int, dim1: int) -> None:
+        super().__init__()
+        self.axes = (dim0, dim1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = (own_axis(axis, x.dim(), "a transposition") for axis in self.axes)
+        return x.transpose(first, second)
+
+
+def module_for(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
+    """The module that does what the operation does to one value; `args` come after that value."""
+    if target not in OPERATIONS:
+        raise Refused(
+            f"its forward uses {name_of(target)}, which has no bound; use +, -, scaling by a "
+            "number, torch.cat, flatten(1), mean over a record's own axes, PyTorch's activations "
+            "and poolings and Tacit's layers, or give the module the three answers of "
+            "tacit.lipschitz.Bounded"
+        )
+    make, names = OPERATIONS[target]
+    if target == "permute" and args and isinstance(args[0], int):
+        args = (args,)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    for name, default in _WITHOUT_EFFECT.items():
+        if name in given and given[name] == default:
+            del given[name]
+    if len(args) > len(names) or not set(given) <= set(names):
+        raise Refused(f"its forward uses {name_of(target)} with arguments {args}, {kwargs}")
+    if any(isinstance(value, fx.Node) for value in given.values()):
+        raise Refused(
+            f"its forward uses {name_of(target)} with an argument that depends on its input; make "
+            "it a constant"
+        )
+    try:
+        return make(**given)
+    except (TypeError, ValueError) as error:
+        raise Refused(f"its forward uses {name_of(target)}: {error}") from error
+
+
+def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn.Module:
+    return nn.Dropout(p, inplace).train(training)
+
+
+def _permute(dims: tuple[int, ...]) -> nn.Module:
+    if not dims or dims[0] != 0:
+        raise Refused(f"permute{tuple(dims)} moves the batch axis; keep 0 first")
+    return Permute(*dims[1:])
+
+
+# Arguments that have no effect at these values.
+_WITHOUT_EFFECT: dict[str, Any] = {"_stacklevel": 3, "dtype": None}
+_AVERAGE = "kernel_size stride padding ceil_mode count_include_pad"
+_MAXIMUM = "kernel_size stride padding dilation ceil_mode return_indices"
+
+# The module; the names of the arguments after the input, in the order of the *function*, which is
+# not always the module's; the functions and methods.
+_TABLE: list[tuple[Any, ...]] = [
+    (nn.ReLU, "inplace", F.relu),
+    (nn.ReLU, "", torch.relu, "relu"),
+    (nn.ReLU6, "inplace", F.relu6),
+    (nn.LeakyReLU, "negative_slope inplace", F.leaky_relu),
+    (nn.ELU, "alpha inplace", F.elu),
+    (nn.CELU, "alpha inplace", F.celu),
+    (nn.SELU, "inplace", F.selu),
+    (nn.GELU, "approximate", F.gelu),
+    (nn.SiLU, "inplace", F.silu),
+    (nn.Mish, "inplace", F.mish),
+    (nn.Hardswish, "inplace", F.hardswish),
+    (nn.Softplus, "beta threshold", F.softplus),
+    (nn.LogSigmoid, "", F.logsigmoid),
+    (nn.Sigmoid, "", torch.sigmoid, "sigmoid"),
+    (nn.Hardsigmoid, "inplace", F.hardsigmoid),
+    (nn.Tanh, "", torch.tanh, "tanh"),
+    (nn.Hardtanh, "min_val max_val inplace", F.hardtanh),
+    (nn.Softsign, "", F.softsign),
+    (nn.Tanhshrink, "", F.tanhshrink),
+    (nn.Softshrink, "lambd", F.softshrink),
+    (nn.Softmax, "dim", F.softmax, torch.softmax, "softmax"),
+    (nn.LogSoftmax, "dim", F.log_softmax, torch.log_softmax, "log_softmax"),
+    (_dropout, "p training inplace", F.dropout),
+    (nn.AvgPool1d, _AVERAGE, F.avg_pool1d),
+    (nn.AvgPool2d, f"{_AVERAGE} divisor_override", F.avg_pool2d),
+    (nn.AvgPool3d, f"{_AVERAGE} divisor_override", F.avg_pool3d),
+    (nn.AdaptiveAvgPool1d, "output_size", F.adaptive_avg_pool1d),
+    (nn.AdaptiveAvgPool2d, "output_size", F.adaptive_avg_pool2d),
+    (nn.AdaptiveAvgPool3d, "output_size", F.adaptive_avg_pool3d),
+    (nn.MaxPool1d, _MAXIMUM, F.max_pool1d),
+    (nn.MaxPool2d, _MAXIMUM, F.max_pool2d),
+    (nn.MaxPool3d, _MAXIMUM, F.max_pool3d),
+    (nn.PixelShuffle, "upscale_factor", F.pixel_shuffle),
+    (nn.PixelUnshuffle, "downscale_factor", F.pixel_unshuffle),
+    (partial(nn.Flatten, start_dim=0), "start_dim end_dim", torch.flatten, "flatten"),
+    (Mean, "dim keepdim", torch.mean, "mean"),
+    (Exchange, "dim0 dim1", torch.transpose, "transpose"),
+    (_permute, "dims", torch.permute, "permute"),
+    (nn.Identity, "", "contiguous"),
+    (Part, "index", operator.getitem),
+    (partial(Scale, -1.0), "", operator.neg, torch.neg, "neg"),
+]
+OPERATIONS: dict[Any, tuple[Callable[..., nn.Module], list[str]]] = {
+    target: (make, names.split()) for make, names, *targets in _TABLE for target in targets
+}
