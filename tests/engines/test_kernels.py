@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tacit.engines import norms
 from tacit.engines.convolution_gradients import kernel_gradients
 from tacit.engines.gradients import RowScale
-from tacit.engines.kernels import convolution_kernels as convolution
-from tacit.engines.kernels import ghost_kernels as ghost
+from tacit.engines import convolution_kernels as convolution
+from tacit.engines import ghost_kernels as ghost
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 
 KERNELS = (convolution, ghost)

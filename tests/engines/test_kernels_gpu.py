@@ -11,9 +11,9 @@ from test_products import cancelling
 from tacit.engines import norms
 from tacit.engines.convolution_gradients import Kernel, kernel_gradients
 from tacit.engines.gradients import RowScale, Stacked
-from tacit.engines.kernels import convolution_kernels as convolution
-from tacit.engines.kernels import ghost_kernels as ghost
-from tacit.engines.kernels.convolution_kernels import Tiles
+from tacit.engines import convolution_kernels as convolution
+from tacit.engines import ghost_kernels as ghost
+from tacit.engines.convolution_kernels import Tiles
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 from tacit.engines.rules import group_norm_rows
 

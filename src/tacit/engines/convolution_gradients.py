@@ -47,7 +47,7 @@ from tacit.engines.gradients import (
     piece,
     rows_are_kept,
 )
-from tacit.engines.kernels import convolution_kernels as fused_kernel
+from tacit.engines import convolution_kernels as fused_kernel
 from tacit.engines.norms import (
     Gram,
     dot_depth,

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.engines.kernels import ghost_kernels as ghost
+from tacit.engines import ghost_kernels as ghost
 from tacit.precision import matmul_uses_tf32
 
 _SHORT = 64  # squares that one sum adds in their own type

@@ -7,6 +7,12 @@ is of the very numbers that are stored. Float32, with TensorFloat-32 where convo
 
 A program makes a tile of some p by some w, for one record, and sums its squares. Tiles of one
 record are neighbours in the order of launch: they read its input while it is still in the cache.
+
+A kernel that is launched directly is invisible to a tracer: what it wrote during the trace would
+become a constant of the recording, and every replay would add the first batch's gradients. So the
+kernels here and in `ghost_kernels` are PyTorch operators in the namespace `tacit::`, with fake
+implementations, and are recorded as calls. They mutate nothing, and no output shares memory with
+an input. `fits` looks at device, type and shape, and never at values.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ if AVAILABLE:
     import triton.language as tl
 
     @triton.jit
-    def over_positions(  # type: ignore[no-untyped-def]
+    def _tile(  # type: ignore[no-untyped-def]
         inputs,
         cotangent,
         rows,
@@ -49,108 +55,77 @@ if AVAILABLE:
         KERNEL: tl.constexpr,
         STORE: tl.constexpr,
         PRECISION: tl.constexpr,
+        OVER_PLACES: tl.constexpr,
         BLOCK_P: tl.constexpr,
         BLOCK_W: tl.constexpr,
         BLOCK_T: tl.constexpr,
     ):
-        """One tile, position after position."""
-        record = (tl.program_id(0) // num_tiles).to(tl.int64)
-        tile = tl.program_id(0) % num_tiles
-        p = (tile // tiles_across) * BLOCK_P + tl.arange(0, BLOCK_P)
-        across = tile % tiles_across
-        window = channels * KERNEL
-        w = across * BLOCK_W + tl.arange(0, BLOCK_W)
-        exists = w < window
-        channel = w % channels
-        k_h = (w // channels) // KERNEL_W * dilation_h - pad_h
-        k_w = (w // channels) % KERNEL_W * dilation_w - pad_w
-        a_at = inputs + record * channels * height * width
-        b_at = cotangent + record * filters * positions
-        total = tl.zeros((BLOCK_P, BLOCK_W), dtype=tl.float32)
-        for start in range(0, positions, BLOCK_T):
-            t = start + tl.arange(0, BLOCK_T)
-            b = tl.load(
-                b_at + p[:, None] * positions + t[None, :],
-                mask=(p[:, None] < filters) & (t[None, :] < positions),
-                other=0.0,
-            )
-            # Along t the input lies in one line, so t is the axis that neighbouring threads read.
-            y = (t // out_width)[None, :] * stride_h + k_h[:, None]
-            x = (t % out_width)[None, :] * stride_w + k_w[:, None]
-            inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & (t[None, :] < positions)
-            a = tl.load(
-                a_at + channel[:, None] * (height * width) + (y * width + x),
-                mask=inside & exists[:, None],
-                other=0.0,
-            )
-            total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
-        if STORE:
-            at = rows + record * filters * window + p[:, None] * window + w[None, :]
-            tl.store(at, total, mask=(p[:, None] < filters) & exists[None, :])
-        tl.store(squares + record * num_tiles + tile, tl.sum(total * total))
+        """One tile: of some window entries over all positions, or of some channels place by place.
 
-    @triton.jit
-    def over_places(  # type: ignore[no-untyped-def]
-        inputs,
-        cotangent,
-        rows,
-        squares,
-        channels,
-        height,
-        width,
-        filters,
-        out_width,
-        positions,
-        stride_h,
-        stride_w,
-        pad_h,
-        pad_w,
-        dilation_h,
-        dilation_w,
-        tiles_across,
-        num_tiles,
-        KERNEL_W: tl.constexpr,
-        KERNEL: tl.constexpr,
-        STORE: tl.constexpr,
-        PRECISION: tl.constexpr,
-        BLOCK_P: tl.constexpr,
-        BLOCK_W: tl.constexpr,
-        BLOCK_T: tl.constexpr,
-    ):
-        """The tiles of some p and some channels, place after place of the window.
-
-        For maps so small that b fits at once: it is read once, and the input again from the cache.
+        Place by place is for maps so small that b fits at once: it is read once, and the input
+        again from the cache.
         """
         record = (tl.program_id(0) // num_tiles).to(tl.int64)
         tile = tl.program_id(0) % num_tiles
         p = (tile // tiles_across) * BLOCK_P + tl.arange(0, BLOCK_P)
-        channel = (tile % tiles_across) * BLOCK_W + tl.arange(0, BLOCK_W)
-        t = tl.arange(0, BLOCK_T)
-        b = tl.load(
-            cotangent + record * filters * positions + p[:, None] * positions + t[None, :],
-            mask=(p[:, None] < filters) & (t[None, :] < positions),
-            other=0.0,
-        )
-        top = (t // out_width) * stride_h - pad_h
-        left = (t % out_width) * stride_w - pad_w
-        a_at = inputs + record * channels * height * width + channel[:, None] * (height * width)
-        to = rows + (record * filters + p[:, None]) * channels * KERNEL + channel[None, :]
-        exists = (p[:, None] < filters) & (channel[None, :] < channels)
-        total = tl.zeros((BLOCK_P,), dtype=tl.float32)
-        for k in range(KERNEL):
-            y = top + (k // KERNEL_W) * dilation_h
-            x = left + (k % KERNEL_W) * dilation_w
-            inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & (t < positions)
-            a = tl.load(
-                a_at + (y * width + x)[None, :],
-                mask=inside[None, :] & (channel < channels)[:, None],
+        w = (tile % tiles_across) * BLOCK_W + tl.arange(0, BLOCK_W)
+        image = inputs + record * channels * height * width
+        b_at = cotangent + record * filters * positions + p[:, None] * positions
+        if OVER_PLACES:
+            t = tl.arange(0, BLOCK_T)
+            b = tl.load(
+                b_at + t[None, :],
+                mask=(p[:, None] < filters) & (t[None, :] < positions),
                 other=0.0,
             )
-            found = tl.dot(b, tl.trans(a), input_precision=PRECISION)
+            top = (t // out_width) * stride_h - pad_h
+            left = (t % out_width) * stride_w - pad_w
+            a_at = image + w[:, None] * (height * width)
+            to = rows + (record * filters + p[:, None]) * channels * KERNEL + w[None, :]
+            exists = (p[:, None] < filters) & (w[None, :] < channels)
+            total = tl.zeros((BLOCK_P,), dtype=tl.float32)
+            for k in range(KERNEL):
+                y = top + (k // KERNEL_W) * dilation_h
+                x = left + (k % KERNEL_W) * dilation_w
+                inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & (t < positions)
+                a = tl.load(
+                    a_at + (y * width + x)[None, :],
+                    mask=inside[None, :] & (w < channels)[:, None],
+                    other=0.0,
+                )
+                found = tl.dot(b, tl.trans(a), input_precision=PRECISION)
+                if STORE:
+                    tl.store(to + k * channels, found, mask=exists)
+                total += tl.sum(found * found, axis=1)
+            tl.store(squares + record * num_tiles + tile, tl.sum(total))
+        else:
+            window = channels * KERNEL
+            exists = w < window
+            channel = w % channels
+            k_h = (w // channels) // KERNEL_W * dilation_h - pad_h
+            k_w = (w // channels) % KERNEL_W * dilation_w - pad_w
+            found = tl.zeros((BLOCK_P, BLOCK_W), dtype=tl.float32)
+            for start in range(0, positions, BLOCK_T):
+                t = start + tl.arange(0, BLOCK_T)
+                b = tl.load(
+                    b_at + t[None, :],
+                    mask=(p[:, None] < filters) & (t[None, :] < positions),
+                    other=0.0,
+                )
+                # Along t the input lies in one line, so neighbouring threads read along t.
+                y = (t // out_width)[None, :] * stride_h + k_h[:, None]
+                x = (t % out_width)[None, :] * stride_w + k_w[:, None]
+                inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & (t[None, :] < positions)
+                a = tl.load(
+                    image + channel[:, None] * (height * width) + (y * width + x),
+                    mask=inside & exists[:, None],
+                    other=0.0,
+                )
+                found = tl.dot(b, tl.trans(a), found, input_precision=PRECISION)
             if STORE:
-                tl.store(to + k * channels, found, mask=exists)
-            total += tl.sum(found * found, axis=1)
-        tl.store(squares + record * num_tiles + tile, tl.sum(total))
+                at = rows + record * filters * window + p[:, None] * window + w[None, :]
+                tl.store(at, found, mask=(p[:, None] < filters) & exists[None, :])
+            tl.store(squares + record * num_tiles + tile, tl.sum(found * found))
 
 
 _SMALL_MAP = 64  # positions that one tile holds
@@ -215,18 +190,9 @@ _ARGUMENTS = (
     device_types="cuda",
     schema=_ARGUMENTS + " -> (Tensor, Tensor)",
 )
-def convolution_rows(
-    inputs: Tensor,
-    cotangent: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    tensor_float: bool,
-) -> tuple[Tensor, Tensor]:
+def convolution_rows(*arguments: Any) -> tuple[Tensor, Tensor]:
     """(rows, squared norms) of each record; rows are (B, filters, *kernel_size, channels)."""
-    shape = kernel_size, stride, padding, dilation
-    rows, squares = launch(inputs, cotangent, *shape, tensor_float=tensor_float, store=True)
+    rows, squares = launch(*arguments, store=True)
     assert rows is not None
     return rows, squares
 
@@ -245,18 +211,9 @@ def _(
     device_types="cuda",
     schema=_ARGUMENTS + " -> Tensor",
 )
-def convolution_squares(
-    inputs: Tensor,
-    cotangent: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    tensor_float: bool,
-) -> Tensor:
+def convolution_squares(*arguments: Any) -> Tensor:
     """The squared norms alone; the rows are never written."""
-    shape = kernel_size, stride, padding, dilation
-    return launch(inputs, cotangent, *shape, tensor_float=tensor_float, store=False)[1]
+    return launch(*arguments, store=False)[1]
 
 
 @convolution_squares.register_fake
@@ -271,8 +228,8 @@ def launch(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-    *,
     tensor_float: bool,
+    *,
     store: bool,
     tiles: Tiles | None = None,
 ) -> tuple[Tensor | None, Tensor]:
@@ -307,14 +264,14 @@ def launch(
         "KERNEL": size,
         "STORE": store,
         "PRECISION": "tf32" if tensor_float else "ieee",
+        "OVER_PLACES": tiles.over_places,
         "BLOCK_P": tiles.filters,
         "BLOCK_W": tiles.window,
         "BLOCK_T": tiles.positions,
         "num_warps": tiles.num_warps,
         "num_stages": tiles.num_stages,
     }
-    programs = over_places if tiles.over_places else over_positions
-    programs[(batch * num_tiles,)](*given, tiles_across, num_tiles, **settings)
+    _tile[(batch * num_tiles,)](*given, tiles_across, num_tiles, **settings)
     return rows, squares.sum(dim=1)
 
 
