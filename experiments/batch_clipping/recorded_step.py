@@ -16,7 +16,7 @@ import tacit
 from tacit import Records
 from tacit.engines import BookKeeping, ClipTask
 from tacit.engines.book_keeping import record_gradients, run_program
-from tacit.engines.gradients import clip_and_sum
+from tacit.engines.clipping import clip_and_sum
 from tacit.engines.recorder import capture
 from tacit.queries import MeanGradient
 from tacit.queries.bounded_gradient import trainable

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tacit.engines import gradients
+from tacit.engines import products
 
 
 @pytest.fixture(autouse=True)
 def no_small_stacks(request, monkeypatch):
     """Tests of ghost norms and convolutions ask for them at sizes where rows would be kept."""
     if request.module.__name__.rpartition(".")[2] in ("test_products", "test_convolution"):
-        monkeypatch.setattr(gradients, "_SMALL_STACK", 0)
+        monkeypatch.setattr(products, "_SMALL_STACK", 0)

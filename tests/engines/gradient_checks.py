@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tacit.engines.gradients import RowScale
+from tacit.engines.clipping import RowScale
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 
 UNIT = torch.finfo(torch.float32).eps / 2

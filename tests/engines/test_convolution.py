@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacit.engines import convolution_gradients as convolution
+from tacit.engines.clipping import RowScale, Stacked
 from tacit.engines.convolution_gradients import Kernel, kernel_gradients
-from tacit.engines.gradients import Contracted, RowScale, Stacked, in_pieces
+from tacit.engines.products import Contracted, in_pieces
 
 SEEDS = st.integers(0, 10**6)
 

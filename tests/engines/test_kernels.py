@@ -10,11 +10,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tacit.engines import norms
-from tacit.engines.convolution_gradients import kernel_gradients
-from tacit.engines.gradients import RowScale
 from tacit.engines import convolution_kernels as convolution
 from tacit.engines import ghost_kernels as ghost
+from tacit.engines import products
+from tacit.engines.clipping import RowScale
+from tacit.engines.convolution_gradients import kernel_gradients
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 
 KERNELS = (convolution, ghost)
@@ -100,5 +100,5 @@ def test_a_kernel_that_is_launched_directly_would_be_caught(monkeypatch):
     )
     with FakeTensorMode():
         x = torch.empty(2, 3, 90, device="cuda")
-        graph = make_fx(lambda x: norms.ghost_norms(x, x), tracing_mode="fake")(x)
+        graph = make_fx(lambda x: products.ghost_norms(x, x), tracing_mode="fake")(x)
     assert not any("ghost_norms" in str(node.target) for node in graph.graph.nodes)

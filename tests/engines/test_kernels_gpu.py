@@ -8,11 +8,11 @@ from gradient_checks import check_traceable, outer_products, share
 from test_convolution import CASES, EACH_WAY, WAYS, Case, balanced
 from test_products import cancelling
 
-from tacit.engines import norms
-from tacit.engines.convolution_gradients import Kernel, kernel_gradients
-from tacit.engines.gradients import RowScale, Stacked
+from tacit.engines import clipping, products
 from tacit.engines import convolution_kernels as convolution
 from tacit.engines import ghost_kernels as ghost
+from tacit.engines.clipping import RowScale, Stacked
+from tacit.engines.convolution_gradients import Kernel, kernel_gradients
 from tacit.engines.convolution_kernels import Tiles
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 from tacit.engines.rules import group_norm_rows
@@ -88,7 +88,7 @@ def test_norms_from_pixels_in_a_step_that_is_compiled(stride, padding, dilation)
     b = torch.randn_like(torch.nn.functional.conv2d(x, w, None, *geometry))
     plain = kernel_gradients(x.double(), b.double(), w, *geometry, False, (0, 0), 1)
     exact = plain.rows().flatten(1).square().sum(1)
-    with norms.left_to_the_compiler():
+    with clipping.left_to_the_compiler():
         found = kernel_gradients(*on_gpu(x, b, w), *geometry, False, (0, 0), 1)
         squares = torch.compile(lambda: found.squares())()
     # TensorFloat-32 may cut the share that is added, which the bound allows for.
@@ -111,7 +111,7 @@ def test_rows_of_one_channel_per_group(stride, padding, dilation):
 def test_what_is_not_finite_is_noticed(value):
     a, b = torch.randn(2, 3, 4, device="cuda"), torch.randn(2, 3, 5, device="cuda")
     a[0, 1, 2] = value
-    squares, _ = norms.ghost_norms(a, b)
+    squares, _ = products.ghost_norms(a, b)
     assert squares.isfinite().tolist() == [False, True]
 
 
@@ -143,7 +143,7 @@ def test_inner_products_have_all_digits(use_tensor_float):
     torch.manual_seed(0)
     x, y = torch.randn(2, 5, 300, device="cuda"), torch.randn(2, 4, 300, device="cuda")
     exact = x.double() @ y.double().transpose(1, 2)
-    error = (norms.inner_products(x, y) - exact).abs().max()
+    error = (products.inner_products(x, y) - exact).abs().max()
     assert float(error) <= 1e-4
     assert torch.backends.cuda.matmul.allow_tf32
 

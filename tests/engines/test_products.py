@@ -19,10 +19,19 @@ from gradient_checks import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.engines import norms, products
-from tacit.engines.gradients import Contracted, Moved, RowScale, Stacked, in_pieces
-from tacit.engines.norms import Gram, ghost_norms, sum_depth, sum_of_squares, sum_over_pairs
-from tacit.engines.products import Dense, Lookup, matrix_gradients
+from tacit.engines import products
+from tacit.engines.clipping import Moved, RowScale, Stacked, sum_of_squares
+from tacit.engines.products import (
+    Contracted,
+    Dense,
+    Gram,
+    Lookup,
+    ghost_norms,
+    in_pieces,
+    matrix_gradients,
+    sum_depth,
+    sum_over_pairs,
+)
 
 SEEDS = st.integers(0, 10**6)
 
@@ -337,7 +346,7 @@ def test_sums_over_both_positions_round_as_seldom_as_they_say(positions):
     random = torch.randn(positions, positions)
     for terms in (torch.full_like(random, 0.7), 0.7 * random.sign(), random.exp()):
         error = float((sum_over_pairs(terms) - terms.double().sum()).abs())
-        assert error <= sum_depth(positions) * UNIT * float(terms.double().abs().sum())
+        assert error <= sum_depth(positions, positions) * UNIT * float(terms.double().abs().sum())
 
 
 @pytest.mark.parametrize(
@@ -484,8 +493,8 @@ def test_slices_hold_no_more_than_the_limit():
 def test_inner_products_with_all_digits_are_those_of_the_plain_path():
     torch.manual_seed(0)
     x, y = torch.randn(3, 4, 300), torch.randn(3, 5, 300)
-    found = torch.ops.tacit.inner_products(x, y, norms._block(300))
-    assert torch.equal(found, norms.inner_products(x, y))
+    found = torch.ops.tacit.inner_products(x, y, products._block(300))
+    assert torch.equal(found, products.inner_products(x, y))
     torch.library.opcheck(torch.ops.tacit.inner_products.default, (x, y, 128))
 
 

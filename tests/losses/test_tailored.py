@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tacit
 from tacit import losses
 from tacit.engines import ClipTask
-from tacit.engines.norms import left_to_the_compiler
+from tacit.engines.clipping import left_to_the_compiler
 from tacit.errors import UnboundedLayer
 from tacit.losses import (
     CrossEntropy,

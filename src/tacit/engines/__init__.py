@@ -3,7 +3,7 @@
 A pass under shadow memory (`shadow`) proves which record every number belongs to and where
 parameters meet records (`gradient_plan`). A step asks autograd for the cotangents at those places,
 and the rules of a few operators (`rules`, `products`, `convolution_gradients`) turn them into norms
-and clipped sums (`book_keeping`, `gradients`, `clipping`). What no rule covers runs once per
+and clipped sums (`book_keeping`, `clipping`). What no rule covers runs once per
 record. The whole step is captured or compiled where that pays (`recorder`, `automatic`). Queries
 enter this room through an engine's `clipped_sums`.
 """

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tacit.engines.book_keeping import BookKeeping, planned_program, record_gradients
-from tacit.engines.clipping import Clipped, ClipTask, flattened
+from tacit.engines.clipping import Clipped, ClipTask, clip_and_sum, flattened
 from tacit.engines.draws import State
-from tacit.engines.gradients import clip_and_sum
 from tacit.engines.programs import ProgramChanged
 from tacit.engines.recorder import Outputs, Recorder
 from tacit.engines.rules import NotFinite

@@ -27,10 +27,9 @@ from torch import Tensor, nn
 from tacit.checks.certificate import Event, refuse_stateful, require_isolation
 from tacit.checks.side_effects import function_kind
 from tacit.engines.chains import LookUp, Moves, pull_back_rows, share_no_element
-from tacit.engines.clipping import Clipped, ClipTask
-from tacit.engines.draws import State
-from tacit.engines.gradient_plan import GradientPlan, Planned, Site, make_plan
-from tacit.engines.gradients import (
+from tacit.engines.clipping import (
+    Clipped,
+    ClipTask,
     Moved,
     RecordGradients,
     Stacked,
@@ -38,6 +37,8 @@ from tacit.engines.gradients import (
     clip_and_sum,
     norms_of_blocks,
 )
+from tacit.engines.draws import State
+from tacit.engines.gradient_plan import GradientPlan, Planned, Site, make_plan
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 from tacit.engines.programs import (
     Operators,

@@ -20,7 +20,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from tacit.engines.gradients import added
+from tacit.engines.clipping import added
 from tacit.engines.programs import gradients, saved
 from tacit.engines.rules import is_look_up
 from tacit.precision import wide

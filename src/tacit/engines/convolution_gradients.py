@@ -5,7 +5,7 @@ reads and b_t the cotangent there, ∂/∂W = Σ_t b_t a_tᵀ, group by group. A
 the same with its two sides exchanged: windows of the cotangent, and inputs at the positions.
 
 Small rows are kept. For large ones only norms are: from a GPU kernel that drops the rows it makes,
-or else ghost norms (`norms`), where T² inner products cost less than a row.
+or else ghost norms (`products`), where T² inner products cost less than a row.
 
 **Ghost norms.** Windows overlap, so most products of two windows are products of the same pixels.
 With x_p the C channels of pixel p, δ the K places in a window and s the stride,
@@ -15,7 +15,7 @@ With x_p the C channels of pixel p, δ the K places in a window and s the stride
 so the pixels' Gram matrix, of width C instead of C·K, is computed once and added up along shifted
 diagonals, one axis at a time: 3 + 3 additions for a 3×3 window instead of 9.
 
-Rounding, in the terms of `norms`: x_p·x_q is off by n_C·u·‖x_p‖‖x_q‖, with n_C roundings of a
+Rounding, in the terms of `products`: x_p·x_q is off by n_C·u·‖x_p‖‖x_q‖, with n_C roundings of a
 product of width C, and loses up to C·τ. Adding K of them, k along each axis, rounds each Σ k times
 more in any order, so a_t·a_u is off by at most
 
@@ -36,27 +36,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.engines.gradients import (
-    Contracted,
+from tacit.engines import convolution_kernels as fused_kernel
+from tacit.engines.clipping import (
     Moved,
     RecordGradients,
     RowScale,
     Stacked,
     added,
-    in_pieces,
-    piece,
-    rows_are_kept,
+    for_compiler,
+    sum_of_squares,
 )
-from tacit.engines import convolution_kernels as fused_kernel
-from tacit.engines.norms import (
+from tacit.engines.products import (
+    Contracted,
     Gram,
     dot_depth,
-    for_compiler,
     ghost_norms,
+    in_pieces,
     inner_products,
     norms_from_grams,
+    piece,
+    rows_are_kept,
     safe_squares,
-    sum_of_squares,
 )
 from tacit.precision import convolution_uses_tf32, wide_together
 
@@ -161,7 +161,7 @@ class Kernel:
         return self._contracted(norms, reach, int(convolution_uses_tf32(self.plain)))
 
     def by_ghost_norms(self) -> Contracted:
-        """Σ over groups of Σ_{t,u} (a_t·a_u)(b_t·b_u), from above; see `norms`."""
+        """Σ over groups of Σ_{t,u} (a_t·a_u)(b_t·b_u), from above; see `products`."""
 
         def norms_of(part: slice) -> tuple[Tensor, Tensor]:
             if self.by_pixels:

@@ -4,16 +4,16 @@ A program makes one tile of both Gram matrices of one record, multiplies them an
 up, so no matrix of T × T numbers is ever written. Both are symmetric: tiles below the diagonal are
 left out and those above it count twice.
 
-**Rounding**, in the terms of `norms`. Matrix units multiply factors of TensorFloat-32. Each float32
-number x is split into a part x' of 10 bits and a rest of which 10 bits are kept; three of the four
-products of parts are added. What is dropped is at most 3·2⁻²⁰·|x·y| = 48·u·|x·y|. Products are
-exact; additions may cut instead of round, at the size of the largest term [Fasi 2021, for such
+**Rounding**, in the terms of `products`. Matrix units multiply factors of TensorFloat-32. Each
+float32 number x is split into a part x' of 10 bits and a rest of which 10 bits are kept; three of
+the four products of parts are added. What is dropped is at most 3·2⁻²⁰·|x·y| = 48·u·|x·y|. Products
+are exact; additions may cut instead of round, at the size of the largest term [Fasi 2021, for such
 units in general], so each is taken for four roundings. Sums of 32 products are added up with
-compensation [Kahan 1965], which rounds each twice however many there are. So a product meets
-4·32 + 48 + 4 roundings (`_DEPTH`), whatever the width. Products of the two Gram matrices and their
-sum are float64: they add nothing to that, and no product vanishes. A factor below the least normal
-number τ may count as zero: a_t·a_u loses up to √D·τ·(‖a_t‖ + ‖a_u‖), besides the D·τ of products
-that vanish.
+compensation [Kahan 1965], which rounds each twice however many there are. So a product meets 4·32 +
+48 + 4 roundings (`_DEPTH`), whatever the width. Products of the two Gram matrices and their sum are
+float64: they add nothing to that, and no product vanishes. A factor below the least normal number τ
+may count as zero: a_t·a_u loses up to √D·τ·(‖a_t‖ + ‖a_u‖), besides the D·τ of products that
+vanish.
 """
 
 from __future__ import annotations
@@ -216,14 +216,19 @@ def inner_products(x_BTD: Tensor, y_BSD: Tensor, block: int) -> Tensor:
 
     An operator, because the setting that holds when a step is traced is not part of the trace.
     """
-    (x, *xs), (y, *ys) = x_BTD.split(block, dim=-1), y_BSD.split(block, dim=-1)
     with ieee_float32():
-        total = torch.bmm(x, y.transpose(1, 2))
-        for x, y in zip(xs, ys, strict=True):
-            total.baddbmm_(x, y.transpose(1, 2))
-    return total
+        return sum_of_products(x_BTD, y_BSD, block)
 
 
 @inner_products.register_fake
 def _(x_BTD: Tensor, y_BSD: Tensor, block: int) -> Tensor:
     return x_BTD.new_empty(x_BTD.shape[0], x_BTD.shape[1], y_BSD.shape[1])
+
+
+def sum_of_products(x_BTD: Tensor, y_BSD: Tensor, block: int) -> Tensor:
+    """x_t·y_s, (B, T, S), from sums of `block` products each."""
+    (x, *xs), (y, *ys) = x_BTD.split(block, dim=-1), y_BSD.split(block, dim=-1)
+    total = torch.bmm(x, y.transpose(1, 2))
+    for x, y in zip(xs, ys, strict=True):
+        total = torch.baddbmm(total, x, y.transpose(1, 2))
+    return total

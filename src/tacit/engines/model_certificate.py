@@ -37,10 +37,9 @@ from tacit.checks.certificate import (
 )
 from tacit.checks.side_effects import current_watch
 from tacit.engines.book_keeping import planned_pass, record_gradients, run_program
-from tacit.engines.clipping import ClipTask
+from tacit.engines.clipping import ClipTask, RowScale
 from tacit.engines.draws import State, SteadyDraws
 from tacit.engines.gradient_plan import GradientPlan, Planned, make_plan
-from tacit.engines.gradients import RowScale
 from tacit.engines.programs import Operators, ProgramChanged, gradients
 from tacit.engines.rules import NotFinite
 from tacit.errors import MixesRecords, UnsupportedModule
@@ -90,7 +89,7 @@ def _certify(
     _require_known_gradients(task, bool(alone))
     try:
         records = first_views(inputs), targets
-        probe = _Probe(replace(task.flat(), views=1, active={}), state)
+        probe = _Probe(replace(task, views=1, active={}), state)
         if alone:
             one, other = (take_rows(records, rows) for rows in (slice(alone), slice(-alone, None)))
             probe.require_stateless(one)

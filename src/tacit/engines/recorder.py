@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from torch.fx.node import map_arg
 
 from tacit.checks.side_effects import recorded_state
+from tacit.engines.clipping import left_to_the_compiler
 from tacit.engines.draws import State
-from tacit.engines.norms import left_to_the_compiler
 from tacit.precision import float32_settings, full_precision, uses_tensor_float
 from tacit.torch_internals import TorchDispatchMode, compile_graph, copy_each
 

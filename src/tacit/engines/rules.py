@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from tacit.engines.clipping import RecordGradients, Stacked
 from tacit.engines.convolution_gradients import kernel_gradients
-from tacit.engines.gradients import RecordGradients, Stacked
 from tacit.engines.products import Dense, Lookup
 from tacit.engines.programs import run_node, saved
 from tacit.engines.shadow_labels import Layout

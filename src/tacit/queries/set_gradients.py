@@ -16,15 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from tacit.engines.automatic import Automatic, ClippingStep
-from tacit.engines.clipping import Clipped, ClipTask, Engine, sum_dtype
-from tacit.engines.draws import from_one_start
-from tacit.engines.gradients import (
+from tacit.engines.clipping import (
+    Clipped,
+    ClipTask,
+    Engine,
     RecordGradients,
     RowScale,
     Stacked,
     clip_and_sum,
     norms_of_blocks,
+    sum_dtype,
 )
+from tacit.engines.draws import from_one_start
 from tacit.engines.recorder import Recorder
 from tacit.errors import UnsupportedEvent, UnsupportedModule
 from tacit.losses.per_record import losses_of
