@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tacit.lipschitz import lipschitz_twin, project
     from tacit.losses import register_loss
     from tacit.mechanism import Mechanism, PendingRelease
-    from tacit.models import make_trainable
+    from tacit.models.make_trainable import make_trainable
     from tacit.noise import GlobalNoise, Noise, OptimisedNoise, PerLayerNoise
     from tacit.queries import (
         AdaptiveNorm,
@@ -83,7 +83,7 @@ _HOMES = {
     "tacit.lipschitz": "lipschitz_twin project",
     "tacit.losses": "register_loss",
     "tacit.mechanism": "Mechanism PendingRelease",
-    "tacit.models": "make_trainable",
+    "tacit.models.make_trainable": "make_trainable",
     "tacit.noise": "GlobalNoise Noise OptimisedNoise PerLayerNoise",
     "tacit.queries": (
         "AdaptiveNorm BatchClip Clipless Normalise PerSampleClip by_layer by_parameter by_prefix"
