@@ -48,7 +48,7 @@ def charge_late(self, private, into) -> None:
         self.begin(private.plan)
     private.draw_into(into)
     if self._lease == 0:
-        self._lease = self._take_lease(self._lease_size())
+        self._lease = self._take_lease(self.lease_steps or 1)
     self._lease -= 1
 
 

@@ -40,14 +40,7 @@ from tacit.accounting.plan import Plan
 from tacit.accounting.scheme_check import check_counts
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded, PlanChanged, TacitError
-from tacit.ledger.policy import (
-    LedgerState,
-    RunState,
-    budget_fields,
-    event_limit,
-    require_one_more,
-    require_unclaimed,
-)
+from tacit.ledger.policy import LedgerState, RunState, budget_fields, event_limit
 from tacit.ledger.statement import Statement, statement_of
 from tacit.ledger.store import LedgerLog
 from tacit.randomness import ProcessLock
@@ -172,8 +165,6 @@ class Ledger:
                     f"the run is for {plan.relation}, the ledger for {self.budget.relation}; "
                     "give both the same relation"
                 )
-            if not (name is None or isinstance(name, str)):
-                raise ValueError(f"the run's name is {name!r}; give text")
             stored = json.loads(plan.to_json())  # refuses what could not be read back
             check_counts(plan.scheme)
             limit = event_limit(plan, own, self.budget)
@@ -183,22 +174,25 @@ class Ledger:
                     "nothing is charged"
                 )
             with self._log.transaction() as state:
-                others = state.live()
-            for other in others:  # accounting is slow: fill its cache while the file is not locked
-                if other.first:
-                    with suppress(UnregisteredScheme):
-                        _ = other.limit
+                pass
+            if state.runs:  # accounting is slow: fill its cache while the file is not locked
+                with suppress(UnregisteredScheme):
+                    state.filter()
             with self._log.transaction() as state:
-                run = None if name is None else state.named(name)
+                name = state.free_name() if name is None else name
+                run = state.named(name)
                 if run is None:
-                    new_name = state.free_name() if name is None else name
-                    run = self._admit(state, new_name, stored, own)
+                    run = self._admit(state, name, stored, own)
                 elif run.plan != plan:
                     raise PlanChanged(
                         f"run {name!r} began with {run.plan}, not {plan}; give the new run "
                         "a name of its own"
                     )
-                self._claim_prelude(run, plan)
+                # The named values of the prelude are claimed, and no others in their place. The
+                # same value again is free.
+                for event in plan.prelude:
+                    if isinstance(event, Release) and event.name and event.name not in run.claims:
+                        self._add_claim(run, event, event.name)
                 attempt = self._add_attempt(run, own)
             self._owner = threading.get_ident()
             self._run_id, self._attempt, self._plan = run.id, attempt, plan
@@ -228,23 +222,22 @@ class Ledger:
                 )
             self.begin(pending.plan)
         batches = pending.sampling if self._amplifies else None
-        place = batches, pending.sampling_step
-        if batches is not None and pending.sampling_step is not None and place in self._places:
+        step = pending.sampling_step
+        if batches is not None and step is not None and step in self._drawn.get(batches, ()):
             raise PlanChanged(
                 "this run has released a gradient of these very records before: two samplers with "
                 "one seed draw the same batches; give the sampler another seed, or none"
             )
-        new_batches = batches is not None and batches not in self._batches
+        new_batches = None if batches in self._drawn else batches
         paid = pending.epoch is not None and pending.epoch in self._epochs
         wanted = 0
         if not paid and self._lease <= 0:
             # An epoch is charged when it begins: whether there will be another is not known.
-            wanted = self._lease_size() if pending.epoch is None else 1
-        if wanted or new_batches:
-            self._lease += self._take_lease(wanted, batches if new_batches else None)
+            wanted = max(1, self._run_limit) if pending.epoch is None else 1
+        if wanted or new_batches is not None:
+            self._lease += self._take_lease(wanted, new_batches)
         if batches is not None:
-            self._batches.add(batches)
-            self._places.add(place)
+            self._drawn.setdefault(batches, set()).add(step)
         if not paid:
             self._lease -= 1
         if pending.epoch is not None:
@@ -257,9 +250,7 @@ class Ledger:
         `what` once, in all of its attempts: a crash after the claim does not give it back.
         """
         with self._transaction() as state:
-            run, plan = self._planned(state, event, what)
-            require_unclaimed(event, what, plan, run.claims)
-            self._add_claim(run, event, what)
+            self._add_claim(self._planned(state, event, what), event, what)
 
     def claim_next(self, event: dpa.GaussianDpEvent, what: str) -> str:
         """Claim one more such Gaussian of the run's plan, and return the claim's name.
@@ -268,8 +259,7 @@ class Ledger:
         After the release, `name_claim` records which value it was.
         """
         with self._transaction() as state:
-            run, plan = self._planned(state, event, what)
-            require_one_more(event, what, plan, run.claims)
+            run = self._planned(state, event, what)
             name = f"{what}, claim {len(run.claims) + 1}"
             self._add_claim(run, event, name)
         return name
@@ -289,8 +279,7 @@ class Ledger:
     def require_unclaimed(self, event: dpa.GaussianDpEvent, what: str) -> None:
         """Raise what `claim` would raise, and claim nothing."""
         with self._transaction() as state:
-            run, plan = self._planned(state, event, what)
-            require_unclaimed(event, what, plan, run.claims)
+            self._planned(state, event, what).require_unclaimed(event, what)
 
     def run_status(self) -> tuple[int, int]:
         """Of the current run: the events charged, without the unused part of this process's lease,
@@ -320,9 +309,7 @@ class Ledger:
             if self._run_id is None:
                 raise ValueError("no run has begun; begin one, or release a gradient")
             if self._attempt == 0:
-                with self._log.transaction() as state:
-                    attempt = self._add_attempt(self._current(state), self._run_budget)
-                self._attempt = attempt
+                self._take_lease(0)
             return self._run_id, self._attempt
 
     def end(self) -> None:
@@ -381,8 +368,7 @@ class Ledger:
         self._attempt = 0  # 0: none yet in this process
         self._lease = 0
         self._epochs: set[Hashable] = set()
-        self._batches: set[str] = set()
-        self._places: set[tuple[str | None, int | None]] = set()
+        self._drawn: dict[str, set[int | None]] = {}  # steps released of each seeded stream
 
     def _notice_fork(self) -> None:
         """The attempt, its lease and the epochs it paid for belong to the parent process."""
@@ -418,16 +404,14 @@ class Ledger:
             raise PlanChanged("another process ended this run; begin it again")
         return run
 
-    def _planned(
-        self, state: LedgerState, event: dpa.GaussianDpEvent, what: str
-    ) -> tuple[RunState, Plan]:
+    def _planned(self, state: LedgerState, event: dpa.GaussianDpEvent, what: str) -> RunState:
         """The current run, which must have such an event in its plan's prelude."""
         if self._run_id is None or self._plan is None or event not in self._plan.prelude:
             raise PlanChanged(
                 f"{what}: the release costs {event}, and the ledger's current run did not plan for "
                 "that; give it to the Trainer, or begin a run with it in Plan(prelude=...)"
             )
-        return self._current(state), self._plan
+        return self._current(state)
 
     def _admit(self, state: LedgerState, name: str, plan: object, own: Budget) -> RunState:
         """Rules 2 and 3: admit the run, alone or under the filter, or refuse it."""
@@ -444,17 +428,8 @@ class Ledger:
             )
         return run
 
-    def _claim_prelude(self, run: RunState, plan: Plan) -> None:
-        """Claim the named values in the run's prelude, and no others in their place.
-
-        The same value again is free. One more than the plan has raises BudgetExceeded.
-        """
-        for event in plan.prelude:
-            if isinstance(event, Release) and event.name and event.name not in run.claims:
-                require_one_more(event, event.name, plan, run.claims)
-                self._add_claim(run, event, event.name)
-
     def _add_claim(self, run: RunState, event: dpa.GaussianDpEvent, claim: str) -> None:
+        run.require_unclaimed(event, claim)
         noise = float(event.noise_multiplier)
         self._log.append("claim", run=run.id, claim=claim, noise_multiplier=noise)
 
@@ -463,30 +438,29 @@ class Ledger:
         self._log.append("attempt", run=run.id, attempt=attempt, budget=budget_fields(own))
         return attempt
 
-    def _lease_size(self) -> int:
-        percent = max(1, self._run_limit // 100)
-        return percent if self.lease_steps is None else min(percent, self.lease_steps)
-
     def _take_lease(self, wanted: int, batches: str | None = None) -> int:
         """Charge up to `wanted` events, at least one if any is wanted, or raise BudgetExceeded.
 
+        Logs the attempt where this process has none: a forked one that continues the run.
         `batches` is the fingerprint of seeded batches that this attempt begins to draw.
         """
         with self._log.transaction() as state:
             run, attempt = self._current(state), self._attempt
-            if attempt == 0:  # a forked process continues the run
+            if attempt == 0:
                 attempt = self._add_attempt(run, self._run_budget)
             if batches is not None and state.require_new_batches(run.id, attempt, batches):
                 self._log.append("sampling", run=run.id, attempt=attempt, fingerprint=batches)
-            wanted = min(wanted, max(1, run.limit // 100))  # of the run, as it first began
-            events = state.events_left(run, wanted, self._run_limit) if wanted else 0
-            if wanted and events <= 0:
-                raise BudgetExceeded(
-                    f"one more step of run {run.name!r} would pass its budget: {run.charged} of at "
-                    f"most {min(run.limit, self._run_limit)} are charged, in a ledger for epsilon "
-                    f"{self.budget.epsilon:g} at delta {self.budget.delta:g}; nothing was released"
-                )
-            if events:
+            limit, events = min(run.limit, self._run_limit), 0
+            if wanted:
+                most = min(max(1, limit // 100), self.lease_steps or wanted)
+                events = state.events_left(run, min(wanted, most), limit)
+                if events == 0:
+                    raise BudgetExceeded(
+                        f"one more step of run {run.name!r} would pass its budget: {run.charged} "
+                        f"of at most {limit} are charged, in a ledger for epsilon "
+                        f"{self.budget.epsilon:g} at delta {self.budget.delta:g}; nothing was "
+                        "released"
+                    )
                 self._log.append("charge", run=run.id, attempt=attempt, events=events)
         self._attempt = attempt
         return events

@@ -19,9 +19,10 @@ stored. The rules are in `charge`.
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -107,12 +108,27 @@ class RunState:
         base, event = _costs(self.plan, order)
         return base + (event * count if count else 0.0)
 
+    def require_unclaimed(self, event: dpa.GaussianDpEvent, what: str) -> None:
+        """Raise BudgetExceeded if `what` is claimed, or every planned Gaussian of this multiplier.
+
+        A claim is the use of one Gaussian of the plan's prelude, for a release made once.
+        """
+        planned = self.plan.prelude.count(event)
+        claimed = list(self.claims.values()).count(float(event.noise_multiplier))
+        if what in self.claims or claimed >= planned:
+            paid = f"{planned} releases" if claimed == planned > 1 else "a release"
+            raise BudgetExceeded(
+                f"{what}: what the run was charged for, {paid} of multiplier "
+                f"{event.noise_multiplier:g}, has been made; nothing more is let out. Use what was "
+                "released then, or begin another run under a name of its own"
+            )
+
 
 class LedgerState:
     """Everything that a ledger knows, from its rows."""
 
     def __init__(self) -> None:
-        self._budget: Budget | None = None
+        self._budget: Budget | None = None  # until the first row
         self.runs: dict[int, RunState] = {}
         self._order_run: RunState | None = None
         self._sampled: dict[str, tuple[int, int]] = {}
@@ -167,19 +183,13 @@ class LedgerState:
         return allowed - math.fsum(other.cost(order) for other in others)
 
     def events_left(self, run: RunState, wanted: int, limit: int) -> int:
-        """How many of the `wanted` events the run may still be charged."""
-        events = max(0, min(wanted, min(run.limit, limit) - run.charged))
+        """How many of the `wanted` events the run may still be charged, within `limit`."""
+        events = max(0, min(wanted, limit - run.charged))
         if events == 0 or self.exclusive(run):
             return events
         room, (order, _) = self.room_beside(run), self.filter()
-        if run.cost(order, run.charged + events) <= room:
-            return events
-        low, high = 0, events - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = run.cost(order, run.charged + middle) <= room
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
+        counts = range(run.charged + 1, run.charged + events + 1)
+        return bisect.bisect_right(counts, room, key=lambda count: run.cost(order, count))
 
     def require_new_batches(self, run: int, attempt: int, fingerprint: str) -> bool:
         """True if these seeded batches are new here, False if this attempt has drawn from them.
@@ -188,14 +198,13 @@ class LedgerState:
         of one was in the same batch of the other. Their amplification does not compose.
         """
         known = self._sampled.get(fingerprint)
-        if known in (None, (run, attempt)):
-            return known is None
-        assert known is not None
-        raise PlanChanged(
-            f"the sampler's seed was used on this ledger before, by run "
-            f"{self.runs[known[0]].name!r}, and its batches would be the same, which is not a "
-            "second random sample; give the sampler another seed, or none. Nothing was charged"
-        )
+        if known is not None and known != (run, attempt):
+            raise PlanChanged(
+                f"the sampler's seed was used on this ledger before, by run "
+                f"{self.runs[known[0]].name!r}, and its batches would be the same, which is not a "
+                "second random sample; give the sampler another seed, or none. Nothing was charged"
+            )
+        return known is None
 
     # Replay. Whatever a row should not say raises ValueError, TypeError or KeyError.
 
@@ -211,19 +220,10 @@ class LedgerState:
         if kind == "run":
             self._add_run(number, **body)
             return
-        changes: dict[str, Callable[..., None]] = {
-            "attempt": self._add_attempt,
-            "sampling": self._add_sampling,
-            "charge": self._add_charge,
-            "return": self._add_return,
-            "claim": self._add_claim,
-            "name": self._name_claim,
-            "drop": self._drop,
-        }
         run = self.runs[number]
         if run.dropped:
             raise ValueError(f"run {number} was dropped before")
-        changes[kind](run, **body)
+        _CHANGES[kind](self, run, **body)
 
     def _add_run(self, number: int, name: str, started: str, plan: Any, budget: Any) -> None:
         if number != len(self.runs) + 1 or self.named(_text(name)) is not None:
@@ -283,6 +283,17 @@ class LedgerState:
         run.dropped = True
 
 
+_CHANGES: dict[str, Callable[..., None]] = {
+    "attempt": LedgerState._add_attempt,
+    "sampling": LedgerState._add_sampling,
+    "charge": LedgerState._add_charge,
+    "return": LedgerState._add_return,
+    "claim": LedgerState._add_claim,
+    "name": LedgerState._name_claim,
+    "drop": LedgerState._drop,
+}
+
+
 def _budget(fields: Any) -> Budget:
     numbers = fields["epsilon"], fields["delta"]
     if set(fields) != {"epsilon", "delta", "relation"} or not all(
@@ -302,29 +313,3 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
-
-
-def require_one_more(
-    event: dpa.GaussianDpEvent, what: str, plan: Plan, held: Mapping[str, float]
-) -> None:
-    """Raise BudgetExceeded if all Gaussians of this multiplier in the plan have been claimed."""
-    planned = plan.prelude.count(event)
-    if list(held.values()).count(float(event.noise_multiplier)) >= planned:
-        raise _all_claimed(event, what, "a release" if planned == 1 else f"{planned} releases")
-
-
-def require_unclaimed(
-    event: dpa.GaussianDpEvent, what: str, plan: Plan, held: Mapping[str, float]
-) -> None:
-    """The same, and `what` itself must not have been released."""
-    require_one_more(event, what, plan, held)
-    if what in held:
-        raise _all_claimed(event, what, "a release")
-
-
-def _all_claimed(event: dpa.GaussianDpEvent, what: str, paid: str) -> BudgetExceeded:
-    return BudgetExceeded(
-        f"{what}: what the run was charged for, {paid} of multiplier {event.noise_multiplier:g}, "
-        "has been made; nothing more is let out. Use what was released then, or begin another run "
-        "under a name of its own"
-    )
