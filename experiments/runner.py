@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from tacit.accounting.accountant import NO_PRIVACY, no_privacy
+from tacit.accounting.gaussian_dp import NO_PRIVACY, no_privacy
 from tacit.report import environment, source, to_json
 
 DELTA = 1e-5

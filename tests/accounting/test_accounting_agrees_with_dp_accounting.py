@@ -53,7 +53,7 @@ def test_poisson_epsilon_by_rdp(z, q, steps, delta):
 @pytest.mark.parametrize(("z", "q", "steps", "delta"), list(random_configurations(3, seed=2)))
 def test_their_event_accountant_and_ours_agree_on_a_composition(z, q, steps, delta):
     """A Gaussian release, then sampled steps: the shape of a run with private statistics."""
-    from tacit.accounting.accountant import epsilon_of_event
+    from tacit.accounting.plan import epsilon_of_event
 
     event = dpa.ComposedDpEvent(
         [

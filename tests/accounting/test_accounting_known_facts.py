@@ -8,7 +8,7 @@ import pytest
 from tiny_run import ADD, REPLACE
 
 from tacit import Budget, calibrate, epsilon
-from tacit.accounting.accountant import epsilon_of_event
+from tacit.accounting.plan import epsilon_of_event
 from tacit.accounting.rdp import ORDERS, epsilon_of_curve, renyi_curve
 from tacit.sampling import Poisson
 

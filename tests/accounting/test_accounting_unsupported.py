@@ -8,7 +8,7 @@ from tiny_run import ADD, REPLACE
 
 from tacit import epsilon
 from tacit.accounting import Plan
-from tacit.accounting.accountant import epsilon_of_event
+from tacit.accounting.plan import epsilon_of_event
 from tacit.accounting.rdp import renyi_curve
 from tacit.errors import UnsupportedEvent
 from tacit.sampling import Poisson, ShuffledEpochs, WithoutReplacement

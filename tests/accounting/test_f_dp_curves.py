@@ -10,8 +10,7 @@ from tiny_run import ADD, REPLACE
 from two_point import response, type_two
 
 from tacit import epsilon, trade_off
-from tacit.accounting import TradeOff, gaussian_trade_off
-from tacit.accounting.accountant import run_event
+from tacit.accounting import Plan, TradeOff, gaussian_trade_off
 from tacit.accounting.pld import privacy_loss, profile_of
 from tacit.sampling import MiniSets, Poisson, WithoutReplacement
 from tacit.sampling.scheme import Unit
@@ -124,7 +123,7 @@ RUNS = {
 def test_the_profile_is_that_of_the_distribution(z, scheme, steps, relation, unit):
     """Against dp-accounting's own δ(ε), and ε(δ) against the one that is reported."""
     under = REPLACE if unit is Unit.MINI_SET else relation
-    loss = privacy_loss(run_event(scheme, z, steps, unit=unit), under)
+    loss = privacy_loss(Plan(scheme, z, relation, steps, unit).event(steps), under)
     epsilons, deltas = profile_of(loss, count=50)
     theirs = np.array(loss.get_delta_for_epsilon(epsilons))
     np.testing.assert_allclose(deltas, theirs, rtol=1e-6, atol=1e-13)
@@ -150,7 +149,7 @@ def test_a_run_without_privacy_has_a_curve_and_no_nan():
 
 
 def test_points_are_checked():
-    with pytest.raises(ValueError, match="one delta an epsilon"):
+    with pytest.raises(ValueError, match="one delta per epsilon"):
         TradeOff([0.0, 1.0], [0.1])
     with pytest.raises(ValueError, match="ascending"):
         TradeOff([1.0, 0.5], [0.1, 0.2])

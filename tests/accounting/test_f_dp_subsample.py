@@ -9,8 +9,7 @@ from scipy.stats import norm
 from tiny_run import REPLACE
 
 from tacit import trade_off
-from tacit.accounting import TradeOff, gaussian_trade_off, subsample
-from tacit.accounting.accountant import run_event
+from tacit.accounting import Plan, TradeOff, gaussian_trade_off, subsample
 from tacit.accounting.pld import privacy_loss
 from tacit.sampling import MiniSets, WithoutReplacement
 from tacit.sampling.scheme import Unit
@@ -90,7 +89,7 @@ def test_one_sampled_step_is_the_event_s_distribution_in_both_directions(scheme,
     ours = subsample(gaussian_trade_off(1 / z), 0.05)
     run = trade_off(z, scheme, 1, relation=REPLACE, unit=unit)
     np.testing.assert_allclose(ours(ALPHAS), run(ALPHAS), atol=5e-6)
-    loss = privacy_loss(run_event(scheme, z, 1, unit=unit), REPLACE)
+    loss = privacy_loss(Plan(scheme, z, REPLACE, 1, unit).event(1), REPLACE)
     epsilons = np.linspace(0, 2 / z, 21)
     for direction in (loss._pmf_remove, loss._pmf_add):
         theirs = np.array(direction.get_delta_for_epsilon(epsilons))

@@ -9,7 +9,7 @@ from tiny_run import ADD, one_weight
 
 from tacit import Budget, Run
 from tacit.accounting import Plan, gaussian_trade_off, no_privacy
-from tacit.accounting.accountant import epsilon_of_no_privacy, no_privacy_note
+from tacit.accounting.gaussian_dp import epsilon_of_no_privacy, no_privacy_note
 from tacit.sampling import Poisson
 from tacit.training import summary_text
 

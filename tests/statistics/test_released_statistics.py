@@ -10,7 +10,7 @@ from torch import nn
 
 from tacit import Budget, Ledger, Records
 from tacit.accounting import Plan
-from tacit.accounting.accountant import epsilon_of_event
+from tacit.accounting.plan import epsilon_of_event
 from tacit.errors import BudgetExceeded, MixesRecords, PlanChanged, UndeclaredConstant
 from tacit.errors import UnsupportedModule as Unsupported
 from tacit.randomness import Randomness

@@ -8,7 +8,7 @@ from norm_cases import ADD, REPLACE, buffers, image_net, images, same
 from torch import nn
 
 import tacit
-from tacit.accounting.accountant import epsilon_of_event
+from tacit.accounting.plan import epsilon_of_event
 from tacit.errors import BudgetExceeded, MissingStatistics, MixesRecords, NotPublic
 from tacit.queries import BatchClip
 from tacit.report import save_run

@@ -5,7 +5,6 @@ beforehand, as the ledger stores it. PLD gives the reported ε, RDP a cross-chec
 filter. `TradeOff` is the f-DP view, and `check_scheme` tests a sampling scheme of your own.
 """
 
-from tacit.accounting.accountant import calibrate, epsilon, epsilon_rdp, no_privacy, steps_within
 from tacit.accounting.f_dp import (
     TradeOff,
     gaussian_trade_off,
@@ -14,8 +13,13 @@ from tacit.accounting.f_dp import (
     tensor_product,
     trade_off,
 )
-from tacit.accounting.gaussian_dp import GaussianDpEstimate, gaussian_dp_mu, layerwise_multiplier
-from tacit.accounting.plan import Plan
+from tacit.accounting.gaussian_dp import (
+    GaussianDpEstimate,
+    gaussian_dp_mu,
+    layerwise_multiplier,
+    no_privacy,
+)
+from tacit.accounting.plan import Plan, calibrate, epsilon, epsilon_rdp, steps_within
 from tacit.accounting.scheme_check import check_scheme
 
 __all__ = [

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import dp_accounting as dpa
 from torch import Tensor
@@ -13,66 +16,72 @@ from tacit.budget import Relation
 from tacit.errors import UnsupportedEvent
 from tacit.sampling.mini_sets import RevealedSampleDpEvent
 
-_SAMPLED = (
-    dpa.PoissonSampledDpEvent,
-    dpa.SampledWithoutReplacementDpEvent,
-    RevealedSampleDpEvent,
-)
+_SAMPLED: dict[type[dpa.DpEvent], Callable[[Any], float]] = {
+    dpa.PoissonSampledDpEvent: lambda event: event.sampling_probability,
+    dpa.SampledWithoutReplacementDpEvent: lambda e: e.sample_size / e.source_dataset_size,
+    RevealedSampleDpEvent: lambda event: event.probability,
+}
 
 
-def components_of(event: dpa.DpEvent) -> Counter[dpa.DpEvent]:
-    """{part: how often}, with compositions unfolded and no-ops dropped."""
-    parts: Counter[dpa.DpEvent] = Counter()
+@dataclass(frozen=True)
+class Part:
+    """An event that is not a composition: one Gaussian, and the chance of taking part in it.
+
+    What gives everything away (`NonPrivateDpEvent`) is a Gaussian without noise.
+    """
+
+    event: dpa.DpEvent
+    noise_multiplier: float
+    probability: float = 1.0
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether everybody takes part for certain."""
+        whole = isinstance(self.event, dpa.GaussianDpEvent | dpa.PoissonSampledDpEvent)
+        return whole and self.probability == 1
+
+
+def parts_of(event: dpa.DpEvent) -> Counter[Part]:
+    """{part: how often}, with compositions unfolded; what releases nothing is left out."""
+    parts: Counter[Part] = Counter()
     _collect(event, 1, parts)
     return parts
 
 
-def _collect(event: dpa.DpEvent, count: int, parts: Counter[dpa.DpEvent]) -> None:
+def _collect(event: dpa.DpEvent, count: int, parts: Counter[Part]) -> None:
     if isinstance(event, dpa.NoOpDpEvent) or count == 0:
         return
     if count < 0:
         raise ValueError(f"an event composed {count} times; give 0 or more")
     if isinstance(event, dpa.ComposedDpEvent):
-        for part in event.events:
-            _collect(part, count, parts)
+        for inner in event.events:
+            _collect(inner, count, parts)
     elif isinstance(event, dpa.SelfComposedDpEvent):
         _collect(event.event, count * event.count, parts)
-    elif not _releases_nothing(event):
-        parts[event] += count
+    else:
+        part = part_of(event)
+        if part.noise_multiplier < math.inf and part.probability > 0:
+            parts[part] += count
 
 
-def _releases_nothing(event: dpa.DpEvent) -> bool:
-    """Whether a part is nothing at all: infinite noise, or nobody sampled. Refuses the unknown."""
+def part_of(event: dpa.DpEvent) -> Part:
+    """Raises UnsupportedEvent for an event that has no analysis here."""
     if isinstance(event, dpa.NonPrivateDpEvent):
-        return False
-    if isinstance(event, dpa.GaussianDpEvent):
-        return bool(event.noise_multiplier == math.inf)
-    if not isinstance(event, _SAMPLED):
+        return Part(event, 0.0)
+    gaussian, probability = event, 1.0
+    if type(event) in _SAMPLED:
+        gaussian, probability = event.event, float(_SAMPLED[type(event)](event))
+        if not isinstance(gaussian, dpa.GaussianDpEvent):
+            raise UnsupportedEvent(
+                f"{type(event).__name__} of {type(gaussian).__name__} cannot be analysed; pass one "
+                "GaussianDpEvent with the joint noise multiplier of all blocks, since sampling "
+                "once and releasing many blocks is not many samplings"
+            )
+    if not isinstance(gaussian, dpa.GaussianDpEvent):
         raise refuse(event)
-    return gaussian_inside(event) == math.inf or probability_of(event) == 0
-
-
-def probability_of(event: dpa.DpEvent) -> float:
-    """The chance of taking part in a part's step."""
-    if isinstance(event, dpa.PoissonSampledDpEvent):
-        return float(event.sampling_probability)
-    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-        return event.sample_size / event.source_dataset_size
-    if isinstance(event, RevealedSampleDpEvent):
-        return float(event.probability)
-    return 1.0
-
-
-def gaussian_inside(event: dpa.DpEvent) -> float:
-    """The noise multiplier of the one Gaussian that a sampling event wraps."""
-    inner = event.event
-    if isinstance(inner, dpa.GaussianDpEvent):
-        return float(inner.noise_multiplier)
-    raise UnsupportedEvent(
-        f"{type(event).__name__} of {type(inner).__name__} cannot be analysed; pass one "
-        "GaussianDpEvent with the joint noise multiplier of all blocks, since sampling once and "
-        "releasing many blocks is not many samplings"
-    )
+    if not gaussian.noise_multiplier >= 0:
+        raise ValueError(f"noise multiplier is {gaussian.noise_multiplier}; give 0 or more")
+    return Part(event, float(gaussian.noise_multiplier), probability)
 
 
 def refuse(event: dpa.DpEvent, relation: object = "either relation") -> UnsupportedEvent:

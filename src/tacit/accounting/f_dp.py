@@ -17,8 +17,9 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as dpa_pld
 from scipy.special import ndtr, ndtri
 
-from tacit.accounting.accountant import ROUNDING_A_STEP, run_event, scheme_of
-from tacit.accounting.events import components_of
+from tacit import canvas
+from tacit.accounting.events import parts_of
+from tacit.accounting.plan import ROUNDING_A_STEP, Plan, require_delta, scheme_of
 from tacit.accounting.pld import (
     PrivacyLoss,
     gaussian_multiplier,
@@ -32,7 +33,7 @@ from tacit.accounting.pld import (
 )
 from tacit.budget import Relation
 from tacit.sampling.sampler import Sampler
-from tacit.sampling.scheme import Scheme, Unit, accounted_relation
+from tacit.sampling.scheme import Scheme, Unit
 
 if TYPE_CHECKING:
     from tacit.accounting.gaussian_dp import GaussianDpEstimate
@@ -119,8 +120,7 @@ class TradeOff:
 
     def epsilon(self, delta: float) -> float:
         """The least ε with δ(ε) ≤ δ; infinite where no point of the curve is that low."""
-        if not 0 < delta < 1:
-            raise ValueError(f"delta is {delta!r}; give a number strictly between 0 and 1")
+        require_delta(delta)
         if self.delta(0.0)[0] <= delta:
             return 0.0
         points, values = self._dual_points()
@@ -191,10 +191,8 @@ def trade_off(
     prelude: Sequence[dpa.DpEvent] = (),
 ) -> TradeOff:
     """The trade-off curve of a whole run, both directions of the relation taken together."""
-    seen = accounted_relation(relation, unit)
-    scheme_of(sampling).require(seen)
-    event = run_event(sampling, noise_multiplier, steps, unit=unit, prelude=prelude)
-    return curve_of_event(event, seen, relation=relation)
+    plan = Plan(scheme_of(sampling), noise_multiplier, relation, steps, unit, tuple(prelude))
+    return curve_of_event(plan.event(steps), plan.accounted_relation, relation)
 
 
 def curve_of_event(
@@ -304,7 +302,7 @@ def _loss(
 ) -> tuple[PrivacyLoss | None, int]:
     """The joint loss on one grid, and how many convolutions made it; None if nothing is private."""
     every = dpa.ComposedDpEvent([release.event for release in events])
-    if not_private(components_of(every)):
+    if not_private(parts_of(every)):
         return None, 0
     interval = min(_interval(outlines), grid_step(every)) if events else _interval(outlines)
     total = dpa_pld.identity(value_discretization_interval=interval)
@@ -398,14 +396,9 @@ def plot_trade_offs(
     A test's errors lie on or above the curve of its run. The nearer a curve is to 1 − α, the less
     there is to see.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     if not curves:
         raise ValueError("no curves to draw; give at least one, by name")
-    figure = Figure(figsize=(5.8, 5.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, ((axes,),) = canvas.blank(size=(5.8, 5.8))
     # Dense at both ends, where curves bend.
     alphas = np.concatenate([[0.0], ndtr(np.linspace(-6, 6, 601)), [1.0]])
     axes.plot([0, 1], [1, 0], color=_GREY, linewidth=1)
@@ -434,4 +427,4 @@ def plot_trade_offs(
     axes.grid(alpha=0.3)
     axes.legend(loc="upper right", fontsize=9)
     axes.set_title(title, fontsize=11)
-    figure.savefig(path, dpi=120)
+    canvas.save(figure, path)

@@ -1,20 +1,35 @@
-"""A plan: what a run will release, fixed before it begins."""
+"""A plan is what a run will release, fixed before it begins; and what it costs.
+
+The three directions of accounting are ε from the noise, the noise from ε, and the steps from both.
+ε is by privacy loss distributions (`pld`); Rényi DP (`rdp`) is the cross-check and gives a first
+bound for the search.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dp_accounting as dpa
+from scipy.optimize import brentq
 
-from tacit.accounting.accountant import composed, epsilon_of_event, steps_within
 from tacit.accounting.events import Release
-from tacit.accounting.pld import FINE, Grid
-from tacit.accounting.rdp import epsilon_of_curve, renyi_curve
+from tacit.accounting.pld import (
+    COARSE,
+    FINE,
+    Grid,
+    gaussian_epsilon,
+    gaussian_multiplier,
+    num_convolutions,
+    privacy_loss,
+)
+from tacit.accounting.rdp import copies_within, epsilon_of_curve, renyi_curve
 from tacit.budget import Budget, Relation
-from tacit.errors import UnsupportedEvent
+from tacit.errors import BudgetExceeded, UnsupportedEvent
+from tacit.sampling.sampler import Sampler
 from tacit.sampling.scheme import (
     Scheme,
     Unit,
@@ -23,13 +38,40 @@ from tacit.sampling.scheme import (
     scheme_to_fields,
 )
 
+_MAX_STEPS = 10**8
+_LEAST_NOISE = 1e-2
+# The convolution rounds by about 5e-17 of mass a step; four times that is paid out of δ.
+ROUNDING_A_STEP = 2e-16
+
+
+def epsilon_of_event(
+    event: dpa.DpEvent, delta: float, relation: Relation, grid: Grid = FINE
+) -> float:
+    """The reported ε of an event whose parameters were all fixed beforehand: by PLD.
+
+    Where δ is so small that the convolution's rounding matters, the better of PLD (which pays
+    for the rounding out of δ) and RDP; for a fixed plan both are valid.
+    """
+    require_delta(delta)
+    unsampled = gaussian_multiplier(event)
+    if unsampled is not None:
+        return gaussian_epsilon(unsampled, delta)
+    paid = delta - num_convolutions(event) * ROUNDING_A_STEP
+    by_pld = math.inf
+    if paid > 0:
+        loss = privacy_loss(event, relation, grid)
+        by_pld = math.inf if loss is None else float(loss.get_epsilon_for_delta(paid))
+    if paid > 0.99 * delta:
+        return by_pld
+    return min(by_pld, epsilon_of_curve(renyi_curve(event, relation), delta))
+
 
 @dataclass(frozen=True)
 class Plan:
     """Sampling, noise and number of steps; `relation` is the one the user's ε is for.
 
-    `prelude` holds Gaussian releases made before the first step, such as scaling statistics.
-    PLD accounting is valid because all of this is fixed before anything is released.
+    `prelude` holds what is released before the first step, such as scaling statistics; a ledger
+    stores Gaussians. PLD accounting is valid because all of this is fixed beforehand.
 
     Example:
         >>> Plan(Poisson(0.01), 1.1, Relation.ADD_OR_REMOVE_ONE, 1000).epsilon(1000, 1e-5)
@@ -45,27 +87,21 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.noise_multiplier >= 0:
             raise ValueError(f"noise multiplier is {self.noise_multiplier}; give 0 or more")
+        # Numbers that JSON and SQLite know, not NumPy's.
         object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
-        object.__setattr__(self, "prelude", tuple(self.prelude))
+        object.__setattr__(self, "prelude", tuple(map(_with_float, self.prelude)))
         if self.steps is not None:
             if self.steps < 0:
                 raise ValueError(f"steps is {self.steps}; give 0 or more")
             object.__setattr__(self, "steps", int(self.steps))
         for event in self.prelude:
-            if not isinstance(event, dpa.GaussianDpEvent):
-                raise UnsupportedEvent(
-                    f"{event!r} cannot come before a run; give GaussianDpEvent(noise_multiplier)"
-                )
-            if not event.noise_multiplier >= 0:
-                raise ValueError(f"{event!r} comes before the run; give a multiplier of 0 or more")
             if isinstance(event, Release) and not event.serves(self.relation):
                 raise ValueError(
                     f"{event.name} was released with noise for {event.relation}, and the run is "
                     f"for {self.relation}; release it with relation={self.relation.value!r}"
                 )
-        object.__setattr__(self, "prelude", tuple(map(_with_float, self.prelude)))
         self.scheme.require(self.accounted_relation)
-        self.scheme.step_event(self.noise_multiplier, self.unit)  # refuses a unit it cannot draw
+        _ = self.step_event  # refuses a unit that the scheme cannot draw
 
     @property
     def accounted_relation(self) -> Relation:
@@ -81,7 +117,8 @@ class Plan:
 
     def event_of_count(self, count: int) -> dpa.DpEvent:
         """The same for a number of events, as a ledger counts them."""
-        return composed(self.prelude, self.step_event, count)
+        steps = [dpa.SelfComposedDpEvent(self.step_event, count)] if count > 0 else []
+        return dpa.ComposedDpEvent([*self.prelude, *steps])
 
     def epsilon(self, steps: int, delta: float, grid: Grid = FINE) -> float:
         return self.epsilon_of_count(self.scheme.num_events(steps), delta, grid)
@@ -94,13 +131,59 @@ class Plan:
         return self.epsilon_rdp_of_count(self.scheme.num_events(steps), delta)
 
     def epsilon_rdp_of_count(self, count: int, delta: float) -> float:
+        require_delta(delta)
         curve = renyi_curve(self.event_of_count(count), self.accounted_relation)
         return epsilon_of_curve(curve, delta)
 
     def steps_within(self, budget: Budget) -> int:
-        return steps_within(
-            budget, self.noise_multiplier, self.scheme, unit=self.unit, prelude=self.prelude
-        )
+        """The largest number of steps whose ε is within the budget; one more would pass it."""
+        if budget.relation is not self.relation:
+            raise ValueError(f"the plan is for {self.relation}, the budget for {budget.relation}")
+
+        def spent(steps: int) -> float:
+            return self.epsilon(steps, budget.delta)
+
+        if self.noise_multiplier == 0 or spent(1) > budget.epsilon:
+            return 0
+        # RDP over-estimates ε and is linear in the steps: what it allows is a first lower bound.
+        low = max(1, self._steps_by_rdp(budget))
+        if low >= _MAX_STEPS:
+            return _MAX_STEPS
+        at_low = spent(low)
+        if at_low > budget.epsilon:
+            low, at_low = 1, spent(1)
+        high, at_high = low, at_low
+        while at_high <= budget.epsilon:
+            low, at_low = high, at_high
+            if low == _MAX_STEPS:
+                return _MAX_STEPS
+            high = min(math.ceil(high * 1.3) + 1, _MAX_STEPS)
+            at_high = spent(high)
+        halve = False
+        while high - low > 1:
+            middle = (low + high) // 2
+            if not halve and at_low > 0:
+                # log ε is nearly linear in log steps; every other try halves, in case it is not.
+                slope = math.log(at_high / at_low) / math.log(high / low)
+                guess = middle
+                if slope > 0:
+                    guess = round(low * (budget.epsilon / at_low) ** (1 / slope))
+                middle = min(max(guess, low + 1), high - 1)
+            at_middle = spent(middle)
+            if at_middle <= budget.epsilon:
+                # A good guess lies next to the answer: look one further before anything else.
+                halve = not halve and middle - low < high - middle - 1
+                low, at_low = middle, at_middle
+            else:
+                halve = not halve and high - middle < middle - low - 1
+                high, at_high = middle, at_middle
+        return low
+
+    def _steps_by_rdp(self, budget: Budget) -> int:
+        before = renyi_curve(self.event_of_count(0), self.accounted_relation)
+        one = renyi_curve(self.step_event, self.accounted_relation)
+        events = float(copies_within(one, budget, before).max())
+        return self.scheme.steps_within(int(min(max(events, 0.0), _MAX_STEPS)))
 
     def to_json(self) -> str:
         """Text from which `from_json` makes an equal plan, without running stored code.
@@ -108,6 +191,11 @@ class Plan:
         Raises UnsupportedEvent for a plan that could not be read back: its scheme is not
         registered (`tacit.register_scheme`), or has fields that JSON does not keep.
         """
+        for event in self.prelude:
+            if not isinstance(event, dpa.GaussianDpEvent):
+                raise UnsupportedEvent(
+                    f"{event!r} cannot come before a run; give GaussianDpEvent(noise_multiplier)"
+                )
         stored = {
             "scheme": scheme_to_fields(self.scheme),
             "noise_multiplier": self.noise_multiplier,
@@ -155,8 +243,148 @@ class Plan:
         )
 
 
-def _with_float(event: dpa.GaussianDpEvent) -> dpa.GaussianDpEvent:
-    """The same with a number that JSON and SQLite know: not one of NumPy's."""
-    if isinstance(event, Release):
-        return event
-    return dpa.GaussianDpEvent(float(event.noise_multiplier))
+def _with_float(event: dpa.DpEvent) -> dpa.DpEvent:
+    if type(event) is dpa.GaussianDpEvent:
+        return dpa.GaussianDpEvent(float(event.noise_multiplier))
+    return event
+
+
+def epsilon(
+    noise_multiplier: float,
+    sampling: Scheme | Sampler,
+    steps: int | None = None,
+    *,
+    delta: float,
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    unit: Unit = Unit.RECORD,
+    prelude: Sequence[dpa.DpEvent] = (),
+) -> float:
+    """ε of `steps` noisy steps at this δ, by privacy loss distributions. [Koskela 2020]
+
+    The parameters must have been fixed before the first step. `sampling` is a scheme, such as
+    `Poisson(rate)`, or a sampler, whose own number of steps is the default.
+    """
+    steps, scheme = steps_of(sampling, steps), scheme_of(sampling)
+    plan = Plan(scheme, noise_multiplier, relation, steps, unit, tuple(prelude))
+    return plan.epsilon(steps, delta)
+
+
+def epsilon_rdp(
+    noise_multiplier: float,
+    sampling: Scheme | Sampler,
+    steps: int | None = None,
+    *,
+    delta: float,
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    unit: Unit = Unit.RECORD,
+    prelude: Sequence[dpa.DpEvent] = (),
+) -> float:
+    """The same by Rényi DP: a cross-check, always valid and usually some percent larger."""
+    steps, scheme = steps_of(sampling, steps), scheme_of(sampling)
+    plan = Plan(scheme, noise_multiplier, relation, steps, unit, tuple(prelude))
+    return plan.epsilon_rdp(steps, delta)
+
+
+def steps_within(
+    budget: Budget,
+    noise_multiplier: float,
+    sampling: Scheme | Sampler,
+    *,
+    unit: Unit = Unit.RECORD,
+    prelude: Sequence[dpa.DpEvent] = (),
+) -> int:
+    """The largest number of steps whose ε is within the budget; one more would pass it."""
+    scheme = scheme_of(sampling)
+    plan = Plan(scheme, noise_multiplier, budget.relation, None, unit, tuple(prelude))
+    return plan.steps_within(budget)
+
+
+def calibrate(
+    budget: Budget,
+    sampling: Scheme | Sampler,
+    steps: int | None = None,
+    *,
+    unit: Unit = Unit.RECORD,
+    prelude: Sequence[dpa.DpEvent] = (),
+) -> float:
+    """The least noise multiplier (to five digits, rounded up) whose ε is within the budget."""
+    steps = steps_of(sampling, steps)
+    plan = Plan(scheme_of(sampling), 1.0, budget.relation, steps, unit, tuple(prelude))
+    if plan.epsilon_of_count(0, budget.delta) >= budget.epsilon:
+        raise BudgetExceeded(
+            f"what comes before the run spends all of epsilon {budget.epsilon:g} on its own; "
+            "add noise to it, or raise the budget"
+        )
+    if plan.scheme.num_events(steps) == 0:
+        return 0.0
+
+    def excess(log_z: float, grid: Grid) -> float:
+        spent = replace(plan, noise_multiplier=math.exp(log_z)).epsilon(steps, budget.delta, grid)
+        return math.log(max(spent, 1e-12) / budget.epsilon)
+
+    low, high = _bracket(lambda log_z: excess(log_z, COARSE), budget)
+    if math.exp(high) <= _LEAST_NOISE:
+        return _LEAST_NOISE  # a budget so large that next to no noise is asked for; keep a little
+    rough = brentq(lambda log_z: excess(log_z, COARSE), low, high, xtol=1e-4)
+    fine = _polish(lambda log_z: excess(log_z, FINE), rough)
+    return math.exp(fine)
+
+
+def _bracket(excess: Callable[[float], float], budget: Budget) -> tuple[float, float]:
+    """Two values of log z, a factor two apart, between which ε passes the budget."""
+    log_z, step = 0.0, math.log(2)
+    if excess(log_z) > 0:
+        while excess(log_z + step) > 0:
+            log_z += step
+            if log_z > math.log(1e6):
+                raise BudgetExceeded(
+                    f"no noise multiplier below 1e6 keeps this run within epsilon "
+                    f"{budget.epsilon:g} at delta {budget.delta:g}; take fewer steps or more budget"
+                )
+        return log_z, log_z + step
+    while log_z > math.log(_LEAST_NOISE) and excess(log_z - step) <= 0:
+        log_z -= step
+    return log_z - step, log_z
+
+
+def _polish(excess: Callable[[float], float], rough: float) -> float:
+    """From a root to a few 1e-4 to one to 1e-5, on the side where the budget holds.
+
+    log ε is close to linear in log z over such a short way, so a secant needs few calls.
+    """
+    low, high = rough - 1e-3, rough + 1e-3
+    at_low, at_high = excess(low), excess(high)
+    while at_low <= 0 and low > rough - 1:
+        high, at_high = low, at_low
+        low -= 4e-3
+        at_low = excess(low)
+    while at_high > 0:
+        low, at_low = high, at_high
+        high += 4e-3
+        at_high = excess(high)
+    if at_low <= 0:
+        return high
+    guess = low + (high - low) * at_low / (at_low - at_high) + 2e-6
+    while guess < high:
+        if excess(guess) <= 0:
+            return guess
+        guess += 1e-5
+    return high
+
+
+def scheme_of(sampling: Scheme | Sampler) -> Scheme:
+    return sampling.scheme if isinstance(sampling, Sampler) else sampling
+
+
+def steps_of(sampling: Scheme | Sampler, steps: int | None) -> int:
+    """`steps`, or those of the sampler."""
+    if steps is not None:
+        return steps
+    if not isinstance(sampling, Sampler):
+        raise ValueError("give the number of steps; a scheme has none of its own")
+    return sampling.steps
+
+
+def require_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ValueError(f"delta is {delta!r}; give a number strictly between 0 and 1")

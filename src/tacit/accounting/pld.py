@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -32,7 +33,7 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as dpa_pld
 from scipy.special import log_ndtr, ndtr
 
-from tacit.accounting.events import components_of, gaussian_inside, probability_of, refuse
+from tacit.accounting.events import Part, parts_of, refuse
 from tacit.budget import Relation
 from tacit.sampling.mini_sets import RevealedSampleDpEvent
 
@@ -70,7 +71,7 @@ def privacy_loss(
 
     Its grid step is `interval`, or the one that suits the event.
     """
-    parts = components_of(event)
+    parts = parts_of(event)
     if not_private(parts):
         return None
     interval = interval or _interval(parts, grid)
@@ -82,18 +83,17 @@ def privacy_loss(
 
 def grid_step(event: dpa.DpEvent, grid: Grid = FINE) -> float:
     """The grid step that suits the event: see `_interval`."""
-    return _interval(components_of(event), grid)
+    return _interval(parts_of(event), grid)
 
 
-def not_private(parts: Counter[dpa.DpEvent]) -> bool:
-    """Whether some part gives everything away: released without noise, or called non-private.
+def not_private(parts: Iterable[Part]) -> bool:
+    """Whether some part gives everything away.
 
     So little noise that losses leave floating point on the way counts as none: ε = ∞ is never too
     small. A Gaussian that is not sampled is computed in closed form, and goes on further.
     """
     return any(
-        isinstance(part, dpa.NonPrivateDpEvent)
-        or _multiplier(part) < (_LEAST_ALONE if _is_gaussian(part) else LEAST_NOISE)
+        part.noise_multiplier < (_LEAST_ALONE if part.is_gaussian else LEAST_NOISE)
         for part in parts
     )
 
@@ -103,10 +103,10 @@ def gaussian_multiplier(event: dpa.DpEvent) -> float | None:
 
     Gaussians compose to (Σ 1/z²)^(-1/2), exactly.
     """
-    parts = components_of(event)
-    if not parts or not_private(parts) or not all(map(_is_gaussian, parts)):
+    parts = parts_of(event)
+    if not parts or not_private(parts) or not all(part.is_gaussian for part in parts):
         return None
-    return math.fsum(count / _multiplier(part) ** 2 for part, count in parts.items()) ** -0.5
+    return math.fsum(count / part.noise_multiplier**2 for part, count in parts.items()) ** -0.5
 
 
 def gaussian_epsilon(z: float, delta: float) -> float:
@@ -123,28 +123,10 @@ def gaussian_epsilon(z: float, delta: float) -> float:
 
 def num_convolutions(event: dpa.DpEvent) -> int:
     """How many steps are composed numerically; unsampled Gaussians are composed in closed form."""
-    return sum(1 if _is_gaussian(part) else count for part, count in components_of(event).items())
+    return sum(1 if part.is_gaussian else count for part, count in parts_of(event).items())
 
 
-def _is_gaussian(part: dpa.DpEvent) -> bool:
-    """Whether the part is a Gaussian in which everybody takes part, for certain."""
-    sampled = isinstance(part, dpa.PoissonSampledDpEvent) and part.sampling_probability == 1
-    return sampled or isinstance(part, dpa.GaussianDpEvent)
-
-
-def _multiplier(part: dpa.DpEvent) -> float:
-    if isinstance(part, dpa.GaussianDpEvent):
-        z = float(part.noise_multiplier)
-    elif hasattr(part, "event"):
-        z = gaussian_inside(part)
-    else:
-        return math.inf
-    if not z >= 0:
-        raise ValueError(f"noise multiplier is {z}; give 0 or more")
-    return z
-
-
-def _interval(parts: Counter[dpa.DpEvent], grid: Grid) -> float:
+def _interval(parts: Counter[Part], grid: Grid) -> float:
     """A grid step, a power of two, that suits the loss's own scale.
 
     A fixed step is too coarse for large noise (the rounding of thousands of tiny losses adds
@@ -155,11 +137,11 @@ def _interval(parts: Counter[dpa.DpEvent], grid: Grid) -> float:
     """
     applications, variance, drift, longest = 0, 0.0, 0.0, 0.0
     for part, count in parts.items():
-        z, p, repeats = _multiplier(part), probability_of(part), count
-        if _is_gaussian(part):
+        z, p, repeats = part.noise_multiplier, part.probability, count
+        if part.is_gaussian:
             z, repeats = z / math.sqrt(count), 1
         reach = _TAIL_DEVIATIONS / z + 0.5 / z**2
-        p_squared = p if isinstance(part, RevealedSampleDpEvent) else p * p
+        p_squared = p if isinstance(part.event, RevealedSampleDpEvent) else p * p
         divergence = p_squared * math.expm1(min(1 / z**2, 700.0))
         spread, mean = min(p * reach**2, divergence), min(p * reach, divergence)
         if p == 1:
@@ -179,13 +161,11 @@ def _interval(parts: Counter[dpa.DpEvent], grid: Grid) -> float:
     return 2.0 ** math.floor(math.log2(step))
 
 
-def _composed_part(
-    part: dpa.DpEvent, count: int, relation: Relation, interval: float
-) -> PrivacyLoss:
-    if _is_gaussian(part):
+def _composed_part(part: Part, count: int, relation: Relation, interval: float) -> PrivacyLoss:
+    if part.is_gaussian:
         # T Gaussians are one of multiplier z / √T: exact, and no convolution is needed.
-        return _gaussian(_multiplier(part) / math.sqrt(count), interval)
-    single = _part(part, relation, interval)
+        return _gaussian(part.noise_multiplier / math.sqrt(count), interval)
+    single = _sampled_part(part, relation, interval)
     return single.self_compose(count) if count > 1 else single
 
 
@@ -195,26 +175,25 @@ def _gaussian(z: float, interval: float) -> PrivacyLoss:
 
 
 @lru_cache(maxsize=16)
-def _part(part: dpa.DpEvent, relation: Relation, interval: float) -> PrivacyLoss:
-    z = _multiplier(part)
-    if isinstance(part, dpa.PoissonSampledDpEvent):
-        rate = float(part.sampling_probability)
+def _sampled_part(part: Part, relation: Relation, interval: float) -> PrivacyLoss:
+    z, event = part.noise_multiplier, part.event
+    if isinstance(event, dpa.PoissonSampledDpEvent):
         replace = relation is Relation.REPLACE_ONE
         # dp-accounting's REPLACE_ONE has means +1 and −1: in units of Δ/2 the noise is 2z.
         return dpa_pld.from_gaussian_mechanism(
             2 * z if replace else z,
-            sampling_prob=rate,
+            sampling_prob=part.probability,
             value_discretization_interval=interval,
             neighboring_relation=dpa.NeighboringRelation.REPLACE_ONE
             if replace
             else dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
         )
-    if isinstance(part, dpa.SampledWithoutReplacementDpEvent) and relation is Relation.REPLACE_ONE:
-        return PrivacyLoss(_subset_pmf(z, probability_of(part), interval))
-    if isinstance(part, RevealedSampleDpEvent):
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent) and relation is Relation.REPLACE_ONE:
+        return PrivacyLoss(_subset_pmf(z, part.probability, interval))
+    if isinstance(event, RevealedSampleDpEvent):
         nothing = dpa_pld.identity(value_discretization_interval=interval)
         return _gaussian(z, interval).compute_mixture(nothing, part.probability)
-    raise refuse(part, relation)
+    raise refuse(event, relation)
 
 
 def gaussian_profile(epsilon: np.ndarray, z: float) -> np.ndarray:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 
 import dp_accounting as dpa
@@ -23,7 +21,7 @@ import numpy as np
 from dp_accounting import rdp as dpa_rdp
 from scipy.special import logsumexp
 
-from tacit.accounting.events import components_of, gaussian_inside, refuse
+from tacit.accounting.events import Part, parts_of, refuse
 from tacit.accounting.pld import not_private
 from tacit.budget import Budget, Relation
 from tacit.sampling.mini_sets import RevealedSampleDpEvent
@@ -37,7 +35,7 @@ ORDERS: tuple[float, ...] = (
 
 def renyi_curve(event: dpa.DpEvent, relation: Relation) -> np.ndarray:
     """ρ at each order of `ORDERS`."""
-    parts = components_of(event)
+    parts = parts_of(event)
     total = np.zeros(len(ORDERS))
     if not_private(parts):
         return total + np.inf
@@ -56,45 +54,38 @@ def epsilon_of_curve(curve: np.ndarray, delta: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def _part_curve(part: dpa.DpEvent, relation: Relation) -> np.ndarray:
+def _part_curve(part: Part, relation: Relation) -> np.ndarray:
     orders = np.array(ORDERS)
-    if isinstance(part, dpa.GaussianDpEvent):
-        return orders / (2 * float(part.noise_multiplier) ** 2)
-    if isinstance(part, RevealedSampleDpEvent):
+    z, p, event = part.noise_multiplier, part.probability, part.event
+    if isinstance(event, dpa.GaussianDpEvent):
+        return orders / (2 * z**2)
+    if isinstance(event, RevealedSampleDpEvent):
         # log(1 − p + p·e^((α−1)·α/2z²)) / (α − 1)
-        exponent = orders * (orders - 1) / (2 * gaussian_inside(part) ** 2)
-        p = part.probability
+        exponent = orders * (orders - 1) / (2 * z**2)
         rest = math.log1p(-p) if p < 1 else -math.inf
         return np.logaddexp(rest, math.log(p) + exponent) / (orders - 1)
-    if isinstance(part, dpa.PoissonSampledDpEvent):
+    if isinstance(event, dpa.PoissonSampledDpEvent):
         if relation is Relation.REPLACE_ONE:
-            return _poisson_replace_curve(part.sampling_probability, gaussian_inside(part))
-        return _from_dp_accounting(part, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    if isinstance(part, dpa.SampledWithoutReplacementDpEvent) and relation is Relation.REPLACE_ONE:
-        gaussian_inside(part)
-        return _from_dp_accounting(part, dpa.NeighboringRelation.REPLACE_ONE)
-    raise refuse(part, relation)
+            return _poisson_replace_curve(p, z)
+        return _from_dp_accounting(event, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent) and relation is Relation.REPLACE_ONE:
+        return _from_dp_accounting(event, dpa.NeighboringRelation.REPLACE_ONE)
+    raise refuse(event, relation)
 
 
-def _from_dp_accounting(part: dpa.DpEvent, relation: dpa.NeighboringRelation) -> np.ndarray:
+def _from_dp_accounting(event: dpa.DpEvent, relation: dpa.NeighboringRelation) -> np.ndarray:
     """With a rounding of 1e-14 in log E_Q[(P/Q)^α], which comes out negative where it is tiny."""
     accountant = dpa_rdp.RdpAccountant(orders=ORDERS, neighboring_relation=relation)
-    with _without_warnings():
-        accountant.compose(part)
-    above_one = np.array(ORDERS) - 1
-    return (np.maximum(accountant.rdp * above_one, 0.0) + 1e-14) / above_one
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """An order whose series does not converge is left out, which is valid; no need to say so."""
+    # An order whose series does not converge is left out, which is valid: absl need not say so.
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        accountant.compose(event)
     finally:
         logger.setLevel(level)
+    above_one = np.array(ORDERS) - 1
+    return (np.maximum(accountant.rdp * above_one, 0.0) + 1e-14) / above_one
 
 
 def _poisson_replace_curve(rate: float, z: float) -> np.ndarray:
@@ -137,13 +128,19 @@ def epsilon_at(order: float, spent: float, budget: Budget) -> float:
     return max(0.0, budget.epsilon + spent - allowance(order, budget))
 
 
+def copies_within(
+    curve: np.ndarray, budget: Budget, before: float | np.ndarray = 0.0
+) -> np.ndarray:
+    """How many copies of this RDP curve fit into the budget after `before`, at each order."""
+    room = np.array([allowance(order, budget) for order in ORDERS]) - before
+    with np.errstate(divide="ignore", invalid="ignore"):
+        copies = np.where(curve > 0, room / curve, np.inf)
+    return np.where(room > 0, np.where(np.isinf(curve), 0.0, copies), -np.inf)
+
+
 def best_order(curve: np.ndarray, budget: Budget) -> float:
     """The order at which most copies of a run with this RDP curve fit into the budget.
 
     It is chosen from the first run's plan alone, before any data is touched.
     """
-    room = np.array([allowance(order, budget) for order in ORDERS])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        copies = np.where(curve > 0, room / curve, np.inf)
-    copies = np.where(room > 0, np.where(np.isinf(curve), 0.0, copies), -np.inf)
-    return float(ORDERS[int(np.argmax(copies))])
+    return float(ORDERS[int(np.argmax(copies_within(curve, budget)))])

@@ -64,15 +64,12 @@ def epsilon(
 
     Example: tacit epsilon --noise-multiplier 1.54 --sampling-rate 0.02048 --steps 1465 --delta 1e-5
     """
-    from tacit.accounting.accountant import epsilon_rdp
-
     _check("--delta", delta, SHARE)
     plan = _plan(noise_multiplier, sampling, sampling_rate, population, batch_size, relation, steps)
-    how: dict[str, Any] = {"relation": plan.relation, "unit": plan.unit}
     spent = plan.epsilon(steps, delta)
     facts = {
         "epsilon": spent,
-        "epsilon_rdp": epsilon_rdp(noise_multiplier, plan.scheme, steps, delta=delta, **how),
+        "epsilon_rdp": plan.epsilon_rdp(steps, delta),
         **_plan_facts(plan, steps, delta),
     }
     if (estimate := _limit(plan, steps)) is not None:
@@ -97,7 +94,7 @@ def noise(
     """
     from dataclasses import replace
 
-    from tacit.accounting.accountant import calibrate
+    from tacit.accounting import calibrate
 
     if steps < 1:
         raise ValueError(f"--steps is {steps}, which asks for no noise; give at least 1")
@@ -329,7 +326,7 @@ def _plan_facts(plan: Plan, steps: int, delta: float) -> dict[str, Any]:
 
 
 def _note(spent: float, delta: float) -> dict[str, str]:
-    from tacit.accounting.accountant import no_privacy_note
+    from tacit.accounting.gaussian_dp import no_privacy_note
 
     note = no_privacy_note(spent, delta)
     return {} if note is None else {"note": note}

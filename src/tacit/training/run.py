@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from tacit.accounting.accountant import no_privacy_note
+from tacit.accounting.gaussian_dp import no_privacy_note
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
 from tacit.errors import UnboundedLayer

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tacit.accounting.accountant import calibrate
-from tacit.accounting.plan import Plan
+from tacit.accounting.plan import Plan, calibrate
 from tacit.accounting.pld import COARSE
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded, PlanChanged
