@@ -24,7 +24,7 @@ _SAMPLED: dict[type[dpa.DpEvent], Callable[[Any], float]] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """An event that is not a composition: one Gaussian, and the chance of taking part in it.
 
     What gives everything away (`NonPrivateDpEvent`) is a Gaussian without noise.
@@ -41,14 +41,14 @@ class Part:
         return whole and self.probability == 1
 
 
-def parts_of(event: dpa.DpEvent) -> Counter[Part]:
+def components_of(event: dpa.DpEvent) -> Counter[Component]:
     """{part: how often}, with compositions unfolded; what releases nothing is left out."""
-    parts: Counter[Part] = Counter()
+    parts: Counter[Component] = Counter()
     _collect(event, 1, parts)
     return parts
 
 
-def _collect(event: dpa.DpEvent, count: int, parts: Counter[Part]) -> None:
+def _collect(event: dpa.DpEvent, count: int, parts: Counter[Component]) -> None:
     if isinstance(event, dpa.NoOpDpEvent) or count == 0:
         return
     if count < 0:
@@ -59,15 +59,15 @@ def _collect(event: dpa.DpEvent, count: int, parts: Counter[Part]) -> None:
     elif isinstance(event, dpa.SelfComposedDpEvent):
         _collect(event.event, count * event.count, parts)
     else:
-        part = part_of(event)
+        part = component_of(event)
         if part.noise_multiplier < math.inf and part.probability > 0:
             parts[part] += count
 
 
-def part_of(event: dpa.DpEvent) -> Part:
+def component_of(event: dpa.DpEvent) -> Component:
     """Raises UnsupportedEvent for an event that has no analysis here."""
     if isinstance(event, dpa.NonPrivateDpEvent):
-        return Part(event, 0.0)
+        return Component(event, 0.0)
     gaussian, probability = event, 1.0
     if type(event) in _SAMPLED:
         gaussian, probability = event.event, float(_SAMPLED[type(event)](event))
@@ -81,7 +81,7 @@ def part_of(event: dpa.DpEvent) -> Part:
         raise refuse(event)
     if not gaussian.noise_multiplier >= 0:
         raise ValueError(f"noise multiplier is {gaussian.noise_multiplier}; give 0 or more")
-    return Part(event, float(gaussian.noise_multiplier), probability)
+    return Component(event, float(gaussian.noise_multiplier), probability)
 
 
 def refuse(event: dpa.DpEvent, relation: object = "either relation") -> UnsupportedEvent:

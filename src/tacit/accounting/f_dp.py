@@ -18,7 +18,7 @@ from dp_accounting.pld import privacy_loss_distribution as dpa_pld
 from scipy.special import ndtr, ndtri
 
 from tacit import canvas
-from tacit.accounting.events import parts_of
+from tacit.accounting.events import components_of
 from tacit.accounting.plan import ROUNDING_A_STEP, Plan, require_delta, scheme_of
 from tacit.accounting.pld import (
     PrivacyLoss,
@@ -302,7 +302,7 @@ def _loss(
 ) -> tuple[PrivacyLoss | None, int]:
     """The joint loss on one grid, and how many convolutions made it; None if nothing is private."""
     every = dpa.ComposedDpEvent([release.event for release in events])
-    if not_private(parts_of(every)):
+    if not_private(components_of(every)):
         return None, 0
     interval = min(_interval(outlines), grid_step(every)) if events else _interval(outlines)
     total = dpa_pld.identity(value_discretization_interval=interval)

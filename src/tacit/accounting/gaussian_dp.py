@@ -12,7 +12,7 @@ import dp_accounting as dpa
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from tacit.accounting.events import part_of
+from tacit.accounting.events import component_of
 from tacit.accounting.plan import scheme_of
 from tacit.accounting.pld import gaussian_epsilon
 from tacit.budget import Relation
@@ -61,7 +61,7 @@ def gaussian_dp_mu(
     if not z > 0:
         raise ValueError(f"noise multiplier is {z}; give a number above 0")
     event = scheme.step_event(z, unit)
-    p = part_of(event).probability
+    p = component_of(event).probability
     replaced = accounted_relation(relation or Relation.ADD_OR_REMOVE_ONE, unit)
     with contextlib.suppress(OverflowError):
         if isinstance(event, dpa.GaussianDpEvent):

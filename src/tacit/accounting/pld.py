@@ -33,7 +33,7 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as dpa_pld
 from scipy.special import log_ndtr, ndtr
 
-from tacit.accounting.events import Part, parts_of, refuse
+from tacit.accounting.events import Component, components_of, refuse
 from tacit.budget import Relation
 from tacit.sampling.mini_sets import RevealedSampleDpEvent
 
@@ -71,7 +71,7 @@ def privacy_loss(
 
     Its grid step is `interval`, or the one that suits the event.
     """
-    parts = parts_of(event)
+    parts = components_of(event)
     if not_private(parts):
         return None
     interval = interval or _interval(parts, grid)
@@ -83,10 +83,10 @@ def privacy_loss(
 
 def grid_step(event: dpa.DpEvent, grid: Grid = FINE) -> float:
     """The grid step that suits the event: see `_interval`."""
-    return _interval(parts_of(event), grid)
+    return _interval(components_of(event), grid)
 
 
-def not_private(parts: Iterable[Part]) -> bool:
+def not_private(parts: Iterable[Component]) -> bool:
     """Whether some part gives everything away.
 
     So little noise that losses leave floating point on the way counts as none: ε = ∞ is never too
@@ -103,7 +103,7 @@ def gaussian_multiplier(event: dpa.DpEvent) -> float | None:
 
     Gaussians compose to (Σ 1/z²)^(-1/2), exactly.
     """
-    parts = parts_of(event)
+    parts = components_of(event)
     if not parts or not_private(parts) or not all(part.is_gaussian for part in parts):
         return None
     return math.fsum(count / part.noise_multiplier**2 for part, count in parts.items()) ** -0.5
@@ -123,10 +123,10 @@ def gaussian_epsilon(z: float, delta: float) -> float:
 
 def num_convolutions(event: dpa.DpEvent) -> int:
     """How many steps are composed numerically; unsampled Gaussians are composed in closed form."""
-    return sum(1 if part.is_gaussian else count for part, count in parts_of(event).items())
+    return sum(1 if part.is_gaussian else count for part, count in components_of(event).items())
 
 
-def _interval(parts: Counter[Part], grid: Grid) -> float:
+def _interval(parts: Counter[Component], grid: Grid) -> float:
     """A grid step, a power of two, that suits the loss's own scale.
 
     A fixed step is too coarse for large noise (the rounding of thousands of tiny losses adds
@@ -161,7 +161,7 @@ def _interval(parts: Counter[Part], grid: Grid) -> float:
     return 2.0 ** math.floor(math.log2(step))
 
 
-def _composed_part(part: Part, count: int, relation: Relation, interval: float) -> PrivacyLoss:
+def _composed_part(part: Component, count: int, relation: Relation, interval: float) -> PrivacyLoss:
     if part.is_gaussian:
         # T Gaussians are one of multiplier z / √T: exact, and no convolution is needed.
         return _gaussian(part.noise_multiplier / math.sqrt(count), interval)
@@ -175,7 +175,7 @@ def _gaussian(z: float, interval: float) -> PrivacyLoss:
 
 
 @lru_cache(maxsize=16)
-def _sampled_part(part: Part, relation: Relation, interval: float) -> PrivacyLoss:
+def _sampled_part(part: Component, relation: Relation, interval: float) -> PrivacyLoss:
     z, event = part.noise_multiplier, part.event
     if isinstance(event, dpa.PoissonSampledDpEvent):
         replace = relation is Relation.REPLACE_ONE

@@ -21,7 +21,7 @@ import numpy as np
 from dp_accounting import rdp as dpa_rdp
 from scipy.special import logsumexp
 
-from tacit.accounting.events import Part, parts_of, refuse
+from tacit.accounting.events import Component, components_of, refuse
 from tacit.accounting.pld import not_private
 from tacit.budget import Budget, Relation
 from tacit.sampling.mini_sets import RevealedSampleDpEvent
@@ -35,7 +35,7 @@ ORDERS: tuple[float, ...] = (
 
 def renyi_curve(event: dpa.DpEvent, relation: Relation) -> np.ndarray:
     """ρ at each order of `ORDERS`."""
-    parts = parts_of(event)
+    parts = components_of(event)
     total = np.zeros(len(ORDERS))
     if not_private(parts):
         return total + np.inf
@@ -54,7 +54,7 @@ def epsilon_of_curve(curve: np.ndarray, delta: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def _part_curve(part: Part, relation: Relation) -> np.ndarray:
+def _part_curve(part: Component, relation: Relation) -> np.ndarray:
     orders = np.array(ORDERS)
     z, p, event = part.noise_multiplier, part.probability, part.event
     if isinstance(event, dpa.GaussianDpEvent):
