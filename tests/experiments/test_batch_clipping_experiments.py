@@ -16,7 +16,7 @@ from experiments import runner
 from experiments.batch_clipping import beyond, training
 from experiments.batch_clipping.__main__ import EVERYTHING, FIGURES, PAPER, layer_kind
 from experiments.batch_clipping.training import Setting
-from tacit.losses.per_record import losses_of
+from tacit.losses.record_loss import losses_of
 from tacit.sampling.scheme import Unit
 
 # Small images where the network is large: resnet-18 and convnet take any.

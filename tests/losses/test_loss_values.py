@@ -23,7 +23,7 @@ from tacit.losses import (
     ScaledCrossEntropy,
     WithConstant,
 )
-from tacit.losses.per_record import losses_of
+from tacit.losses.record_loss import losses_of
 
 torch.set_num_threads(1)
 

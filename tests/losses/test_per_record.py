@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import tacit
 from tacit.losses import CrossEntropy, MeanSquaredError, losses_of
-from tacit.losses.task import TORCH_LOSSES
+from tacit.losses.registry import TORCH_LOSSES
 from tacit.pytrees import take_rows, tensors_of
 
 transformers = pytest.importorskip("transformers")

@@ -33,7 +33,7 @@ from tacit.losses import (
     attack_constant,
     watched,
 )
-from tacit.losses.per_record import losses_of
+from tacit.losses.record_loss import losses_of
 
 torch.set_num_threads(1)
 H = torch.tensor([[0.5, -1.0, 2.0], [0.0, 0.25, -0.5]], dtype=torch.float64)
@@ -101,7 +101,7 @@ def test_focal_s_constant_is_from_above_and_tight():
     for gamma in (0.0, 0.3, 2.0, 5.0, 200.0):
         p = torch.linspace(0, 1, 200_001, dtype=torch.float64)[1:-1].pow(3)
         f = (1 - p) ** (gamma + 1) - gamma * (1 - p) ** gamma * p * p.log()
-        assert f.max() <= Focal(gamma).lipschitz / math.sqrt(2) <= 1.002 * f.max()
+        assert f.max() <= Focal(gamma).lipschitz_for(2) / math.sqrt(2) <= 1.002 * f.max()
 
 
 def test_a_focal_constant_without_its_second_term_is_caught():
@@ -353,7 +353,7 @@ def test_a_user_s_part_is_not_trusted_with_the_whole_batch():
     h, y = outputs_for(4, 8), torch.arange(8) % 4
     both = 3 * Mixing() + CrossEntropy()
     torch.testing.assert_close(losses_of(both, h, y), losses_of(CrossEntropy(), h, y))
-    assert not torch.allclose(both.per_record(h, y), losses_of(CrossEntropy(), h, y))
+    assert Mixing().per_record(h, y).min() > 0
 
 
 def test_a_sum_hands_the_epoch_on():

@@ -13,8 +13,7 @@ from tacit.cli.recipes import Recipe, TailoredRecipe
 from tacit.cli.settings import ModelSettings, TrainingSettings
 from tacit.lipschitz.twin import lipschitz_twin
 from tacit.losses.record_loss import needs_pre_activations
-from tacit.losses.registry import loss_named, numbers_of, registered_losses
-from tacit.losses.task import Task
+from tacit.losses.registry import Task, loss_named, numbers_of, registered_losses
 from tacit.models.lipschitz_networks import (
     lipschitz_lenet,
     lipschitz_linear,

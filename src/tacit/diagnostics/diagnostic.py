@@ -16,8 +16,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from tacit.canvas import one_notice, save
-from tacit.losses.per_record import losses_of
-from tacit.losses.pre_activations import watched
+from tacit.losses.record_loss import losses_of
+from tacit.losses.tailored import watched
 from tacit.pytrees import call_model, tensors_of
 from tacit.queries.bounded_gradient import Loss
 from tacit.records import Records

@@ -16,7 +16,7 @@ from tacit.canvas import blank, save
 from tacit.data.colour import HSV, RGB, YIQ, YUV, Greyscale
 from tacit.data.scaling import Scaler
 from tacit.diagnostics.diagnostic import Diagnostic, pieces_of, save_runs, text_table
-from tacit.losses.pre_activations import layers_of
+from tacit.losses.tailored import layers_of
 from tacit.pytrees import call_model, logits_of
 from tacit.queries.bounded_gradient import trainable
 from tacit.records import Records

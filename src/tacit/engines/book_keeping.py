@@ -49,7 +49,7 @@ from tacit.engines.programs import (
 )
 from tacit.engines.rules import NotFinite, Use, gradients_of, looked_up
 from tacit.engines.shadow_events import SourceLines, operator_name
-from tacit.losses.per_record import losses_of
+from tacit.losses.record_loss import losses_of
 from tacit.precision import full_precision, wide
 from tacit.pytrees import Tree, call_model, device_of, map_tensors, take_rows, tensors_of
 from tacit.sampling.sampler import Batch

@@ -18,8 +18,6 @@ from tacit.losses.classification import (
     TokenCrossEntropy,
 )
 from tacit.losses.loss_check import LossCheck, attack_constant, check_loss, largest_gradient
-from tacit.losses.per_record import losses_of
-from tacit.losses.pre_activations import watched
 from tacit.losses.record_loss import (
     LipschitzLoss,
     LipschitzSum,
@@ -27,9 +25,10 @@ from tacit.losses.record_loss import (
     Scheduled,
     WeightedSum,
     WithConstant,
+    losses_of,
     weighted_sum,
 )
-from tacit.losses.registry import loss_named, register_loss, registered_losses
+from tacit.losses.registry import Task, loss_named, register_loss, registered_losses
 from tacit.losses.regression import (
     Huber,
     MeanAbsoluteError,
@@ -38,8 +37,7 @@ from tacit.losses.regression import (
     SumHuber,
     SumSquaredError,
 )
-from tacit.losses.tailored import PreActivationPenalty, TailoredLoss
-from tacit.losses.task import Task
+from tacit.losses.tailored import PreActivationPenalty, TailoredLoss, watched
 
 __all__ = [
     "BinaryCrossEntropy",

@@ -9,25 +9,16 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.losses.record_loss import (
-    LipschitzLoss,
-    class_scores,
-    is_true_class,
-    positive,
-    require_outputs,
-    signs,
-)
-from tacit.losses.registry import register_loss
-from tacit.losses.task import Task
+from tacit.losses.record_loss import LipschitzLoss, positive
+from tacit.losses.registry import Task, register_loss
 
 
-@register_loss("cross-entropy")
+@register_loss("cross-entropy", task=Task.CLASSIFICATION)
 @dataclass(frozen=True)
 class CrossEntropy(LipschitzLoss):
     """ℓ(h, y) = −Σ_k q_k log softmax(h/τ)_k, q = (1 − s)·e_y + s/K with the smoothing s.
@@ -44,8 +35,6 @@ class CrossEntropy(LipschitzLoss):
     Outputs (B, K, …) with a target at each position give the mean over positions, which has a
     smaller constant.
     """
-
-    task: ClassVar[Task | None] = Task.CLASSIFICATION
 
     temperature: float = 1.0
     smoothing: float = 0.0
@@ -104,7 +93,7 @@ def _distributions(rows: Tensor) -> Tensor:
     return torch.where(total > 0, kept / total, 1 / rows.shape[1])
 
 
-@register_loss("token-cross-entropy")
+@register_loss("token-cross-entropy", task=Task.TOKENS)
 @dataclass(frozen=True)
 class TokenCrossEntropy(LipschitzLoss):
     """ℓ(h, y) = (1/n) Σ_t −Σ_k q_tk log softmax(h_t)_k over the n tokens t with y_t ≠ ignore_index.
@@ -123,8 +112,6 @@ class TokenCrossEntropy(LipschitzLoss):
         loss = TokenCrossEntropy(shift=True)   # with Records({"input_ids": ids}, targets=ids)
     """
 
-    task: ClassVar[Task | None] = Task.TOKENS
-
     ignore_index: int = -100
     shift: bool = False
     label_smoothing: float = 0.0
@@ -132,13 +119,9 @@ class TokenCrossEntropy(LipschitzLoss):
     def __post_init__(self) -> None:
         _require_share("label_smoothing", self.label_smoothing)
 
-    @property
-    def lipschitz(self) -> float:
+    def lipschitz_for(self, num_outputs: int) -> float:
         """The constant for any number of tokens and any vocabulary."""
         return CrossEntropy(smoothing=self.label_smoothing).lipschitz
-
-    def lipschitz_for(self, num_outputs: int) -> float:
-        return self.lipschitz
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.dim() != 3 or targets.shape != outputs.shape[:2]:
@@ -166,7 +149,7 @@ class TokenCrossEntropy(LipschitzLoss):
         return F.pad(targets[:, 1:], (0, 1), value=self.ignore_index)
 
 
-@register_loss("binary-cross-entropy")
+@register_loss("binary-cross-entropy", task=Task.BINARY)
 @dataclass(frozen=True)
 class BinaryCrossEntropy(LipschitzLoss):
     """ℓ(h, y) = log(1 + exp(−s·h/τ)), s = +1 where the target is positive and −1 elsewhere.
@@ -174,27 +157,19 @@ class BinaryCrossEntropy(LipschitzLoss):
     So targets may be 0/1 or −1/+1. |∂ℓ/∂h| = σ(−s·h/τ)/τ < 1/τ, and 1/τ is approached.
     """
 
-    task: ClassVar[Task | None] = Task.BINARY
-
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
         positive("temperature", self.temperature)
 
-    @property
-    def lipschitz(self) -> float:
-        """The largest norm of one record's gradient in its output."""
-        return 1 / self.temperature
-
     def lipschitz_for(self, num_outputs: int) -> float:
         self._require_one(num_outputs)
-        return self.lipschitz
+        return 1 / self.temperature
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self._require_one(math.prod(outputs.shape[1:]))
-        h_B = outputs.flatten()
-        signs_B = signs(h_B.unsqueeze(1), targets).squeeze(1)
-        return F.softplus(-signs_B * h_B / self.temperature)
+        h_B1 = outputs.reshape(-1, 1)
+        return F.softplus(-signs(h_B1, targets) * h_B1 / self.temperature).squeeze(1)
 
     def _require_one(self, num_outputs: int) -> None:
         if num_outputs != 1:
@@ -209,15 +184,14 @@ class BinaryCrossEntropy(LipschitzLoss):
 class ScaledBinaryCrossEntropy(BinaryCrossEntropy):
     """τ·BCE(h/τ): the gradient of `BinaryCrossEntropy(τ)` times τ, so the constant is 1."""
 
-    @property
-    def lipschitz(self) -> float:
-        return 1.0
+    def lipschitz_for(self, num_outputs: int) -> float:
+        return BinaryCrossEntropy().lipschitz_for(num_outputs)
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.temperature * super().per_record(outputs, targets)
 
 
-@register_loss("focal")
+@register_loss("focal", task=Task.CLASSIFICATION)
 @dataclass(frozen=True)
 class Focal(LipschitzLoss):
     """ℓ(h, y) = −(1 − p)^γ·log p, p = softmax(h)_y.  [Lin 2017; Losing Less, Eq. 6]
@@ -231,22 +205,15 @@ class Focal(LipschitzLoss):
     other γ: 1.6 for γ = 2. `_peak` bounds the maximum from above.
     """
 
-    task: ClassVar[Task | None] = Task.CLASSIFICATION
-
     gamma: float = 2.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma < math.inf:
             raise ValueError(f"gamma is {self.gamma}; give 0 (cross-entropy) or a number above")
 
-    @property
-    def lipschitz(self) -> float:
-        """The largest norm of one record's gradient in its outputs."""
-        return math.sqrt(2) * _peak(self.gamma)
-
     def lipschitz_for(self, num_outputs: int) -> float:
         require_outputs(num_outputs, self, at_least=2)
-        return self.lipschitz
+        return math.sqrt(2) * _peak(self.gamma)
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
         scores_BK = class_scores(outputs, self, at_least=2)
@@ -274,7 +241,7 @@ def _peak(gamma: float, pieces: int = 20_000) -> float:
     return most * (1 + 1e-12)
 
 
-@register_loss("cosine-similarity")
+@register_loss("cosine-similarity", task=Task.CLASSIFICATION)
 @dataclass(frozen=True)
 class CosineSimilarity(LipschitzLoss):
     """ℓ(h, y) = −h_y / max(F, ‖h‖): outputs shorter than the floor F are not normalised.
@@ -284,20 +251,13 @@ class CosineSimilarity(LipschitzLoss):
     below the floor; without a floor there is none  [Béthune 2024, App. C.1].
     """
 
-    task: ClassVar[Task | None] = Task.CLASSIFICATION
-
     floor: float = 1.0
 
     def __post_init__(self) -> None:
         positive("floor", self.floor)
 
-    @property
-    def lipschitz(self) -> float:
-        """The largest norm of one record's gradient in its outputs."""
-        return 1 / self.floor
-
     def lipschitz_for(self, num_outputs: int) -> float:
-        return self.lipschitz
+        return 1 / self.floor
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
         scores_BK = class_scores(outputs, self, at_least=2)
@@ -306,7 +266,7 @@ class CosineSimilarity(LipschitzLoss):
         return -true_B / norms_B.clamp_min(self.floor)
 
 
-@register_loss("hinge")
+@register_loss("hinge", task=Task.CLASSIFICATION)
 @dataclass(frozen=True)
 class MulticlassHinge(LipschitzLoss):
     """ℓ(h, y) = (1/K) Σ_k max(0, m/2 − s_k·h_k), s_y = +1 and s_k = −1 otherwise.
@@ -315,8 +275,6 @@ class MulticlassHinge(LipschitzLoss):
     are active near h = 0. So the constant is 1/√K exactly; the published 1 asks for √K times the
     noise  [Béthune 2024, Table 4]. With one output per record, s is the target's sign and K = 1.
     """
-
-    task: ClassVar[Task | None] = Task.CLASSIFICATION
 
     margin: float = 1.0
 
@@ -332,7 +290,7 @@ class MulticlassHinge(LipschitzLoss):
         return short_BK.relu().mean(dim=1)
 
 
-@register_loss("kantorovich-rubinstein")
+@register_loss("kantorovich-rubinstein", task=Task.CLASSIFICATION)
 @dataclass(frozen=True)
 class KantorovichRubinstein(LipschitzLoss):
     """ℓ(h, y) = −h_y + Σ_{k≠y} h_k/(K − 1), with all classes taken to be equally likely.
@@ -346,8 +304,6 @@ class KantorovichRubinstein(LipschitzLoss):
     per record, ℓ = −s·h with the target's sign s, and the constant is 1.
     """
 
-    task: ClassVar[Task | None] = Task.CLASSIFICATION
-
     def lipschitz_for(self, num_outputs: int) -> float:
         return math.sqrt(1 + 1 / (num_outputs - 1)) if num_outputs > 1 else 1.0
 
@@ -358,7 +314,7 @@ class KantorovichRubinstein(LipschitzLoss):
         return -(signs(scores_BK, targets) * weighted_BK).sum(dim=1)
 
 
-@register_loss("hinge-kantorovich-rubinstein")
+@register_loss("hinge-kantorovich-rubinstein", task=Task.CLASSIFICATION)
 @dataclass(frozen=True)
 class HingeKantorovichRubinstein(LipschitzLoss):
     """ℓ = α·`MulticlassHinge(margin)` + `KantorovichRubinstein()`  [Serrurier 2021].
@@ -368,8 +324,6 @@ class HingeKantorovichRubinstein(LipschitzLoss):
         (1 + α/K)² + (K − 1)·(1/(K − 1) + α/K)² = K/(K − 1) + 4α/K + α²/K
     is the square of the constant. With one output per record it is 1 + α.
     """
-
-    task: ClassVar[Task | None] = Task.CLASSIFICATION
 
     alpha: float = 1.0
     margin: float = 1.0
@@ -385,3 +339,38 @@ class HingeKantorovichRubinstein(LipschitzLoss):
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
         hinge = MulticlassHinge(self.margin).per_record(outputs, targets)
         return self.alpha * hinge + KantorovichRubinstein().per_record(outputs, targets)
+
+
+def class_scores(outputs: Tensor, loss: object, at_least: int = 1) -> Tensor:
+    """(B, K) as it is and (B,) as (B, 1). More axes would make K another number than it seems."""
+    scores_BK = outputs.unsqueeze(1) if outputs.dim() == 1 else outputs
+    if scores_BK.dim() != 2:
+        raise ValueError(
+            f"{type(loss).__name__} takes outputs of shape (records, classes); these have "
+            f"{tuple(outputs.shape)}: flatten them, or use CrossEntropy"
+        )
+    require_outputs(scores_BK.shape[1], loss, at_least)
+    return scores_BK
+
+
+def require_outputs(num_outputs: int, loss: object, at_least: int) -> None:
+    if num_outputs < at_least:
+        raise ValueError(
+            f"{type(loss).__name__} takes two outputs per record or more; the model gives "
+            f"{num_outputs}: end it with one output per class"
+        )
+
+
+def is_true_class(scores_BK: Tensor, targets: Tensor) -> Tensor:
+    """Where k = y. With one score per record: where the target is positive, so 0/1 and −1/+1 do."""
+    num_classes = scores_BK.shape[1]
+    if num_classes == 1:
+        return targets.reshape(-1, 1) > 0
+    # Not F.one_hot, which asks the device whether a label is too large.
+    classes_K = torch.arange(num_classes, device=targets.device)
+    return targets.reshape(-1, 1) == classes_K
+
+
+def signs(scores_BK: Tensor, targets: Tensor) -> Tensor:
+    """+1 for the true class, −1 for the others, in the scores' type."""
+    return 2 * is_true_class(scores_BK, targets).to(scores_BK.dtype) - 1

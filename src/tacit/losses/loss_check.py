@@ -35,7 +35,7 @@ from tacit.losses.record_loss import (
     name_of,
     needs_pre_activations,
 )
-from tacit.losses.task import Task, task_of
+from tacit.losses.registry import Task, task_of
 
 _RECORDS, _POSITIONS = 7, 3
 _SIZES = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e4)
@@ -153,49 +153,44 @@ def check_loss(
 
 
 def _check_batch(loss: Any, h: Tensor, y: Tensor) -> None:
-    alone, alone_gradients = _losses_alone(loss, h, y)
+    alone, alone_gradients = _one_by_one(loss, h, y)
     if not (alone.isfinite().all() and alone_gradients.isfinite().all()):
         raise ValueError(
             f"{name_of(loss)} is not finite, or its gradient is not, at outputs of size "
             f"{float(h.abs().max()):g} in {h.dtype}; bound or clamp what overflows"
         )
-    together, gradients = _losses_together(loss, h, y)
+    together, gradients = _losses_and_gradients(loss, h, y)
+    expected, expected_gradients = alone, alone_gradients
+    if together.dim() == 0:  # the sum or the mean, whichever is nearer
+        reductions = (alone.sum(), alone_gradients), (alone.mean(), alone_gradients / len(h))
+        expected, expected_gradients = min(reductions, key=lambda r: float((r[0] - together).abs()))
     digits = torch.finfo(h.dtype).eps
-    scale = float(alone.abs().max()) + 1e-30
-    if not torch.allclose(together, _reduced(together, alone), rtol=1e3 * digits, atol=digits):
+    if not torch.allclose(together, expected, rtol=1e3 * digits, atol=digits):
         raise ValueError(
             f"{name_of(loss)} gives {together.tolist()} for records together and {alone.tolist()} "
             "one by one: one number depends on other records. Use no statistic of the batch; give "
             "one number per record, or their mean or sum"
         )
-    slope = float(alone_gradients.abs().max()) + 1e-30
-    wanted = _reduced_gradients(together, alone, alone_gradients)
-    if not (gradients - wanted).abs().max() <= 1e3 * digits * max(slope, scale * digits):
+    most = max(float(alone_gradients.abs().max()), float(alone.abs().max()) * digits) + 1e-30
+    if not (gradients - expected_gradients).abs().max() <= 1e3 * digits * most:
         raise ValueError(
             f"{name_of(loss)} has other gradients for records together than one by one: a record's "
             "gradient depends on other records. Use no statistic of the batch, detached or not"
         )
-    again, _ = _losses_alone(loss, h, y)
-    if not torch.equal(again, alone):
+    if not torch.equal(_one_by_one(loss, h, y)[0], alone):
         raise ValueError(
             f"{name_of(loss)} gives other numbers when it is called again with the same records; "
             "it must keep no state between calls and draw nothing at random"
         )
 
 
-def _losses_alone(loss: Any, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _one_by_one(loss: Any, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """ℓ(h_i, y_i) and its gradient, each record in a call of its own."""
-    values, gradients = [], []
-    for i in range(len(h)):
-        value, gradient = _losses_together(loss, h[i : i + 1], y[i : i + 1])
-        if value.numel() != 1:
-            raise ValueError(f"{name_of(loss)} gives {tuple(value.shape)} for one record; give one")
-        values.append(value.reshape(()))
-        gradients.append(gradient[0])
-    return torch.stack(values), torch.stack(gradients)
+    pairs = [_losses_and_gradients(loss, h[i : i + 1], y[i : i + 1]) for i in range(len(h))]
+    return torch.stack([v.reshape(()) for v, _ in pairs]), torch.cat([g for _, g in pairs])
 
 
-def _losses_together(loss: Any, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _losses_and_gradients(loss: Any, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     h = h.detach().clone().requires_grad_()
     value = getattr(loss, "per_record", loss)(h, y)
     if value.shape not in (torch.Size([]), torch.Size([len(h)])):
@@ -205,20 +200,8 @@ def _losses_together(loss: Any, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         )
     if not value.requires_grad:  # constant here, such as a hinge that is met
         return value.detach(), torch.zeros_like(h)
-    (gradient,) = torch.autograd.grad(value.sum(), h, allow_unused=True)
-    return value.detach(), torch.zeros_like(h) if gradient is None else gradient
-
-
-def _reduced(together: Tensor, alone: Tensor) -> Tensor:
-    """What `together` must be: each number, or their mean or sum, whichever is nearer."""
-    if together.dim() == 1:
-        return alone
-    return min((alone.mean(), alone.sum()), key=lambda v: float((v - together).abs()))
-
-
-def _reduced_gradients(together: Tensor, alone: Tensor, gradients: Tensor) -> Tensor:
-    summed = together.dim() == 1 or bool(_reduced(together, alone) == alone.sum())
-    return gradients if summed else gradients / len(alone)
+    (gradient,) = torch.autograd.grad(value.sum(), h, materialize_grads=True)
+    return value.detach(), gradient
 
 
 def _targets(task: Task | None, num_outputs: int) -> Tensor:

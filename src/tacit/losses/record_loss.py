@@ -3,23 +3,31 @@
 `RecordLoss` is the base class, `LipschitzLoss` the one of losses whose gradient is bounded. Losses
 are added and multiplied by numbers (`WeightedSum`), may follow the epoch (`Scheduled`), and a loss
 of your own may declare its constant (`WithConstant`). `loss_constant` finds the constant of any.
-The functions at the end bring outputs and targets to the shapes that losses are written for.
+
+`losses_of` gives the loss of each record, whatever the loss's reduction over records. Losses whose
+records stay apart by construction are evaluated on the whole batch at once; any other that gives
+one number is evaluated on batches of one record.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import functools
 import math
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import vmap
 
 from tacit.errors import UnboundedLayer
-from tacit.losses.task import Task, task_of
-from tacit.pytrees import Tree, logits_of, tensors_of
+from tacit.losses.registry import Task, task_of, torch_loss
+from tacit.pytrees import Tree, logits_of, map_leaves, named_leaves, tensors_of, with_tensors
 
 Kind = TypeVar("Kind")
 
@@ -171,9 +179,8 @@ class WeightedSum(RecordLoss):
                 f"{len(self.weights)} weights for {len(self.parts)} losses; give one per loss, and "
                 "at least one loss"
             )
-        for weight in self.weights:
-            if not math.isfinite(weight):
-                raise ValueError(f"a weight is {weight}; give a finite number")
+        if not all(map(math.isfinite, self.weights)):
+            raise ValueError(f"weights are {self.weights}; give finite numbers")
 
     @property
     def needs_pre_activations(self) -> bool:
@@ -193,11 +200,9 @@ class WeightedSum(RecordLoss):
         return replace(self, parts=tuple(fresh(part) for part in self.parts))
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        first, *others = (
-            weight * part.per_record(outputs, targets)
-            for part, weight in zip(self.parts, self.weights, strict=True)
-        )
-        return sum(others, first)
+        # Each part by its own right: one of them may be a user's.
+        each = (losses_of(part, outputs, targets) for part in self.parts)
+        return torch.stack([w * l_B for w, l_B in zip(self.weights, each, strict=True)]).sum(dim=0)
 
 
 @dataclass(frozen=True)
@@ -206,6 +211,8 @@ class LipschitzSum(WeightedSum, LipschitzLoss):
 
     ‖Σ_j w_j·∇ℓ_j‖ ≤ Σ_j |w_j|·L_j, the triangle inequality.
     """
+
+    parts: tuple[LipschitzLoss, ...]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,11 +224,8 @@ class LipschitzSum(WeightedSum, LipschitzLoss):
                 )
 
     def lipschitz_for(self, num_outputs: int) -> float:
-        return math.fsum(
-            abs(weight) * part.lipschitz_for(num_outputs)
-            for part, weight in zip(self.parts, self.weights, strict=True)
-            if isinstance(part, LipschitzLoss)
-        )
+        pairs = zip(self.weights, self.parts, strict=True)
+        return math.fsum(abs(w) * part.lipschitz_for(num_outputs) for w, part in pairs)
 
 
 def weighted_sum(terms: Sequence[tuple[float, RecordLoss]]) -> WeightedSum:
@@ -236,7 +240,8 @@ def weighted_sum(terms: Sequence[tuple[float, RecordLoss]]) -> WeightedSum:
             parts.append(part)
             weights.append(weight)
     bounded = all(isinstance(part, LipschitzLoss) for part in parts)
-    return (LipschitzSum if bounded else WeightedSum)(tuple(parts), tuple(weights))
+    kind: type[WeightedSum] = LipschitzSum if bounded else WeightedSum
+    return kind(tuple(parts), tuple(weights))
 
 
 def needs_pre_activations(loss: object) -> bool:
@@ -275,47 +280,211 @@ def tensors_for(loss: object, outputs: Tree, targets: Tree) -> tuple[Tensor, Ten
     return h, y[0]
 
 
-def class_scores(outputs: Tensor, loss: object, at_least: int = 1) -> Tensor:
-    """(B, K) as it is and (B,) as (B, 1). More axes would make K another number than it seems."""
-    scores_BK = outputs.unsqueeze(1) if outputs.dim() == 1 else outputs
-    if scores_BK.dim() != 2:
+def losses_of(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> Tensor:
+    """ℓ_i = loss(outputs of record i, targets of record i), one number per record: (B,).
+
+    - Tacit's losses, and those of `torch.nn` and `torch.nn.functional`, are evaluated on the whole
+      batch at once. They take one tensor: where a model returns several, its `logits`. With
+      reduction "mean" each record is divided by its own count (or class weights), as in a batch of
+      one; a record whose targets are all ignored has loss 0, where PyTorch gives 0/0.
+    - Any other callable is given all outputs. One number per record, shape (B,), is used as it is;
+      the certificate of the model proves that records stay apart in it. If it gives a single number
+      (a mean or a sum over the batch), the loss is evaluated on batches of one record: by `vmap`,
+      or in a loop where `vmap` cannot.
+    """
+    kind: Any = type(loss)
+    if kind is WithConstant:
+        return losses_of(loss.loss, outputs, targets)  # type: ignore[attr-defined]
+    if isinstance(loss, RecordLoss):
+        h, y = tensors_for(loss, outputs, targets)
+        # By exact type, since a subclass may let records meet.
+        return loss.per_record(h, y) if _is_ours(kind) else _taken_apart(loss, h, y)
+    known = _TorchLoss.of(loss)
+    if known is not None:
+        h, y = tensors_for(loss, outputs, targets)
+        found = known.per_record(h, y)
+        return _taken_apart(loss, h, y) if found is None else found
+    return _of_callable(loss, outputs, targets)
+
+
+@functools.cache
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("tacit.losses.")
+
+
+@dataclass
+class _TorchLoss:
+    """One of PyTorch's losses: its function's name, its unreduced form, and its options."""
+
+    name: str
+    unreduced: Callable[..., Tensor]
+    options: dict[str, Any]
+
+    @classmethod
+    def of(cls, loss: Any) -> _TorchLoss | None:
+        function, given = loss, {}
+        if isinstance(loss, functools.partial):
+            function, given = loss.func, loss.keywords
+            if loss.args or {"reduce", "size_average"} & set(given):
+                return None
+        known = torch_loss(function)
+        if known is None:
+            return None
+        if not isinstance(function, nn.Module):
+            unreduced: Any = functools.partial(loss, reduction="none")
+            return cls(known[0], unreduced, {"reduction": "mean", **given})
+        if function is not loss or "forward" in vars(loss):
+            return None
+        # A copy, so that the user's own keeps its reduction; `copy.copy` takes 20 µs.
+        unreduced = type(loss).__new__(type(loss))
+        vars(unreduced).update(vars(loss), reduction="none")
+        return cls(known[0], unreduced, {n: getattr(loss, n) for n in _OPTIONS if hasattr(loss, n)})
+
+    def per_record(self, h: Tensor, y: Tensor) -> Tensor | None:
+        """ℓ_i of each record; None where the batch might not be its records one by one."""
+        by_class = self.name in ("cross_entropy", "nll_loss")
+        weights = [w for w in map(self.options.get, ("weight", "pos_weight")) if w is not None]
+        # (B, 1) against (B,) broadcasts to B² pairs, and weights of B rows meet other records.
+        pairs = h.shape == y.shape and all(w.dim() < h.dim() for w in weights)
+        if not (by_class or pairs or self.name in _BY_ROW):
+            return None
+        each = self.unreduced(h, y)
+        reduction = self.options["reduction"]
+        if reduction == "none":
+            return _one_per_record(each, len(h), self.name)
+        each = each.flatten(1) if each.dim() > 1 else each.unsqueeze(1)
+        if reduction == "mean" and by_class and not y.is_floating_point():
+            return self._mean_over_classes(each, y)
+        return each.mean(dim=1) if reduction == "mean" else each.sum(dim=1)
+
+    def _mean_over_classes(self, each: Tensor, y: Tensor) -> Tensor:
+        """Σ_t ℓ_t / Σ_t w(y_t) over the positions t that are not ignored."""
+        weight, ignored = self.options.get("weight"), self.options.get("ignore_index", -100)
+        if weight is None and y.dim() == 1:
+            return each.squeeze(1)
+        y = y.reshape(len(y), -1)
+        kept = y != ignored
+        if weight is None:
+            total = kept.sum(dim=1)
+        else:
+            if y.shape[1] == 1:
+                warnings.warn(_WEIGHTS_CANCEL, stacklevel=4)
+            total = torch.where(kept, weight[torch.where(kept, y, 0)], 0.0).sum(dim=1)
+        return each.sum(dim=1) / torch.where(total > 0, total, 1)
+
+
+_WEIGHTS_CANCEL = (
+    "class weights with reduction='mean' cancel: the mean of one record divides by its own weight; "
+    "give reduction='none', and each record's loss is multiplied by the weight of its class"
+)
+_OPTIONS = ("reduction", "weight", "pos_weight", "ignore_index")
+_BY_ROW = ("multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss")
+
+
+class _Seen:
+    """Losses by identity, which it does not keep alive."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, weakref.ref[Any]] = {}
+
+    def __contains__(self, loss: object) -> bool:
+        found = self._held.get(id(loss))
+        return found is not None and found() is loss
+
+    def add(self, loss: Any) -> None:
+        key = id(loss)
+        with contextlib.suppress(TypeError):  # of a class with slots, which is asked each time
+            self._held[key] = weakref.ref(loss, lambda _: self._held.pop(key, None))
+
+
+# Losses that gave a single number, and those that vmap cannot take: asking again costs a pass over
+# the outputs. Batches of one are right for every loss, so a loss that behaves otherwise later only
+# loses time.
+_one_number, _loops = _Seen(), _Seen()
+
+
+def _of_callable(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> Tensor:
+    rows = _num_records(outputs, targets)
+    if rows == 0 or loss in _one_number:
+        return _taken_apart(loss, outputs, targets)
+    value = loss(outputs, targets)
+    if isinstance(value, Tensor) and value.dim() == 0 and rows > 1:
+        _one_number.add(loss)
+        return _taken_apart(loss, outputs, targets)
+    return _one_per_record(value, rows, name_of(loss))
+
+
+def _taken_apart(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> Tensor:
+    """The loss of batches of one record: exact for every loss."""
+    rows = _num_records(outputs, targets)
+    left_out = [
+        place
+        for name, tree in (("outputs", outputs), ("targets", targets))
+        for place, leaf in named_leaves(tree, name)
+        if not _has_rows(leaf, rows)
+    ]
+    tree: Any = (outputs, targets)
+    if left_out:  # such as a mean over all records, which no record may see
+        tree = map_leaves(lambda leaf: leaf if _has_rows(leaf, rows) else None, tree)
+    tensors = tensors_of(tree)
+    if rows == 0:
+        return tensors[0].flatten()
+
+    def of_one(*record: Tensor) -> Tensor:
+        h, y = with_tensors(tree, [t.unsqueeze(0) for t in record])
+        return _one_per_record(loss(h, y), 1, name_of(loss)).squeeze(0)
+
+    if loss not in _loops:
+        try:
+            return vmap(of_one, randomness="different")(*tensors)
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0]
+    try:
+        found = torch.stack([of_one(*(t[i] for t in tensors)) for i in range(rows)])
+    except Exception as error:
+        if not left_out:
+            raise
         raise ValueError(
-            f"{type(loss).__name__} takes outputs of shape (records, classes); these have "
-            f"{tuple(outputs.shape)}: flatten them, or use CrossEntropy"
+            f"{name_of(loss)} cannot be evaluated for one record ({error}). It was not given "
+            f"{', '.join(left_out)}, which has no row per record. Compute the loss from what has: "
+            "for a language model, give the tokens as targets and "
+            "loss=tacit.losses.TokenCrossEntropy(shift=True), or for classes "
+            "loss=lambda out, y: F.cross_entropy(out.logits, y, reduction='none')"
+        ) from error
+    if loss not in _loops:
+        _loops.add(loss)
+        warnings.warn(
+            f"torch.vmap cannot take {name_of(loss)} ({reason}), so it runs once per record: "
+            "exact, and slow; have it return one number per record",
+            stacklevel=2,
         )
-    require_outputs(scores_BK.shape[1], loss, at_least)
-    return scores_BK
+    return found
 
 
-def require_outputs(num_outputs: int, loss: object, at_least: int) -> None:
-    if num_outputs < at_least:
-        raise ValueError(
-            f"{type(loss).__name__} takes two outputs per record or more; the model gives "
-            f"{num_outputs}: end it with one output per class"
-        )
+def _one_per_record(value: Any, rows: int, name: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} returns {value!r}; return one number per record")
+    if value.shape == (rows,):
+        return value
+    if rows == 1 and value.dim() == 0:
+        return value.unsqueeze(0)
+    if value.dim() and len(value) == rows:
+        line = "mean(1)" if value.dim() == 2 else "flatten(1).mean(1)"
+        remedy = f"end it with `.{line}`"
+    else:
+        remedy = "keep the records in the first dimension and end it with `.flatten(1).mean(1)`"
+    raise ValueError(
+        f"{name} gives shape {tuple(value.shape)} for {rows} records, and one number per record is "
+        f"needed, shape ({rows},); {remedy}"
+    )
 
 
-def is_true_class(scores_BK: Tensor, targets: Tensor) -> Tensor:
-    """Where k = y. With one score per record: where the target is positive, so 0/1 and −1/+1 do."""
-    num_classes = scores_BK.shape[1]
-    if num_classes == 1:
-        return targets.reshape(-1, 1) > 0
-    # Not F.one_hot, which asks the device whether a label is too large.
-    classes_K = torch.arange(num_classes, device=targets.device)
-    return targets.reshape(-1, 1) == classes_K
+def _num_records(outputs: Tree, targets: Tree) -> int:
+    for tensor in (*tensors_of(targets), logits_of(outputs), *tensors_of(outputs)):
+        if tensor is not None and tensor.dim():
+            return len(tensor)
+    raise ValueError("neither outputs nor targets hold a tensor with one row per record")
 
 
-def signs(scores_BK: Tensor, targets: Tensor) -> Tensor:
-    """+1 for the true class, −1 for the others, in the scores' type."""
-    return 2 * is_true_class(scores_BK, targets).to(scores_BK.dtype) - 1
-
-
-def paired(outputs: Tensor, targets: Tensor, loss: object) -> tuple[Tensor, Tensor]:
-    """Both as (B, K), one target per output. (B,) against (B, 1) would broadcast to B² pairs."""
-    num_outputs, num_targets = (math.prod(rows.shape[1:]) for rows in (outputs, targets))
-    if num_outputs != num_targets:
-        raise ValueError(
-            f"{type(loss).__name__} takes one target per output; the model gives {num_outputs} "
-            f"outputs per record, and there are {num_targets} targets"
-        )
-    return outputs.reshape(len(outputs), -1), targets.reshape(len(targets), -1)
+def _has_rows(leaf: Any, rows: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == rows

@@ -1,17 +1,79 @@
-"""Losses by name: `register_loss` makes one known to the command line and to saved runs.
+"""What a loss trains for, and losses by name.
 
-What a loss must keep is in `tacit.losses.loss_check`, which attacks it.
+A task decides which metrics a report may show. `register_loss` makes a loss known to the command
+line and to saved runs. What a loss must keep is in `tacit.losses.loss_check`, which attacks it.
 """
 
 from __future__ import annotations
 
+import enum
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tacit.losses.task import Task
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 Kind = TypeVar("Kind", bound=Callable[..., Any])
+
+
+class Task(enum.StrEnum):
+    """What the outputs and targets of one record are.
+
+    CLASSIFICATION: one output per class and a class as target, with classes along dimension 1; or
+    one output, whose sign decides between two classes.
+    BINARY: one output, whose sign decides; targets are 0 and 1, or −1 and +1.
+    REGRESSION: one real-valued target per output.
+    TOKENS: outputs of shape (records, positions, classes) and one class per position.
+    """
+
+    CLASSIFICATION = "classification"
+    BINARY = "binary"
+    REGRESSION = "regression"
+    TOKENS = "tokens"
+
+
+def task_of(loss: object, outputs: Tensor, targets: Tensor) -> Task | None:
+    """The task that the loss declares for such outputs and targets; None if it declares none.
+
+    It is `loss.task_for(outputs, targets)`, else `loss.task`; PyTorch's own losses are known here.
+    There is no guess for other losses: a single output may be a regression, and reading it as two
+    classes would give a false accuracy.
+    """
+    ask = getattr(loss, "task_for", None)
+    declared = getattr(loss, "task", None) if ask is None else ask(outputs, targets)
+    if declared is not None:
+        return Task(declared)
+    known = torch_loss(loss)
+    return None if known is None else known[1]
+
+
+# PyTorch's losses: module, function of torch.nn.functional, task.
+TORCH_LOSSES: dict[type[nn.Module], tuple[str, Task | None]] = {
+    nn.CrossEntropyLoss: ("cross_entropy", Task.CLASSIFICATION),
+    nn.NLLLoss: ("nll_loss", Task.CLASSIFICATION),
+    nn.MultiMarginLoss: ("multi_margin_loss", Task.CLASSIFICATION),
+    nn.BCEWithLogitsLoss: ("binary_cross_entropy_with_logits", Task.BINARY),
+    nn.SoftMarginLoss: ("soft_margin_loss", Task.BINARY),
+    nn.MSELoss: ("mse_loss", Task.REGRESSION),
+    nn.L1Loss: ("l1_loss", Task.REGRESSION),
+    nn.SmoothL1Loss: ("smooth_l1_loss", Task.REGRESSION),
+    nn.HuberLoss: ("huber_loss", Task.REGRESSION),
+    nn.BCELoss: ("binary_cross_entropy", None),
+    nn.KLDivLoss: ("kl_div", None),
+    nn.PoissonNLLLoss: ("poisson_nll_loss", None),
+    nn.HingeEmbeddingLoss: ("hinge_embedding_loss", None),
+    nn.MultiLabelMarginLoss: ("multilabel_margin_loss", None),
+    nn.MultiLabelSoftMarginLoss: ("multilabel_soft_margin_loss", None),
+}
+# By identity: a user's function may have the same name.
+_TORCH_FUNCTIONS = {id(getattr(F, name)): (name, task) for name, task in TORCH_LOSSES.values()}
+
+
+def torch_loss(loss: object) -> tuple[str, Task | None] | None:
+    """The function's name and the task, if the loss is one of PyTorch's modules or functions."""
+    return TORCH_LOSSES.get(type(loss)) or _TORCH_FUNCTIONS.get(id(loss))  # type: ignore[arg-type]
+
 
 _REGISTERED: dict[str, Callable[..., Any]] = {}
 
@@ -37,9 +99,7 @@ def register_loss(
     def register(loss: Kind) -> Kind:
         known = _REGISTERED.get(name)
         if known is not None and _origin(known) != _origin(loss):
-            raise ValueError(
-                f"the name {name!r} belongs to {'.'.join(_origin(known))} already; give another"
-            )
+            raise ValueError(f"the name {name!r} belongs to {_origin(known)} already; give another")
         for attribute, value in (("task", task and Task(task)), ("lipschitz", lipschitz)):
             if value is not None:
                 setattr(loss, attribute, value)
@@ -91,5 +151,5 @@ def _says_task(loss: Any) -> bool:
     )
 
 
-def _origin(loss: Any) -> tuple[str, str]:
-    return loss.__module__, loss.__qualname__
+def _origin(loss: Any) -> str:
+    return f"{loss.__module__}.{loss.__qualname__}"

@@ -9,24 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.losses.record_loss import (
-    LipschitzLoss,
-    RecordLoss,
-    class_scores,
-    is_true_class,
-    paired,
-    positive,
-)
-from tacit.losses.registry import register_loss
-from tacit.losses.task import Task
+from tacit.losses.classification import class_scores, is_true_class
+from tacit.losses.record_loss import LipschitzLoss, RecordLoss, positive
+from tacit.losses.registry import Task, register_loss
 
 
-@register_loss("mean-absolute")
+@register_loss("mean-absolute", task=Task.REGRESSION)
 @dataclass(frozen=True)
 class MeanAbsoluteError(LipschitzLoss):
     """ℓ(h, y) = (1/K) Σ_k |h_k − y_k| over one record's K outputs.
@@ -35,17 +27,15 @@ class MeanAbsoluteError(LipschitzLoss):
     √(K/K²) = 1/√K, and is that wherever no error is 0.
     """
 
-    task: ClassVar[Task | None] = Task.REGRESSION
-
     def lipschitz_for(self, num_outputs: int) -> float:
         return 1 / math.sqrt(num_outputs)
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        h_BK, y_BK = paired(outputs, targets, self)
+        h_BK, y_BK = _paired(outputs, targets, self)
         return (h_BK - y_BK).abs().mean(dim=1)
 
 
-@register_loss("huber")
+@register_loss("huber", task=Task.REGRESSION)
 @dataclass(frozen=True)
 class Huber(LipschitzLoss):
     """ℓ(h, y) = (1/K) Σ_k H(h_k − y_k), H(e) = e²/2 up to the threshold T, T(|e| − T/2) beyond.
@@ -53,8 +43,6 @@ class Huber(LipschitzLoss):
     H′ is e clipped to [−T, T], so each coordinate of the gradient is at most T/K and its norm at
     most T/√K, reached where all errors pass the threshold  [Huber 1964].
     """
-
-    task: ClassVar[Task | None] = Task.REGRESSION
 
     threshold: float = 1.0
 
@@ -65,12 +53,12 @@ class Huber(LipschitzLoss):
         return self.threshold / math.sqrt(num_outputs)
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        h_BK, y_BK = paired(outputs, targets, self)
+        h_BK, y_BK = _paired(outputs, targets, self)
         y_BK = y_BK.to(h_BK.dtype)
         return F.huber_loss(h_BK, y_BK, reduction="none", delta=self.threshold).mean(dim=1)
 
 
-@register_loss("mean-squared")
+@register_loss("mean-squared", task=Task.REGRESSION)
 @dataclass(frozen=True)
 class MeanSquaredError(RecordLoss):
     """ℓ(h, y) = (1/K) Σ_k (h_k − y_k)², which has no Lipschitz constant.
@@ -79,10 +67,8 @@ class MeanSquaredError(RecordLoss):
     loss gradient.
     """
 
-    task: ClassVar[Task | None] = Task.REGRESSION
-
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        h_BK, y_BK = paired(outputs, targets, self)
+        h_BK, y_BK = _paired(outputs, targets, self)
         return (h_BK - y_BK).square().mean(dim=1)
 
 
@@ -97,7 +83,7 @@ class _SumOfErrors(RecordLoss):
     def errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """h − y, (B, K)."""
         if targets.is_floating_point():
-            h_BK, y_BK = paired(outputs, targets, self)
+            h_BK, y_BK = _paired(outputs, targets, self)
         else:
             h_BK = class_scores(outputs, self)
             y_BK = is_true_class(h_BK, targets)
@@ -154,3 +140,14 @@ class SumHuber(_SumOfErrors, LipschitzLoss):
         errors = self.errors(outputs, targets)
         zeros = errors.new_zeros(()).expand_as(errors)
         return F.smooth_l1_loss(errors, zeros, reduction="none", beta=self.beta).sum(dim=1)
+
+
+def _paired(outputs: Tensor, targets: Tensor, loss: object) -> tuple[Tensor, Tensor]:
+    """Both as (B, K), one target per output. (B,) against (B, 1) would broadcast to B² pairs."""
+    num_outputs, num_targets = (math.prod(rows.shape[1:]) for rows in (outputs, targets))
+    if num_outputs != num_targets:
+        raise ValueError(
+            f"{type(loss).__name__} takes one target per output; the model gives {num_outputs} "
+            f"outputs per record, and there are {num_targets} targets"
+        )
+    return outputs.reshape(len(outputs), -1), targets.reshape(len(targets), -1)

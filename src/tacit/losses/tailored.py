@@ -2,24 +2,32 @@
 
 Squared error learns fast while steps are few, the focal loss later turns to hard records, and the
 penalty keeps pre-activations small all along.
+
+Engines call a loss as loss(outputs, targets). A loss that also needs the pre-activations says so
+(`needs_pre_activations = True`), and whoever runs the model does it inside `watched(model, loss)`:
+hooks that last as long as the context add up ‖h‖²/d layer by layer. The model does not change, and
+no activation is kept: a layer leaves behind one number per record.
 """
 
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tacit.errors import UnsupportedModule
 from tacit.losses.classification import Focal
-from tacit.losses.pre_activations import mean_squares
-from tacit.losses.record_loss import RecordLoss, positive
-from tacit.losses.registry import register_loss
+from tacit.losses.record_loss import RecordLoss, needs_pre_activations, positive
+from tacit.losses.registry import Task, register_loss
 from tacit.losses.regression import SumSquaredError
-from tacit.losses.task import Task
-from tacit.torch_internals import outside_transforms
+from tacit.pytrees import tensors_of
+from tacit.torch_internals import Convolution, outside_transforms
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class PreActivationPenalty(RecordLoss):
         return mean_squares(outputs, self)
 
 
-@register_loss("tailored")
+@register_loss("tailored", task=Task.CLASSIFICATION)
 class TailoredLoss(RecordLoss):
     """α·focal_γ(h^M, y) + (1 − α)·½‖h^M − y‖² + ((1 − α)/β)·Σ_{m<M} ‖h^m‖²/d_m.
 
@@ -57,8 +65,6 @@ class TailoredLoss(RecordLoss):
 
         loss = TailoredLoss(threshold_epoch=5, beta=500, gamma=5)
     """
-
-    task: ClassVar[Task | None] = Task.CLASSIFICATION
 
     def __init__(self, threshold_epoch: float, beta: float | None, gamma: float) -> None:
         if not math.isfinite(threshold_epoch):
@@ -116,3 +122,154 @@ class TailoredLoss(RecordLoss):
             with torch.inference_mode(False), outside_transforms():
                 self._alphas[device] = torch.tensor(self.alpha, dtype=torch.float64, device=device)
         return self._alphas[device]
+
+
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Every convolution and linear layer of the model that is called as a module, by name.
+
+    Attention uses the weights of its output layer without calling it.
+    """
+    uncalled = {
+        part
+        for module in model.modules()
+        if isinstance(module, nn.MultiheadAttention)
+        for part in module.modules()
+    }
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Convolution) and module not in uncalled
+    }
+
+
+@contextmanager
+def watched(model: nn.Module, loss: object) -> Iterator[None]:
+    """Within this context, loss(model(x), y) sees the pre-activations that it needs.
+
+    They are those of the last forward pass of a watched model in this thread. For a loss that needs
+    none this does nothing. Compiled models run uncompiled meanwhile, since compiled code calls no
+    hooks.
+
+        with watched(model, loss):
+            loss(model(x), y).backward()
+    """
+    if not needs_pre_activations(loss):
+        yield
+        return
+    with ExitStack() as stack:
+        stack.callback(setattr, _here, "latest", getattr(_here, "latest", None))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        # The fused kernels of transformers call no layers either.
+        fused = torch.backends.mha.get_fastpath_enabled()
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
+        torch.backends.mha.set_fastpath_enabled(False)
+        watch = _Watch(model)
+        stack.callback(watch.forget)
+        for handle in watch.hooks():
+            stack.callback(handle.remove)
+        _here.latest = None
+        yield
+
+
+def mean_squares(outputs: Tensor, loss: object) -> Tensor:
+    """Σ_{m<M} ‖h^m‖²/d_m of each record, from the forward pass that gave these outputs: (B,)."""
+    watch: _Watch | None = getattr(_here, "latest", None)
+    if watch is None:
+        raise ValueError(
+            f"{type(loss).__name__} was called where no pre-activations were recorded; run the "
+            "model and the loss inside `with tacit.losses.watched(model, loss):`. A loss of your "
+            "own that contains this one sets needs_pre_activations = True. A query that takes the "
+            "loss's gradient in the outputs alone, such as Clipless, cannot train with it"
+        )
+    return watch.mean_squares(outputs, loss)
+
+
+# The last forward pass that was watched in this thread.
+_here = threading.local()
+
+
+class _Watch:
+    """Adds up ‖h‖²/d of one layer after the other, and leaves the last one out.
+
+    A layer is the last if no other follows, so each layer's share is held back until the next is
+    called. Layers that run again in a backward pass (checkpoints, engines) do not count again.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.layers = list(layers_of(model).values())
+        self.thread = threading.get_ident()
+        self.forget()
+
+    def forget(self) -> None:
+        self.running = False
+        self.rows = 0
+        self.before_last: Tensor | None = None
+        self.last: Tensor | None = None
+
+    def hooks(self) -> Iterator[Any]:
+        for layer in self.layers:
+            yield layer.register_forward_hook(self._called)
+        # A model may be a layer itself: what ends its pass is registered after what it counts by.
+        yield self.model.register_forward_pre_hook(self._begins, with_kwargs=True)
+        yield self.model.register_forward_hook(self._ends)
+
+    def mean_squares(self, outputs: Tensor, loss: object) -> Tensor:
+        if self.layers and self.last is None:
+            raise UnsupportedModule(
+                f"{type(self.model).__name__} has {len(self.layers)} convolutions and linear "
+                f"layers and called none of them, so {type(loss).__name__} has no pre-activations; "
+                "call layers as modules, in the thread that trains"
+            )
+        if len(outputs) != self.rows:
+            raise ValueError(
+                f"{type(loss).__name__} was given {len(outputs)} records after a forward pass of "
+                f"{self.rows}; give it the outputs of that pass. To combine losses add them "
+                "(a * loss + b * other): an engine cuts a loss it does not know into single records"
+            )
+        if self.before_last is None:
+            return torch.zeros(len(outputs), dtype=outputs.dtype, device=outputs.device)
+        return self.before_last.to(outputs.device)
+
+    def _elsewhere(self) -> bool:
+        return threading.get_ident() != self.thread
+
+    def _begins(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._elsewhere():
+            return
+        self.forget()
+        self.rows = next((len(t) for t in tensors_of((args, kwargs)) if t.dim()), 0)
+        self.running = True
+
+    def _ends(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self._elsewhere():
+            self.running = False
+            _here.latest = self
+
+    def _called(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self._elsewhere() or not isinstance(output, Tensor):
+            return
+        # A checkpoint that runs again must save what it saved before: so this comes first.
+        share_B = self._mean_square(layer, output)
+        if not self.running:
+            return
+        if self.last is not None:
+            total = self.before_last
+            self.before_last = self.last if total is None else total + self.last.to(total.device)
+        self.last = share_B
+
+    def _mean_square(self, layer: nn.Module, h: Tensor) -> Tensor:
+        """‖h‖²/d of each record. In a batch of one, everything belongs to that record."""
+        if not self.running or self.rows == 1:
+            rows = 1 if self.rows == 1 or h.dim() == 0 else len(h)
+        elif h.dim() and len(h) == self.rows:
+            rows = self.rows
+        else:
+            raise UnsupportedModule(
+                f"{type(layer).__name__} gave a tensor of shape {tuple(h.shape)} where there are "
+                f"{self.rows} records, so whose pre-activations these are is unknown; keep the "
+                "records first, or name engine=PerRecord(), which runs each record alone"
+            )
+        half = h.dtype in (torch.float16, torch.bfloat16)
+        # A copy, since what comes next may write into h.
+        return (h.float() if half else h.clone()).reshape(rows, -1).square().mean(dim=1)

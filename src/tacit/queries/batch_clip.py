@@ -16,7 +16,7 @@ from tacit.engines.clipping import CLIP, ClipRule, ClipTask
 from tacit.engines.draws import State
 from tacit.engines.model_certificate import certify, sample_records
 from tacit.errors import MixesRecords
-from tacit.losses.pre_activations import watched
+from tacit.losses.tailored import watched
 from tacit.precision import ROWS_AT_ONCE
 from tacit.queries.bounded_gradient import Blocks, BoundedGradient, Loss
 from tacit.queries.per_sample_clip import ClippedQuery, Frozen, MaxNorm, check_key, mean_norms

@@ -28,8 +28,7 @@ from tacit.lipschitz.layers.limits import limit_rows
 from tacit.lipschitz.program import Program, compile_program, fingerprint
 from tacit.lipschitz.projection import enforce
 from tacit.lipschitz.propagation import Sensitivities, largest_entry, sensitivities_of
-from tacit.losses.per_record import losses_of
-from tacit.losses.record_loss import ClippedLoss
+from tacit.losses.record_loss import ClippedLoss, losses_of
 from tacit.precision import (
     ROWS_AT_ONCE,
     Rounding,

@@ -25,8 +25,8 @@ from tacit.engines.clipping import (
 )
 from tacit.engines.draws import from_one_start
 from tacit.engines.model_certificate import certify
-from tacit.losses.pre_activations import watched
 from tacit.losses.record_loss import needs_pre_activations
+from tacit.losses.tailored import watched
 from tacit.precision import ROWS_AT_ONCE, public_rows, slack_of_sum
 from tacit.queries.bounded_gradient import (
     Blocks,

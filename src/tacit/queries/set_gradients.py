@@ -30,7 +30,7 @@ from tacit.engines.clipping import (
 from tacit.engines.draws import from_one_start
 from tacit.engines.recorder import Recorder
 from tacit.errors import UnsupportedEvent, UnsupportedModule
-from tacit.losses.per_record import losses_of
+from tacit.losses.record_loss import losses_of
 from tacit.precision import wide
 from tacit.pytrees import Tree, call_model, device_of, map_tensors, num_rows, take_rows
 from tacit.queries.bounded_gradient import Loss

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tacit.losses.classification import TokenCrossEntropy
-from tacit.losses.per_record import losses_of
-from tacit.losses.pre_activations import watched
-from tacit.losses.record_loss import WeightedSum, WithConstant
-from tacit.losses.task import Task, task_of
+from tacit.losses.record_loss import WeightedSum, WithConstant, losses_of
+from tacit.losses.registry import Task, task_of
+from tacit.losses.tailored import watched
 from tacit.pytrees import Tree, call_model, logits_of, map_tensors, take_rows, tensors_of
 from tacit.queries.bounded_gradient import Loss
 from tacit.records import Records
