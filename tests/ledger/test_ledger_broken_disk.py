@@ -57,24 +57,24 @@ def test_a_full_disk_releases_nothing_and_passes(tmp_path):
     assert went_on is True
 
 
-def test_a_file_that_became_read_only_releases_nothing(tmp_path):
+def test_a_file_that_became_read_only_releases_nothing(tmp_path, monkeypatch):
     ledger = Ledger(tmp_path / "ledger", ROOMY, lease_steps=1)
     model = one_weight()
     ledger.release(gradient(PLAN, model), into=model)
     before = model.weight.grad.clone()
-    connect = ledger._log._connect
+    connect = sqlite3.connect
 
-    def read_only():
-        db = connect()
+    def read_only(*args, **settings):
+        db = connect(*args, **settings)
         db.execute("PRAGMA query_only = ON")
         return db
 
-    ledger._log._connect = read_only
-    for _ in range(2):
-        with pytest.raises(sqlite3.OperationalError, match="readonly"):
-            ledger.release(gradient(PLAN, model), into=model)
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", read_only)
+        for _ in range(2):
+            with pytest.raises(sqlite3.OperationalError, match="readonly"):
+                ledger.release(gradient(PLAN, model), into=model)
     assert model.weight.grad.equal(before)
-    ledger._log._connect = connect
     assert release(ledger, PLAN, 1) == 1
     assert charged(tmp_path / "ledger") == 2
 

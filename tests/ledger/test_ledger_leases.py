@@ -1,5 +1,6 @@
 """A lease is at most one percent of a run; a clean end returns what was not used."""
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -74,11 +75,11 @@ def test_a_release_within_a_lease_does_not_touch_the_file(tmp_path, monkeypatch)
     ledger = Ledger(tmp_path / "ledger", QUICK)
     release(ledger, PLAN, 1)
 
-    def never():
+    def never(*args, **settings):
         raise AssertionError("the file was opened")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger._log, "_connect", never)
+        patch.setattr(sqlite3, "connect", never)
         assert release(ledger, PLAN, 19) == 19
         assert ledger.attempt() == (1, 1)
         with pytest.raises(AssertionError, match="opened"):

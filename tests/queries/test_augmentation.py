@@ -250,8 +250,7 @@ def test_views_of_a_piece_are_drawn_once_even_if_a_record_is_left_out():
 
     inputs = reals(3)(6)
     inputs[2] = torch.nan
-    query = PerSampleClip(0.5, augmentation=Augmentation(4, noisy))
-    query._views._checked = True
+    query = PerSampleClip(0.5, augmentation=Augmentation(4, noisy, rows_apart=True))
     model = nn.Linear(3, 2).double()
     for _ in range(3):  # the model is checked before the first and the second step
         calls.clear()
@@ -346,14 +345,12 @@ def test_a_generator_of_its_own_needs_a_promise():
 
 def test_the_check_leaves_the_generator_where_it_was():
     model, batch = nn.Linear(3, 2).double(), batch_for(reals(3)(6))
-    noisy = Augmentation(2, lambda rows: rows + torch.randn_like(rows))
     found = []
-    for checked in (False, True):
-        query = PerSampleClip(1.0, augmentation=noisy)
-        query._views._checked = checked
+    for promised in (False, True):
+        noisy = Augmentation(2, lambda rows: rows + torch.randn_like(rows), rows_apart=promised)
         torch.manual_seed(7)
+        query = PerSampleClip(1.0, augmentation=noisy)
         found.append(query(model, quadratic, batch).blocks[0].sums[0])
-        assert query._views._checked
     assert torch.equal(*found)
 
 

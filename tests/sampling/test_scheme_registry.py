@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import dp_accounting as dpa
 import pytest
+from forked import Forked
 from tiny_run import ADD, gaussian_plan, log_rows, release
 
 import tacit
@@ -14,7 +15,6 @@ from tacit import Budget, Ledger, register_scheme
 from tacit.accounting import Plan, check_scheme
 from tacit.errors import UnsupportedEvent
 from tacit.ledger.statement import read_statement
-from tacit.sampling import scheme as registry
 from tacit.sampling.scheme import Unit
 
 BUDGET = Budget(3.0, 1e-13)
@@ -50,20 +50,23 @@ class Weekdays:
         return f"one of {self.days} days"
 
 
-@pytest.fixture
-def registered(monkeypatch):
-    """Weekdays, registered for one test."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-    return register_scheme(Weekdays)
-
-
-def forget(monkeypatch):
-    """As in a process that has not imported the module of the scheme."""
-    known = {k: v for k, v in registry._registered.items() if v is not Weekdays}
-    monkeypatch.setattr(registry, "_registered", known)
-
-
 PLAN = Plan(Weekdays(), 100.0, ADD, 70)
+
+
+def own_scheme(name, **methods):
+    return dataclass(frozen=True)(type(name, (Weekdays,), methods))
+
+
+def in_a_process_that_knows(cls, work):
+    """This process has not imported the module that registers the scheme."""
+
+    def child():
+        register_scheme(cls)
+        return work()
+
+    how, found = Forked(child).result()
+    assert how == "done", found
+    return found
 
 
 def test_a_scheme_that_is_not_registered_is_refused_before_it_is_stored(tmp_path):
@@ -71,13 +74,14 @@ def test_a_scheme_that_is_not_registered_is_refused_before_it_is_stored(tmp_path
     with Ledger(tmp_path / "ledger", BUDGET) as ledger:
         before = ledger.head
         with pytest.raises(UnsupportedEvent, match="register_scheme"):
-            ledger.begin(PLAN)
+            ledger.begin(Plan(own_scheme("NeverRegistered")(), 100.0, ADD, 70))
         assert ledger.head == before
         assert release(ledger, gaussian_plan(100.0, 5), 5) == 5
     assert len(read_statement(tmp_path / "ledger").runs) == 1
 
 
-def test_a_registered_scheme_is_stored_and_read_back(registered, tmp_path):
+def test_a_registered_scheme_is_stored_and_read_back(tmp_path):
+    register_scheme(Weekdays)
     check_scheme(Weekdays())
     with Ledger(tmp_path / "ledger", BUDGET) as ledger:
         ledger.begin(PLAN, name="mine")
@@ -91,51 +95,62 @@ def test_a_registered_scheme_is_stored_and_read_back(registered, tmp_path):
     assert row["plan"]["scheme"] == {"kind": "Weekdays", "days": 7}
 
 
-def test_a_ledger_with_an_unknown_scheme_can_still_be_opened(registered, tmp_path, monkeypatch):
-    path = tmp_path / "ledger"
-    with Ledger(path, BUDGET) as ledger:
-        ledger.begin(PLAN, name="mine")
-        release(ledger, PLAN, 2)
-        known = ledger.statement()
-    with monkeypatch.context() as patch:
-        forget(patch)
-        with Ledger(path) as ledger:
-            (run,) = ledger.statement().runs
-            assert run.plan is None
-            assert run.epsilon == float("inf")
-            assert "'Weekdays' is not registered" in run.note
-            assert "import" in run.note
-            before = ledger.head
-            other = gaussian_plan(1000.0, 5)
-            with pytest.raises(UnsupportedEvent, match="import the module"):
-                ledger.begin(other, name="other")  # what mine costs is needed, and unknown
-            assert ledger.head == before
-    with Ledger(path) as ledger:  # imported again, nothing is lost
-        assert [r.epsilon for r in ledger.statement().runs] == [r.epsilon for r in known.runs]
+def test_a_ledger_with_an_unknown_scheme_can_still_be_opened(tmp_path):
+    path, elsewhere = tmp_path / "ledger", own_scheme("Elsewhere")
+
+    def written():
+        plan = Plan(elsewhere(), 100.0, ADD, 70)
+        with Ledger(path, BUDGET) as ledger:
+            ledger.begin(plan, name="mine")
+            release(ledger, plan, 2)
+            return [run.epsilon for run in ledger.statement().runs]
+
+    known = in_a_process_that_knows(elsewhere, written)
+    other = gaussian_plan(1000.0, 5)
+    with Ledger(path) as ledger:
+        (run,) = ledger.statement().runs
+        assert run.plan is None
+        assert run.epsilon == float("inf")
+        assert "'Elsewhere' is not registered" in run.note
+        assert "import" in run.note
+        before = ledger.head
+        with pytest.raises(UnsupportedEvent, match="import the module"):
+            ledger.begin(other, name="other")  # what mine costs is needed, and unknown
+        assert ledger.head == before
+    register_scheme(elsewhere)
+    with Ledger(path) as ledger:  # imported, nothing is lost
+        assert [run.epsilon for run in ledger.statement().runs] == known
         ledger.begin(other, name="other")
         assert release(ledger, other, 5) == 5
 
 
-def test_several_runs_of_which_one_is_unknown(registered, tmp_path, monkeypatch):
+def test_several_runs_of_which_one_is_unknown(tmp_path):
     path, other = tmp_path / "ledger", gaussian_plan(1000.0, 500)
+    unknown = own_scheme("Unknown")
     running = Ledger(path, BUDGET, lease_steps=1)
     running.begin(other, name="other")
     release(running, other, 2)
-    with Ledger(path) as ledger:
-        ledger.begin(PLAN, name="mine")
-        release(ledger, PLAN, 1)
-    with monkeypatch.context() as patch:
-        forget(patch)
-        statement = running.statement()
-        assert statement.epsilon == BUDGET.epsilon
-        assert statement.epsilon_charged == float("inf")
-        assert "Weekdays" in statement.method
-        with pytest.raises(UnsupportedEvent, match="Weekdays"):
-            release(running, other, 1)
+
+    def beside():
+        plan = Plan(unknown(), 100.0, ADD, 70)
+        with Ledger(path) as ledger:
+            ledger.begin(plan, name="mine")
+            return release(ledger, plan, 1)
+
+    assert in_a_process_that_knows(unknown, beside) == 1
+    statement = running.statement()
+    assert statement.epsilon == BUDGET.epsilon
+    assert statement.epsilon_charged == float("inf")
+    assert "Unknown" in statement.method
+    with pytest.raises(UnsupportedEvent, match="Unknown"):
+        release(running, other, 1)
+    register_scheme(unknown)
     assert release(running, other, 1) == 1
 
 
-def test_a_name_belongs_to_one_class(registered):
+def test_a_name_belongs_to_one_class():
+    register_scheme(Weekdays)
+
     @dataclass(frozen=True)
     class Other(Weekdays):
         pass
@@ -194,8 +209,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("name", ["Tuple", "List", "Set", "NotANumber", "Hidden"])
-def test_what_cannot_be_read_back_is_not_stored(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+def test_what_cannot_be_read_back_is_not_stored(name, tmp_path):
     scheme = register_scheme(getattr(Broken, name))()
     with Ledger(tmp_path / "ledger", BUDGET) as ledger:
         before = ledger.head
@@ -257,35 +271,31 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_the_check_finds_a_broken_scheme(name, monkeypatch):
+def test_the_check_finds_a_broken_scheme(name):
     methods, why = MISTAKES[name]
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-    cls = register_scheme(dataclass(frozen=True)(type("Mistaken", (Weekdays,), methods)))
+    cls = register_scheme(own_scheme("Mistaken", **methods))
     with pytest.raises(UnsupportedEvent, match=why):
         check_scheme(cls())
 
 
 @pytest.mark.parametrize("name", ["two events a step", "free steps"])
-def test_a_ledger_does_not_let_a_scheme_count_wrongly(name, monkeypatch):
+def test_a_ledger_does_not_let_a_scheme_count_wrongly(name):
     """A release is charged as one event: what costs two would be charged half."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     methods, why = MISTAKES[name]
-    cls = register_scheme(dataclass(frozen=True)(type("Mistaken", (Weekdays,), methods)))
+    cls = register_scheme(own_scheme("Mistaken", **methods))
     with Ledger(None, BUDGET) as ledger, pytest.raises(UnsupportedEvent, match=why):
         ledger.begin(Plan(cls(), 100.0, ADD, 70))
 
 
-def test_a_class_that_is_defined_again_costs_what_the_new_one_says(monkeypatch):
+def test_a_class_that_is_defined_again_costs_what_the_new_one_says():
     """A notebook: nothing that was computed for the first definition is used for the second."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     limits = []
     for factor in (1.0, 0.5):
-        methods = {
-            "step_event": lambda self, z, unit=Unit.RECORD, factor=factor: dpa.GaussianDpEvent(
-                z * factor
-            )
-        }
-        cls = register_scheme(dataclass(frozen=True)(type("Redefined", (Weekdays,), methods)))
+
+        def step_event(self, z, unit=Unit.RECORD, factor=factor):
+            return dpa.GaussianDpEvent(z * factor)
+
+        cls = register_scheme(own_scheme("Redefined", step_event=step_event))
         with Ledger(None, BUDGET) as ledger:
             ledger.begin(Plan(cls(), 20.0, ADD))
             limits.append(ledger.planned_events())
