@@ -29,7 +29,7 @@ from experiments.losing_less import recipes
 from experiments.losing_less.beyond import BOTH_IMAGES, LINEAR, METHODS, best_of
 from experiments.losing_less.training import PAPER, Setting, parts, run, small
 from experiments.runner import read_lines
-from tacit.data.scattering import Scattering
+from tacit.data.scattering import ScatteringMap
 from tacit.report import environment, to_json
 
 FIRST_ORDER = replace(LINEAR, features="first", batch_size=9_000, steps=60, learning_rate=0.083)
@@ -58,7 +58,8 @@ def feature_seconds(setting: Setting, device: str, limit: int | None) -> tuple[f
         return 0.0, 0.0
     records, _ = tacit.load(setting.dataset)
     images = records.inputs[:limit].to(device)
-    transform = Scattering(records.shape, order=1 if setting.features == "first" else 2)
+    order = 1 if setting.features == "first" else 2
+    transform = ScatteringMap(records.shape, order).coefficients
     transform(images[:256])
     _wait(device)
     started, worked = time.perf_counter(), time.process_time()

@@ -13,7 +13,7 @@ from torch import nn
 
 from tacit.certificates import certified_radius
 from tacit.data import PublicScaler, RangeScaler, UnitNorm
-from tacit.data.colour import HSV, YIQ, Greyscale
+from tacit.data.scaling import HSV, YIQ, Greyscale
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz import BoundedInput, ClipGradient, SpectralBall, SpectralLinear, propagate
 from tacit.lipschitz.layers.activations import MaxMin

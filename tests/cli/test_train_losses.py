@@ -105,13 +105,8 @@ def test_scattering_features_are_made_once_and_trained_on(tmp_path: Path) -> Non
     assert [file.stat().st_mtime_ns for file in files] == stamps
 
 
-@pytest.mark.parametrize(
-    ("shape", "features"), [((81, 7, 7), (1, 28, 28)), ((243, 8, 8), (3, 32, 32))]
-)
-def test_features_of_the_papers_images_have_its_networks(shape, features) -> None:
-    from tacit.data.scattering import Scattering
-
-    assert Scattering(features).feature_shape == shape
+@pytest.mark.parametrize("shape", [(81, 7, 7), (243, 8, 8)])
+def test_features_of_the_papers_images_have_its_networks(shape) -> None:
     model = tacit.models.default_model(shape, 10)
     assert isinstance(model[0], torch.nn.Conv2d)
     assert model(torch.zeros(2, *shape)).shape == (2, 10)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tacit.data import Records
-from tacit.data.colour import HSV, LUMA, RGB, YIQ, YUV, Greyscale
+from tacit.data.scaling import HSV, LUMA, RGB, YIQ, YUV, Greyscale
 
 torch.set_num_threads(1)
 MAPS = [RGB(), YUV(), YIQ(), Greyscale(), HSV()]

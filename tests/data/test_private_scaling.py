@@ -18,7 +18,6 @@ from tacit.data.private_scaling import (
     moments_bound,
     noisy_sum,
     release_centre,
-    sensitivity,
     sum_of_channel_moments,
     sum_of_directions,
     sum_of_moments,
@@ -117,7 +116,7 @@ def test_the_noise_has_the_stated_standard_deviation(relation):
         torch.empty(0, d), -1, 1, noise_multiplier=z, public_size=size, relation=relation
     )
     measured = (scaler.mean * size).std().item()
-    assert measured == pytest.approx(z * sensitivity(math.sqrt(d), relation), rel=0.03)
+    assert measured == pytest.approx(z * relation.sensitivity(math.sqrt(d)), rel=0.03)
     assert event == dp_accounting.GaussianDpEvent(z)
     assert str(relation) in scaler.describe()
     assert "must be charged" in scaler.describe()
@@ -215,7 +214,7 @@ def test_the_noise_in_the_centre_is_that_of_the_event(relation: Relation) -> Non
         torch.zeros(3, 4000), noise_multiplier=2.5, public_size=10, relation=relation, seed=0
     )
     assert event == dp_accounting.GaussianDpEvent(2.5)
-    assert found.centre.std().item() == pytest.approx(0.25 * sensitivity(1.0, relation), rel=0.03)
+    assert found.centre.std().item() == pytest.approx(0.25 * relation.sensitivity(1.0), rel=0.03)
     assert "seeded" in found.describe()
 
 

@@ -7,7 +7,7 @@ import torch
 
 import tacit
 from tacit.data import UnitNorm
-from tacit.data.colour import YIQ, YUV
+from tacit.data.scaling import YIQ, YUV
 from tacit.diagnostics import input_norms
 
 torch.set_num_threads(1)

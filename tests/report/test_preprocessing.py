@@ -22,8 +22,8 @@ from tacit.data import (
     load_preprocessing,
     release_statistics,
 )
-from tacit.data.colour import YIQ
 from tacit.data.private_scaling import release_centre
+from tacit.data.scaling import YIQ
 from tacit.data.scattering import ScatteringMap
 from tacit.errors import DataError
 from tacit.report import save_run

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from tacit.data.colour import LinearColour
-from tacit.data.scaling import PublicScaler, RangeScaler, Scaler, UnitNorm
+from tacit.data.scaling import LinearColour, PublicScaler, RangeScaler, Scaler, UnitNorm
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.bounds import Bound
 from tacit.lipschitz.integrity import (

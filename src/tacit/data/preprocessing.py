@@ -19,9 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tacit.data.colour import HSV, RGB, YIQ, YUV, Greyscale
 from tacit.data.private_scaling import Centre
-from tacit.data.scaling import PublicScaler, RangeScaler, UnitNorm
+from tacit.data.scaling import HSV, RGB, YIQ, YUV, Greyscale, PublicScaler, RangeScaler, UnitNorm
 from tacit.data.scattering import ScatteringMap
 from tacit.errors import DataError
 

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from tacit.budget import Relation
-from tacit.data.scaling import Constants, PublicScaler, align, as_constants, unit_rows
+from tacit.data.scaling import Constants, PublicScaler, align, as_constants, in_chunks, unit_rows
+from tacit.randomness import Randomness
 
 if TYPE_CHECKING:
     from tacit.accounting.events import Release
@@ -30,9 +31,29 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 22  # values converted to float64 at once
 _BELOW_ONE = 1 - 1e-12  # makes up for rounding of a norm in float64
-_CENTRE_CHUNK = 4096  # records centred at once
 
 
+class ReleaseOptions(TypedDict, total=False):
+    """The keyword arguments of every release.
+
+    Args:
+        noise_multiplier: z, the noise's standard deviation over the sensitivity.
+        public_size: the declared number of records N, never their count.
+        relation: the neighbouring relation; charge the event under the same one, before training:
+            `LedgerRun(prelude=(event,))`.
+        seed: makes the noise reproducible, and not private against whoever knows the seed. By
+            default noise comes from the operating system.
+        ledger: claims the event there, before a record is read. Its current run must plan for it.
+    """
+
+    noise_multiplier: Required[float]
+    public_size: Required[int]
+    relation: Relation | str
+    seed: int | None
+    ledger: Ledger | None
+
+
+@dataclass
 class GaussianRelease:
     """One Gaussian mechanism of noise multiplier z, for one sum or for `num_sums` of them.
 
@@ -46,48 +67,47 @@ class GaussianRelease:
     charged. Without a ledger, whoever trains charges the event.
     """
 
-    def __init__(
-        self,
-        what: str,
-        noise_multiplier: float,
-        public_size: int,
-        relation: Relation | str,
-        seed: int | None,
-        ledger: Ledger | None,
-        num_sums: int = 1,
-    ) -> None:
-        relation = Relation(relation)
-        if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
+    what: str
+    num_sums: int = 1
+    _: KW_ONLY
+    noise_multiplier: float
+    public_size: int
+    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE
+    seed: int | None = None
+    ledger: Ledger | None = None
+
+    def __post_init__(self) -> None:
+        z, self.relation = self.noise_multiplier, Relation(self.relation)
+        if not (math.isfinite(z) and z > 0):
+            raise ValueError(f"noise_multiplier is {z!r}; give a finite number above 0")
+        if self.public_size < 1:
             raise ValueError(
-                f"noise_multiplier is {noise_multiplier!r}; give a finite number above 0"
+                f"public_size is {self.public_size}; declare a positive number of records"
             )
-        if public_size < 1:
-            raise ValueError(f"public_size is {public_size}; declare a positive number of records")
-        self.what, self.relation, self.seed, self.ledger = what, relation, seed, ledger
-        self.noise_multiplier, self.num_sums = float(noise_multiplier), num_sums
         self.origin = (
-            f"released with Gaussian noise of multiplier {noise_multiplier:g} ({relation}): "
+            f"released with Gaussian noise of multiplier {z:g} ({self.relation}): "
             "its event must be charged to the budget"
         )
-        if seed is not None:
+        if self.seed is not None:
             self.origin += (
                 "; seeded: not private against whoever knows the seed, or sees another release "
                 "of it"
             )
         # The address of the noise: never the same for two releases on one ledger.
-        self.address = f"a noisy sum: {what}"
-        if ledger is None:
+        self.address = f"a noisy sum: {self.what}"
+        if self.ledger is None:
             return
-        if relation not in (ledger.budget.relation, Relation.REPLACE_ONE):
+        planned = self.ledger.budget.relation
+        if self.relation not in (planned, Relation.REPLACE_ONE):
             raise ValueError(
-                f"the release is for {relation}, the ledger for {ledger.budget.relation}; give "
-                "relation= the ledger's"
+                f"the release is for {self.relation}, the ledger for {planned}; give relation= "
+                "the ledger's"
             )
         import dp_accounting
 
-        event = dp_accounting.GaussianDpEvent(self.noise_multiplier)
-        self.claim = ledger.claim_next(event, what)
-        run, beginning = ledger.attempt()
+        event = dp_accounting.GaussianDpEvent(float(z))
+        self.claim = self.ledger.claim_next(event, self.what)
+        run, beginning = self.ledger.attempt()
         self.address = f"a noisy sum: {self.claim}, run {run}, beginning {beginning}"
 
     def noisy(self, total: Tensor, bound: float, name: str = "") -> tuple[Tensor, float]:
@@ -95,7 +115,8 @@ class GaussianRelease:
 
         Δ is `bound` for a record that is added or removed, and twice that for a replacement.
         """
-        std = math.sqrt(self.num_sums) * self.noise_multiplier * sensitivity(bound, self.relation)
+        sensitivity = Relation(self.relation).sensitivity(bound)
+        std = math.sqrt(self.num_sums) * self.noise_multiplier * sensitivity
         return noisy_sum(total, std, self.seed, self.address + name), std
 
     def event(self, released: Tensor) -> Release:
@@ -105,12 +126,7 @@ class GaussianRelease:
         named = name_of(self.what, released)
         if self.ledger is not None:
             self.ledger.name_claim(self.claim, named)
-        return Release(self.noise_multiplier, named, self.relation)
-
-
-def sensitivity(bound: float, relation: Relation) -> float:
-    """How far one record moves a sum of vectors of norm at most `bound`."""
-    return bound if relation is Relation.ADD_OR_REMOVE_ONE else 2 * bound
+        return Release(self.noise_multiplier, named, Relation(self.relation))
 
 
 def noisy_sum(total: Tensor, std: float, seed: int | None, address: str) -> Tensor:
@@ -120,8 +136,6 @@ def noisy_sum(total: Tensor, std: float, seed: int | None, address: str) -> Tens
     same records comes out again; any other gets other noise, so that a combination of releases of
     one seed never cancels the noise.
     """
-    from tacit.randomness import Randomness
-
     flat = total.detach().to("cpu", torch.float64).contiguous()
     digest = hashlib.blake2b(flat.numpy().tobytes()).hexdigest()
     stream = Randomness(seed).stream("noisy sum", address, digest, float(std).hex())
@@ -129,16 +143,23 @@ def noisy_sum(total: Tensor, std: float, seed: int | None, address: str) -> Tens
     return (flat + std * noise.view(flat.shape)).to(total.dtype)
 
 
+def clean_sum(inputs: Tensor, vectors: Callable[[Tensor], Tensor]) -> Tensor:
+    """Σ_i t(x_i) in float64, some records at a time, *without* noise: private, never to be shown.
+
+    `vectors` takes records and returns a bounded vector for each of them.
+    """
+    size = max(1, _CHUNK // max(1, math.prod(inputs.shape[1:])))
+    total = vectors(inputs[:0].double()).sum(0).cpu()
+    for start in range(0, len(inputs), size):
+        total += vectors(inputs[start : start + size].double()).sum(0).cpu()
+    return total
+
+
 def release_statistics(
     inputs: Tensor,
     lower: Constants,
     upper: Constants,
-    *,
-    noise_multiplier: float,
-    public_size: int,
-    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
-    seed: int | None = None,
-    ledger: Ledger | None = None,
+    **options: Unpack[ReleaseOptions],
 ) -> tuple[PublicScaler, Release]:
     """A scaler with a differentially private mean and std per feature, and the event to charge.
 
@@ -160,24 +181,18 @@ def release_statistics(
     clipped to what [-1, 1] allows and mapped back to the units of the inputs. The floor is the
     noise in the variance itself; below it the estimate says nothing.
 
-    Args:
-        relation: the neighbouring relation; charge the event under the same one, before training:
-            `LedgerRun(prelude=(event,))`.
-        seed: makes the noise reproducible, and not private against whoever knows the seed. By
-            default noise comes from the operating system.
-        ledger: claims the event there, before a record is read. Its current run must plan for it.
+    The options are those of `ReleaseOptions`; `noise_multiplier` and `public_size` are required.
 
         scaler, event = tacit.release_statistics(x, 0, 1, noise_multiplier=10, public_size=60_000)
         trainer = tacit.Trainer(..., ledger=tacit.LedgerRun(prelude=(event,)))
     """
     middle, half = _range(inputs, lower, upper)
-    made = GaussianRelease("statistics", noise_multiplier, public_size, relation, seed, ledger)
-    total = sum_of_moments(inputs, middle, half)
-    released, std = made.noisy(total, math.sqrt(middle.numel()))
-    first, second = released / public_size
+    made = GaussianRelease("statistics", **options)
+    released, std = made.noisy(sum_of_moments(inputs, middle, half), math.sqrt(middle.numel()))
+    first, second = released / made.public_size
 
     mean = first.clamp(-1, 1)
-    variance = (1 + second - mean**2).clamp(max=1.0).clamp(min=min(1.0, std / public_size))
+    variance = (1 + second - mean**2).clamp(max=1.0).clamp(min=min(1.0, std / made.public_size))
     shape = tuple(inputs.shape[1:])
     scaler = PublicScaler(
         (middle + half * mean).reshape(shape), (half * variance.sqrt()).reshape(shape), made.origin
@@ -186,15 +201,16 @@ def release_statistics(
 
 
 def sum_of_moments(inputs: Tensor, middle: Tensor, half: Tensor) -> Tensor:
-    """(Σ u, Σ (u² - 1)) as a (2, d) tensor, *without* noise: private, never to be shown."""
-    total = torch.zeros(2, middle.numel(), dtype=torch.float64)
-    for chunk in _chunks(inputs):
-        values = chunk.flatten(1).cpu()
+    """(Σ u, Σ (u² - 1)) as a (2, d) tensor, *without* noise."""
+
+    def vectors(records: Tensor) -> Tensor:
+        values = records.flatten(1).cpu()
         # Clipped before it is centred: a huge finite value must not become infinite on the way.
         unit = ((values.clamp(middle - half, middle + half) - middle) / half).clamp_(-1, 1)
         unit = torch.where(values.isfinite(), unit, 0.0)
-        total += torch.stack((unit.sum(0), (unit**2 - 1).sum(0)))
-    return total
+        return torch.stack((unit, unit**2 - 1), dim=1)
+
+    return clean_sum(inputs, vectors)
 
 
 def _range(inputs: Tensor, lower: Constants, upper: Constants) -> tuple[Tensor, Tensor]:
@@ -216,27 +232,18 @@ class Centre:
     origin: str
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        result = torch.empty_like(inputs)
         centre = self.centre.to(inputs).flatten()
-        for start in range(0, len(inputs), _CENTRE_CHUNK):
-            rows = slice(start, start + _CENTRE_CHUNK)
-            moved = unit_rows(inputs[rows].flatten(1)) - centre
-            result[rows] = unit_rows(moved).view_as(inputs[rows])
-        return result
+
+        def centred(rows: Tensor) -> Tensor:
+            return unit_rows(unit_rows(rows.flatten(1)) - centre).view_as(rows)
+
+        return in_chunks(centred, inputs)
 
     def describe(self) -> str:
         return f"centred, {self.origin}"
 
 
-def release_centre(
-    inputs: Tensor,
-    *,
-    noise_multiplier: float,
-    public_size: int,
-    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
-    seed: int | None = None,
-    ledger: Ledger | None = None,
-) -> tuple[Centre, Release]:
+def release_centre(inputs: Tensor, **options: Unpack[ReleaseOptions]) -> tuple[Centre, Release]:
     """c = (Σ_i x_i/‖x_i‖ + N(0, (z·Δ)²·I)) / N, and the event to charge.
 
     Scattering features of all images have much in common: on the unit sphere the mean of MNIST's
@@ -246,32 +253,22 @@ def release_centre(
 
     A record adds a vector of norm 1, or 0 where it is zero or not finite. So one that is added or
     removed moves the sum by at most Δ = 1, and one that is replaced by at most Δ = 2, reached by
-    opposite vectors. N is the *declared* number of records, never their count. It is one Gaussian
-    mechanism of multiplier z. `relation`, `seed` and `ledger` are those of `release_statistics`.
+    opposite vectors. It is one Gaussian mechanism of multiplier z. The options are those of
+    `ReleaseOptions`.
     """
-    made = GaussianRelease("centre", noise_multiplier, public_size, relation, seed, ledger)
+    made = GaussianRelease("centre", **options)
     noisy, _ = made.noisy(sum_of_directions(inputs), bound=1.0)
-    centre = noisy.div_(public_size)
+    centre = noisy.div_(made.public_size)
     return Centre(centre.reshape(inputs.shape[1:]).float(), made.origin), made.event(centre)
 
 
 def sum_of_directions(inputs: Tensor) -> Tensor:
-    """Σ_i x_i/‖x_i‖ in float64, *without* noise: private, never to be shown."""
-    total = torch.zeros(math.prod(inputs.shape[1:]), dtype=torch.float64)
-    for chunk in _chunks(inputs):
-        total += unit_rows(chunk.flatten(1)).sum(dim=0).cpu()
-    return total
+    """Σ_i x_i/‖x_i‖, *without* noise."""
+    return clean_sum(inputs, lambda records: unit_rows(records.flatten(1)))
 
 
 def release_channel_scaler(
-    inputs: Tensor,
-    *,
-    size_bound: float,
-    noise_multiplier: float,
-    public_size: int,
-    relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
-    seed: int | None = None,
-    ledger: Ledger | None = None,
+    inputs: Tensor, *, size_bound: float, **options: Unpack[ReleaseOptions]
 ) -> tuple[PublicScaler, Release]:
     """A scaler that standardises each of C channels, and the event to charge.
 
@@ -290,24 +287,20 @@ def release_channel_scaler(
 
     R and T are no assumptions: what is longer is cut, which biases the scaler and not the
     guarantee. Scattering features of images whose pixels have variance 1 have sizes of norm about
-    √3 for three colours, 1 for one. N is the *declared* number of records, never their count.
-    `relation`, `seed` and `ledger` are those of `release_statistics`.
+    √3 for three colours, 1 for one. The options are those of `ReleaseOptions`.
     """
     if not (math.isfinite(size_bound) and size_bound > 0):
         raise ValueError(f"size_bound is {size_bound!r}; give a finite number above 0")
     if inputs.ndim < 2:
         raise ValueError(f"inputs of shape {tuple(inputs.shape)}; give records with channels")
-    made = GaussianRelease(
-        "channel statistics", noise_multiplier, public_size, relation, seed, ledger, num_sums=2
-    )
+    made = GaussianRelease("channel statistics", num_sums=2, **options)
+    size, bound = made.public_size, moments_bound(inputs.shape[1])
     sums_C, std = made.noisy(sum_of_sizes(inputs, size_bound), size_bound, ", sizes")
-    sizes_C = (sums_C / public_size).clamp_(min=std / public_size)
-
-    bound = moments_bound(inputs.shape[1])
+    sizes_C = (sums_C / size).clamp_(min=std / size)
     moments = sum_of_channel_moments(inputs, sizes_C, bound)
     moments, std = made.noisy(moments, bound, ", moments")
-    first_C, second_C = moments / public_size
-    std_C = (second_C - first_C**2).clamp_(min=std / public_size).sqrt()
+    first_C, second_C = moments / size
+    std_C = (second_C - first_C**2).clamp_(min=std / size).sqrt()
     origin = f"of each channel {made.origin}"
     scaler = PublicScaler((sizes_C * first_C).float(), (sizes_C * std_C).float(), origin)
     return scaler, made.event(torch.cat([sums_C, moments.flatten()]))
@@ -319,34 +312,24 @@ def moments_bound(channels: int) -> float:
 
 
 def sum_of_sizes(inputs: Tensor, bound: float) -> Tensor:
-    """Σ_i [(1/P)·Σ_p |x_icp|]_R in float64, *without* noise: private, never to be shown."""
-    total = torch.zeros(inputs.shape[1], dtype=torch.float64)
-    for chunk_BCP in _channels(inputs):
-        total += _cut(chunk_BCP.abs().mean(dim=2), bound).sum(dim=0).cpu()
-    return total
+    """Σ_i [(1/P)·Σ_p |x_icp|]_R, *without* noise."""
+    return clean_sum(inputs, lambda records: _cut(_channels(records).abs().mean(dim=2), bound))
 
 
 def sum_of_channel_moments(inputs: Tensor, sizes_C: Tensor, bound: float) -> Tensor:
-    """Σ_i [(mean, mean square)_c of x_i/a]_T as (2, C), *without* noise: never to be shown."""
-    total = torch.zeros(2, inputs.shape[1], dtype=torch.float64)
-    for chunk_BCP in _channels(inputs):
-        units = chunk_BCP / sizes_C.to(chunk_BCP.device)[:, None]
-        both = torch.cat([units.mean(dim=2), units.square().mean(dim=2)], dim=1)
-        total += _cut(both, bound).sum(dim=0).view(2, -1).cpu()
-    return total
+    """Σ_i [(mean, mean square)_c of x_i/a]_T as (2, C), *without* noise."""
+
+    def vectors(records: Tensor) -> Tensor:
+        units_BCP = _channels(records) / sizes_C.to(records.device)[:, None]
+        both = torch.cat([units_BCP.mean(dim=2), units_BCP.square().mean(dim=2)], dim=1)
+        return _cut(both, bound)
+
+    return clean_sum(inputs, vectors).view(2, -1)
 
 
-def _channels(inputs: Tensor) -> Iterator[Tensor]:
-    """Records as (B, C, P) in float64, some at a time."""
-    for chunk in _chunks(inputs):
-        yield chunk.unsqueeze(2).flatten(2)
-
-
-def _chunks(inputs: Tensor) -> Iterator[Tensor]:
-    """Records in float64, some at a time."""
-    rows = max(1, _CHUNK // max(1, math.prod(inputs.shape[1:])))
-    for start in range(0, len(inputs), rows):
-        yield inputs[start : start + rows].double()
+def _channels(records: Tensor) -> Tensor:
+    """Records as (B, C, P)."""
+    return records.unsqueeze(2).flatten(2)
 
 
 def _cut(rows: Tensor, bound: float) -> Tensor:

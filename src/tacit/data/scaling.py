@@ -1,14 +1,18 @@
-"""Scalers rescale each record by itself, with constants that are public or with none at all.
+"""Scalers map each record by itself, with constants that are public or with none at all.
 
-`PublicScaler`, `RangeScaler` and `UnitNorm` are the usual ones; a scaler of your own subclasses
-`Scaler`. `as_scalers` refuses what may have been fitted to private records.
+`PublicScaler`, `RangeScaler` and `UnitNorm` are the usual ones. Colour maps give images other
+coordinates, pixel by pixel; in some, images have norms that lie closer together, which wastes less
+of a bound on the input's norm  [Béthune 2024, App. B.3]: `load("cifar10", scale=[YIQ(), …])`. A
+scaler of your own subclasses `Scaler`. `as_scalers` refuses what may have been fitted to private
+records.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,7 +20,7 @@ from torch import Tensor
 
 from tacit.errors import UndeclaredConstant
 
-_CHUNK = 4096
+LUMA = (0.299, 0.587, 0.114)  # Y of ITU-R BT.601, §2.5.1
 Constants = float | Sequence[float] | Tensor
 
 
@@ -47,11 +51,11 @@ class PublicScaler(Scaler):
     origin: str = "declared public by the user"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", as_constants(self.mean, "mean"))
-        object.__setattr__(self, "std", as_constants(self.std, "std"))
-        assert isinstance(self.std, Tensor)
-        if not (self.std > 0).all():
-            raise ValueError(f"std has {self.std.min().item():g}; give numbers above 0")
+        mean, std = as_constants(self.mean, "mean"), as_constants(self.std, "std")
+        if not (std > 0).all():
+            raise ValueError(f"std has {std.min().item():g}; give numbers above 0")
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "std", std)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         inputs = as_float(inputs)
@@ -110,6 +114,111 @@ class UnitNorm(Scaler):
         return "each input was divided by its own norm, which uses no constant and no other record"
 
 
+class LinearColour(Scaler):
+    """p ↦ Mp for each pixel p = (R, G, B), with a fixed matrix M of one row per output channel.
+
+    On an image it is block diagonal, one block per pixel, so its Lipschitz constant is ‖M‖₂.
+    """
+
+    rows: ClassVar[tuple[tuple[float, float, float], ...]]
+
+    @property
+    def matrix(self) -> Tensor:
+        """M in float64."""
+        return torch.tensor(self.rows, dtype=torch.float64)
+
+    @property
+    def lipschitz(self) -> float:
+        """‖M‖₂: how far the image moves at most, over how far the pixels do."""
+        return float(torch.linalg.matrix_norm(self.matrix, 2)) * (1 + 1e-12)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        red, green, blue = _pixels(inputs).unbind(dim=1)
+        # Not a matrix product, whose rounding depends on how many records there are.
+        return torch.stack([r * red + g * green + b * blue for r, g, b in self.rows], dim=1)
+
+    def describe(self) -> str:
+        return f"images were mapped from RGB to {type(self).__name__}, pixel by pixel"
+
+
+@dataclass(frozen=True)
+class RGB(LinearColour):
+    """The images unchanged."""
+
+    rows = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class YUV(LinearColour):
+    """Luma and the two colour differences of PAL: U = (B − Y)·0.492111, V = (R − Y)·0.877283.
+
+    The constants are those of SMPTE 170M, as in TensorFlow and scikit-image.
+    """
+
+    rows = (
+        LUMA,
+        (-0.14714119, -0.28886916, 0.43601035),
+        (0.61497538, -0.51496512, -0.10001026),
+    )
+
+
+@dataclass(frozen=True)
+class YIQ(LinearColour):
+    """Luma and the two colour differences of NTSC: U and V turned by 33 degrees."""
+
+    rows = (
+        LUMA,
+        (0.59590059, -0.27455667, -0.32134392),
+        (0.21153661, -0.52273617, 0.31119955),
+    )
+
+
+@dataclass(frozen=True)
+class Greyscale(LinearColour):
+    """The luma alone: (B, 3, H, W) to (B, 1, H, W)."""
+
+    rows = (LUMA,)
+
+
+@dataclass(frozen=True)
+class HSV(Scaler):
+    """Hue, saturation and value, each in [0, 1]  [Smith 1978].
+
+    V = max, S = (max − min)/max, and H is sixths of a turn: (G − B)/(max − min) where red is the
+    largest, 2 + (B − R)/(max − min) for green, 4 + (R − G)/(max − min) for blue, modulo 6, over 6.
+    A grey pixel has H = 0, a black one S = 0 too.
+
+    It has no Lipschitz constant: near grey any hue is close by, and at red the hue jumps by 1. So
+    no certificate passes through it.
+    """
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        red, green, blue = _pixels(inputs).unbind(dim=1)
+        value = torch.maximum(torch.maximum(red, green), blue)
+        spread = value - torch.minimum(torch.minimum(red, green), blue)
+        over = torch.where(spread > 0, spread, 1.0)
+        sixth = torch.where(
+            value == red,
+            (green - blue) / over,
+            torch.where(value == green, 2 + (blue - red) / over, 4 + (red - green) / over),
+        )
+        hue = torch.where(spread > 0, (sixth / 6).remainder(1.0), 0.0)
+        saturation = torch.where(value > 0, spread / torch.where(value > 0, value, 1.0), 0.0)
+        return torch.stack([hue, saturation, value], dim=1)
+
+    def describe(self) -> str:
+        return "images were mapped from RGB to HSV, pixel by pixel"
+
+
+def _pixels(inputs: Tensor) -> Tensor:
+    if inputs.dim() != 4 or inputs.shape[1] != 3:
+        raise ValueError(
+            f"inputs have shape {tuple(inputs.shape)}; a colour map takes (records, 3, height, "
+            "width), red, green and blue in [0, 1]"
+        )
+    return as_float(inputs)
+
+
 def unit_rows(rows_BD: Tensor) -> Tensor:
     """Each row scaled to norm 1; a row that is zero or not finite becomes 0."""
     # By its largest entry first: the squares of huge or tiny numbers are not finite, or 0.
@@ -153,24 +262,29 @@ def as_scalers(scale: object) -> tuple[Scaler, ...]:
 
 
 def scaled(values: np.ndarray, scalers: Sequence[Scaler], divisor: float = 1.0) -> Tensor:
-    """values / divisor through the scalers in turn, as float32.
+    """values / divisor through the scalers in turn, as float32."""
 
-    A few thousand records at a time: CIFAR-10 as float32 is 600 MB, and one copy is enough.
-    """
-
-    def part(start: int) -> Tensor:
-        inputs = torch.tensor(values[start : start + _CHUNK], dtype=torch.float32)
+    def part_scaled(part: np.ndarray) -> Tensor:
+        inputs = torch.tensor(part, dtype=torch.float32)
         if divisor != 1:
             inputs.div_(divisor)
         for scaler in scalers:
             inputs = scaler(inputs)
         return inputs
 
-    first = part(0)
-    result = torch.empty((len(values), *first.shape[1:]), dtype=torch.float32)
-    result[:_CHUNK] = first
-    for start in range(_CHUNK, len(values), _CHUNK):
-        result[start : start + _CHUNK] = part(start)
+    return in_chunks(part_scaled, values)
+
+
+def in_chunks(function: Callable[[Any], Tensor], rows: Any, size: int = 4096) -> Tensor:
+    """function(rows), some thousand rows at a time.
+
+    Intermediate results stay small: CIFAR-10 as float32 is 600 MB, and one copy is enough.
+    """
+    first = function(rows[:size])
+    result = first.new_empty((len(rows), *first.shape[1:]))
+    result[:size] = first
+    for start in range(size, len(rows), size):
+        result[start : start + size] = function(rows[start : start + size])
     return result
 
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.canvas import blank, save
-from tacit.data.colour import HSV, RGB, YIQ, YUV, Greyscale
-from tacit.data.scaling import Scaler
+from tacit.data.scaling import HSV, RGB, YIQ, YUV, Greyscale, Scaler
 from tacit.diagnostics.diagnostic import Diagnostic, pieces_of, save_runs, text_table
 from tacit.losses.tailored import layers_of
 from tacit.pytrees import call_model, logits_of
