@@ -17,7 +17,7 @@ import tacit
 from tacit import PerSampleClip
 from tacit.data import Augmentation
 from tacit.engines import Automatic, BookKeeping, ClipTask, Recorder
-from tacit.engines.automatic import padded, rows_for
+from tacit.engines.recorder import padded, rows_for
 from tacit.queries.bounded_gradient import trainable
 
 LOSS = tacit.losses.CrossEntropy()

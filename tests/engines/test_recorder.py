@@ -87,7 +87,7 @@ def test_records_weights_and_constants_are_read_anew(setting, views):
 
 def test_a_number_that_was_recorded_for_good_would_be_caught(monkeypatch):
     """The planted bug: a step that keeps the constant of the step that was recorded."""
-    from tacit.engines import automatic
+    from tacit.engines import book_keeping
 
     kept = []
 
@@ -96,8 +96,8 @@ def test_a_number_that_was_recorded_for_good_would_be_caught(monkeypatch):
         kept.append(found[-1])
         return [*found[:-1], kept[0]]
 
-    real = automatic.ClippingStep.batch
-    monkeypatch.setattr(automatic.ClippingStep, "batch", stale)
+    real = book_keeping.ClippingStep.batch
+    monkeypatch.setattr(book_keeping.ClippingStep, "batch", stale)
     model, engine, wrong = network(), Automatic(), 0
     for step, batch in enumerate(batches(6)):
         found = sums_of(PerSampleClip(0.1 / (step + 1), engine=engine), model, batch, LOSS)

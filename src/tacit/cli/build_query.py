@@ -16,8 +16,7 @@ from tacit.cli.build_data import RunData
 from tacit.cli.recipes import Recipe
 from tacit.cli.settings import BatchClippingSettings, ClippingSettings, TrainSettings
 from tacit.data.augmentation import Augmentation, RandomCropFlip
-from tacit.engines.automatic import Automatic
-from tacit.engines.book_keeping import BookKeeping, PerRecord
+from tacit.engines.book_keeping import Automatic, BookKeeping, PerRecord
 from tacit.engines.clipping import Clip, Normalise
 from tacit.engines.recorder import Recorder
 from tacit.noise import Allocation, GlobalNoise, OptimisedNoise, PerLayerNoise

@@ -1,10 +1,13 @@
-"""Two engines: `BookKeeping` for whole batches, and `PerRecord` for one record at a time.
+"""The engines: `PerRecord` for one record at a time, `BookKeeping` and `Automatic` for a batch.
 
 `BookKeeping` clips per record in one forward and one backward pass of any program. The backward
 pass stops at the frontier (`gradient_plan`): it gives the cotangents there and computes no weight
 gradient. With what the operators saved, they give each record's squared norm (`rules`,
 `products`); the norms give the scales, and scaled cotangents give the clipped sums.  [Bu 2023,
 book-keeping, here read off the program instead of its modules]
+
+`Automatic` records such steps where that pays. `ClippingStep` is one of them as a function of
+tensors, which a `Recorder` can repeat.
 
 `PerRecord` makes every record a batch of its own, so that no operator can bring two of them
 together. It is slower and exact for any program. `BookKeeping` falls back to it where shadow
@@ -15,8 +18,8 @@ from __future__ import annotations
 
 import abc
 import warnings
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,7 +29,6 @@ from torch import Tensor, nn
 
 from tacit.checks.certificate import Event, refuse_stateful, require_isolation
 from tacit.checks.side_effects import function_kind
-from tacit.engines.chains import LookUp, Moves, pull_back_rows, share_no_element
 from tacit.engines.clipping import (
     Clipped,
     ClipTask,
@@ -35,10 +37,20 @@ from tacit.engines.clipping import (
     Stacked,
     added,
     clip_and_sum,
+    flattened,
     norms_of_blocks,
 )
 from tacit.engines.draws import State
-from tacit.engines.gradient_plan import GradientPlan, Planned, Site, make_plan
+from tacit.engines.gradient_plan import (
+    GradientPlan,
+    LookUp,
+    Moves,
+    Planned,
+    Site,
+    make_plan,
+    pull_back_rows,
+    share_no_element,
+)
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 from tacit.engines.programs import (
     Operators,
@@ -47,18 +59,27 @@ from tacit.engines.programs import (
     note_arrivals,
     planned_backward,
 )
+from tacit.engines.recorder import Outputs, Recorder, padded, rows_for
 from tacit.engines.rules import NotFinite, Use, gradients_of, looked_up
 from tacit.engines.shadow_events import SourceLines, operator_name
 from tacit.losses.record_loss import losses_of
 from tacit.precision import full_precision, wide
-from tacit.pytrees import Tree, call_model, device_of, map_tensors, take_rows, tensors_of
+from tacit.pytrees import (
+    Tree,
+    call_model,
+    device_of,
+    map_tensors,
+    take_rows,
+    tensors_of,
+    with_tensors,
+)
 from tacit.sampling.sampler import Batch
-from tacit.torch_internals import Graph, plain_program, uncompiled
+from tacit.torch_internals import Graph, plain_program, swapped, uncompiled
 
 Gradients = dict[str, RecordGradients]
 Form = Dense | Lookup | RecordGradients
 Part = tuple[Moves, tuple[int, ...], Form]  # a chain to a parameter, from a place of this shape
-_Key = tuple[Hashable, ...]
+_Plans = dict[Hashable, dict[Hashable, GradientPlan]]  # by shapes, and by signature of the graph
 
 
 class _RecordEngine(abc.ABC):
@@ -112,43 +133,34 @@ class BookKeeping(_RecordEngine):
     """
 
     def __init__(self) -> None:
-        self._plans: WeakKeyDictionary[nn.Module, dict[_Key, dict[Hashable, GradientPlan]]] = (
-            WeakKeyDictionary()
-        )
-        self._warned: set[str] = set()
+        self._plans: WeakKeyDictionary[nn.Module, dict[Hashable, _Plans]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy makes its own plans: they are known by the model's identity."""
         return vars(self) | {"_plans": {}}
 
-    def runs_one_by_one(self, task: ClipTask) -> bool:
-        """Whether a plan of this program, at any batch shape, runs each record alone."""
-        *program, _ = plan_key(task, (), ())
-        return any(
-            plan.alone
-            for (*key, _), plans in self._plans.get(task.model, {}).items()
-            if key == program
-            for plan in plans.values()
-        )
+    def _plans_of(self, task: ClipTask) -> _Plans:
+        program = function_kind(task.loss), tuple(task.parameters), task.views
+        return self._plans.setdefault(task.model, {}).setdefault(program, {})
+
+    def _known(self, task: ClipTask, inputs: Tree, targets: Tree) -> dict[Hashable, GradientPlan]:
+        """The plans of this program and batch shape, by the signature of their graphs."""
+        shapes = tuple((tuple(t.shape), t.dtype) for t in tensors_of((inputs, targets)))
+        return self._plans_of(task).setdefault(shapes, {})
 
     def single_plan(self, task: ClipTask, inputs: Tree, targets: Tree) -> GradientPlan | None:
         """The one plan of this batch shape, for a recorder; None if there is none, or several."""
-        plans = list(self._known_plans(task, inputs, targets).values())
-        if len(plans) != 1 or plans[0].dynamic or plans[0].alone:
-            return None
-        return plans[0]
+        plan, *others = self._known(task, inputs, targets).values() or (None,)
+        return None if plan is None or others or plan.dynamic or plan.alone else plan
 
-    def _known_plans(
-        self, task: ClipTask, inputs: Tree, targets: Tree
-    ) -> dict[Hashable, GradientPlan]:
-        """The plans of this model, loss and batch shape, by the signature of their graphs."""
-        of_model = self._plans.setdefault(task.model, {})
-        return of_model.setdefault(plan_key(task, inputs, targets), {})
+    def _runs_one_by_one(self, task: ClipTask) -> bool:
+        """Whether a plan of this program, at any batch shape, runs each record alone."""
+        return any(p.alone for known in self._plans_of(task).values() for p in known.values())
 
     def _gradients(self, task: ClipTask, inputs: Tree, targets: Tree) -> Gradients:
-        if self.runs_one_by_one(task):
+        if self._runs_one_by_one(task):
             return gradients_one_by_one(task, inputs, targets)
-        known = self._known_plans(task, inputs, targets)
+        known = self._known(task, inputs, targets)
         rewrites = [plan.rewrites for plan in known.values()]
         start = State(inputs, task.model, frozenset().union(*rewrites) if known else None)
         if known and not any(plan.dynamic for plan in known.values()):
@@ -176,12 +188,119 @@ class BookKeeping(_RecordEngine):
                 plan = known[plan.signature] = replace(plan, alone=why)
             except NotFinite:
                 pass
-        if plan.alone and plan.alone not in self._warned:
-            self._warned.add(plan.alone)
+        if plan.alone:
             kind = type(task.model).__name__
             warnings.warn(f"records of {kind} run one by one: {plan.alone}", stacklevel=2)
         start.restore()
         return gradients_one_by_one(task, inputs, targets)
+
+
+class Automatic(BookKeeping):
+    """`BookKeeping`, with steps that are captured and compiled where that pays (`Recorder`).
+
+    Batches are padded to a few sizes, and padding rows are masked out of the sums. The sums are
+    those of `BookKeeping` up to the rounding of their order.
+    """
+
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        super().__init__()
+        self.recorder = recorder or Recorder()
+
+    def clipped_sums(self, task: ClipTask, piece: Batch) -> Clipped:
+        if len(piece) == 0:
+            return Clipped()
+        if self._runs_one_by_one(task):  # padding would only add records
+            return super().clipped_sums(task, piece)
+        if piece.mask is None:  # whoever made a mask has chosen the batch's shape
+            piece = padded(piece, rows_for(piece, task.views))
+        inputs, targets = piece.inputs, piece.targets
+        plan = self.single_plan(task, inputs, targets)
+        if plan is None:
+            return self.clipped_sums_of(task, inputs, targets, piece.mask)
+
+        def work(task: ClipTask, inputs: Tree, targets: Tree, mask: Tensor) -> Clipped:
+            losses, graph, signature = planned_program(task, inputs, targets, plan.fused_functions)
+            if signature != plan.signature:
+                raise ProgramChanged("the model ran other operators than those that were planned")
+            gradients = record_gradients(plan, graph, losses, task)
+            return clip_and_sum(task, gradients, plan.num_records, mask.device, mask)
+
+        start = State(inputs, task.model, plan.rewrites)
+        try:
+            return ClippingStep(task, inputs, targets, work).through(self.recorder, piece.mask)
+        except (ProgramChanged, NotFinite):  # another path through the model needs its own plan
+            start.restore()
+            return self.clipped_sums_of(task, inputs, targets, piece.mask)
+
+    def expect(self, steps: int) -> None:
+        """Announce how many steps are still to come; see `Recorder.expect`."""
+        self.recorder.expect(steps)
+
+    def forget(self) -> None:
+        """Free the recordings' memory; later steps are recorded again."""
+        self.recorder.forget()
+
+
+@dataclass
+class ClippingStep:
+    """A step that can be recorded: `work` as a function of records, mask, constants and weights.
+
+    `work` clips and sums the gradients of records or mini-sets.
+    """
+
+    task: ClipTask
+    inputs: Tree
+    targets: Tree
+    work: Callable[[ClipTask, Tree, Tree, Tensor], Clipped]
+
+    def through(self, recorder: Recorder, mask: Tensor | None = None) -> Clipped:
+        found = recorder(self, self.batch(mask))
+        parameters, flat = self.task.parameters, found["sums"]
+        parts = flat.split([p.numel() for p in parameters.values()])
+        pairs = zip(parameters.items(), parts, strict=True)
+        sums = {name: part.view_as(p) for (name, p), part in pairs}
+        names = [f"#{h}" for h in range(len(self.task.blocks))]
+        return Clipped(sums, tuple(found[name] for name in names if name in found), flat)
+
+    @property
+    def model(self) -> nn.Module:
+        return self.task.model
+
+    @property
+    def key(self) -> Hashable:
+        task = self.task
+        masks = tuple((name, mask.data_ptr()) for name, mask in task.active.items())
+        structure = repr(map_tensors(lambda t: None, (self.inputs, self.targets)))
+        asked = (id(task.loss), tuple(task.parameters), task.blocks, structure)
+        return asked, task.rule, task.views, task.counted, task.factors is None, masks
+
+    def batch(self, mask: Tensor | None) -> list[Tensor]:
+        """Everything that changes from step to step. A Python number would become a constant."""
+        leaves = tensors_of((self.inputs, self.targets))
+        device = leaves[0].device
+        rows = len(leaves[0]) // self.task.views
+        keep = torch.ones(rows, dtype=torch.bool, device=device)
+        constants = torch.tensor(
+            [float(c) for c in (*self.task.norms, *(self.task.factors or ()))], dtype=torch.float64
+        )
+        if device.type == "cuda":
+            constants = constants.pin_memory().to(device, non_blocking=True)
+        return [*leaves, keep if mask is None else mask[:: self.task.views], constants]
+
+    def run_with(self, weights: dict[str, Tensor], batch: Sequence[Tensor]) -> Outputs:
+        parameters: Any = {name: weights[name] for name in self.task.parameters}
+        with swapped(self.model, weights):
+            return replace(self, task=replace(self.task, parameters=parameters)).run(batch)
+
+    def run(self, batch: Sequence[Tensor]) -> Outputs:
+        *leaves, mask, constants = batch
+        each, of_norms = constants.unbind(), len(self.task.norms)
+        factors = None if self.task.factors is None else each[of_norms:]
+        task = replace(self.task, norms=each[:of_norms], factors=factors)
+        inputs, targets = with_tensors((self.inputs, self.targets), leaves)
+        found = self.work(task, inputs, targets, mask)
+        counts = {f"#{h}": count for h, count in enumerate(found.counts)}
+        return {"sums": flattened(found.sums, task.parameters)} | counts
 
 
 def num_records(task: ClipTask, inputs: Tree) -> int:
@@ -259,12 +378,6 @@ def planned_pass(task: ClipTask, inputs: Tree, targets: Tree, num_records: int) 
         return run_program(task.model, task.loss, inputs, targets)
 
     return make_plan(task.model, run, (inputs, targets), task.parameters, num_records)
-
-
-def plan_key(task: ClipTask, inputs: Tree, targets: Tree) -> _Key:
-    """What a plan depends on, apart from the operators that run."""
-    shapes = tuple((tuple(t.shape), t.dtype) for t in tensors_of((inputs, targets)))
-    return function_kind(task.loss), tuple(task.parameters), task.views, shapes
 
 
 def record_gradients(

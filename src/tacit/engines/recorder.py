@@ -24,17 +24,19 @@ import operator
 import time
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.fx.node import map_arg
+from torch.nn.functional import pad
 
 from tacit.checks.side_effects import recorded_state
 from tacit.engines.clipping import left_to_the_compiler
 from tacit.engines.draws import State
 from tacit.precision import float32_settings, full_precision, uses_tensor_float
+from tacit.sampling.sampler import Batch
 from tacit.torch_internals import TorchDispatchMode, compile_graph, copy_each
 
 Outputs = dict[str, Tensor]
@@ -45,6 +47,8 @@ Work = Callable[[Sequence[Tensor]], Outputs]
 _MOST_DIFFERENCE = 2e-2
 _MOST_COARSE_DIFFERENCE = 0.2
 _LONGEST_STEP = 5.0  # seconds; anything longer is time between steps
+_SHAPES_PER_OCTAVE = 16  # sizes of batches that are far from the expected one
+_PIECES = 8  # sizes of the last piece of a batch that is cut
 
 
 class RecordedStep(Protocol):
@@ -239,6 +243,37 @@ class Recorder:
             return outputs
 
         return replay
+
+
+def rows_for(piece: Batch, views: int = 1) -> int:
+    """The smallest of a few sizes that holds the piece, in rows of whole records.
+
+    Every size is planned and compiled once. A batch of about the expected size B gets one of three:
+    B, B + 1.5·√B or B + 4·√B. A Poisson batch needs them in 50, 43 and 7% of all steps, so padding
+    is 6% of B at B = 256 and 3% at 1,024. Where a batch is cut, the last piece has one of eight
+    sizes; other batches have sixteen per octave.
+    """
+    records, expected, most = math.ceil(len(piece) / views), piece.divisor, piece.max_physical
+    if most is not None and len(piece) <= most < expected * views:
+        part = views * math.ceil(most / (_PIECES * views))
+        return min(part * math.ceil(len(piece) / part), most)
+    sizes = [math.ceil(expected + k * math.sqrt(expected)) for k in (0.0, 1.5, 4.0)]
+    size = next((size for size in sizes if records <= size <= 2 * records), 0)
+    if size == 0 or expected < _SHAPES_PER_OCTAVE:
+        grid = max(1, 2 ** (records.bit_length() - 1) // _SHAPES_PER_OCTAVE)
+        size = grid * math.ceil(records / grid)
+    rows = views * size
+    return rows if most is None else min(rows, max(most, len(piece)))
+
+
+def padded(piece: Batch, rows: int) -> Batch:
+    """The same records, padded with the dataset's first record in rows that are masked out."""
+    missing = rows - len(piece)
+    if missing == 0:
+        return piece
+    place = torch.arange(rows, device=piece.indices.device)
+    indices = pad(piece.indices, (0, missing))
+    return replace(piece, indices=indices, mask=place < len(piece), groups=None)
 
 
 def _summary(error: Exception) -> str:

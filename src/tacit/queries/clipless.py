@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from tacit.checks.side_effects import function_kind, watched_step
 from tacit.data.augmentation import Augmentation
-from tacit.engines.automatic import padded, rows_for
 from tacit.engines.clipping import ClipTask, accumulator, centred_count, flattened
 from tacit.engines.model_certificate import certify
-from tacit.engines.recorder import Outputs, Recorder
+from tacit.engines.recorder import Outputs, Recorder, padded, rows_for
 from tacit.lipschitz.integrity import require_no_hooks_of_all_modules, require_plain_gradients
 from tacit.lipschitz.layers.limits import limit_rows
 from tacit.lipschitz.program import Program, compile_program, fingerprint

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from tacit.checks.side_effects import function_kind, watched_step
 from tacit.data.augmentation import Augmentation
-from tacit.engines.automatic import Automatic
-from tacit.engines.book_keeping import PerRecord
+from tacit.engines.book_keeping import Automatic, PerRecord
 from tacit.engines.clipping import (
     CLIP,
     Clipped,

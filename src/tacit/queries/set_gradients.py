@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tacit.engines.automatic import Automatic, ClippingStep
+from tacit.engines.book_keeping import Automatic, ClippingStep
 from tacit.engines.clipping import (
     Clipped,
     ClipTask,
