@@ -127,11 +127,11 @@ PLANTED = [
     (SteepForwardsOnly(), (4,), "Lipschitz constant"),
     (NormalisesTheBatch(), (4,), "outputs of the others"),
     (RemembersTheBatch(), (4,), "depends on the records"),
-    (ClipsTheWholeBatch(), (4,), "cotangents of the others"),
+    (ClipsTheWholeBatch(), (4,), "records have other cotangents"),
     (ForgetsWhatZeroBecomes(), (9,), "output norm"),
     (NotANumberAtZero(), (4,), "Lipschitz constant"),
     (NotANumberAtZero(), (4,), "not finite"),
-    (DependsOnTheCount(), (4,), "removing a record"),
+    (DependsOnTheCount(), (4,), "records have other outputs"),
     (WritesOverItsInput(), (4,), "over its input"),
 ]
 

@@ -13,7 +13,7 @@ from torch import nn
 import tacit
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz import Orthogonal, ReshapedKernel, TrueConvolution, audit_model
-from tacit.lipschitz.attack import climb, start_points
+from tacit.lipschitz.audit import climb, start_points
 from tacit.lipschitz.sets import FrobeniusBall
 from tacit.losses import CrossEntropy
 

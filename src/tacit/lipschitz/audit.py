@@ -4,8 +4,8 @@
     print(audit_layer(MyLayer(), input_shape=(3, 8, 8), input_norm=2.0).require())
 
 Gradient ascent over inputs, cotangents and feasible weights, in float64, looks for a value above a
-bound. Adding, removing and replacing records shows whether one record touches another. An attack
-that finds nothing proves nothing; one that finds something settles the matter.
+bound. Replacing records, and batches of other sizes, show whether one record touches another. An
+attack that finds nothing proves nothing; one that finds something settles the matter.
 """
 
 from __future__ import annotations
@@ -19,18 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import UnboundedLayer
-from tacit.lipschitz.attack import (
-    RECORDS,
-    Points,
-    climb,
-    find_differences,
-    find_faults,
-    randomise,
-    same_draws,
-    start_points,
-)
 from tacit.lipschitz.program import compile_program
-from tacit.lipschitz.projection import enforce
+from tacit.lipschitz.projection import enforce, project
 from tacit.lipschitz.propagation import input_lipschitz, sensitivities_of
 from tacit.losses.record_loss import loss_constant
 
@@ -123,22 +113,26 @@ def audit_layer(
     The answers are those of `propagate` for inputs of norm at most `input_norm` and cotangents of
     norm at most 1. Ascent starts from `rows` points at once, with the present weights and then
     `restarts - 1` times with other feasible ones. It works on a copy in float64 on the CPU, in the
-    layer's present mode. Batches of 1, 2, 3 and 7 records must agree with each other and with the
-    program that is bounded, in outputs, cotangents and parameter gradients. Raises `UnboundedLayer`
-    if the layer claims nothing.
+    layer's present mode. Batches of 1, 2, 3, 6 and 7 records must agree with each other and with
+    the program that is bounded, in outputs, cotangents and parameter gradients. Raises
+    `UnboundedLayer` if the layer claims nothing.
     """
-    work = _Copy(layer, input_shape, input_norm, steps, rows, restarts, seed)
-    claims = sensitivities_of(work.program, 1.0, work.shape, input_norm)
-    steepest = input_lipschitz(work.program, work.shape, input_norm)
-    longest = work.largest(work.output_norms, "x")
+    attack = _Attack(layer, input_shape, input_norm, steps, rows, restarts, seed)
+    claims = sensitivities_of(attack.program, 1.0, attack.shape, input_norm)
+    steepest = input_lipschitz(attack.program, attack.shape, input_norm)
+    longest = attack.largest(attack.output_norms, "x")
     findings = [Finding("output norm", claims.output.norm, longest)]
     if math.isfinite(steepest):
-        both_ways = (work.largest(work.cotangent_norms, "xg"), work.largest(work.secants, "xx"))
-        findings.append(Finding("Lipschitz constant", steepest, _worst(both_ways)))
+        pulled = attack.largest(attack.cotangent_norms, "xg")
+        moved = attack.largest(attack.secants, "xx")
+        findings.append(Finding("Lipschitz constant", steepest, _worst([pulled, moved])))
     for name, claimed in claims.by_parameter.items():
-        found = work.largest(work.gradient_norms_of(name), "xg")
-        findings.append(Finding(f"gradient of {name}", claimed, found))
-    faults = work.faults(backwards=math.isfinite(steepest))
+
+        def norms(x: Tensor, g: Tensor, name: str = name) -> Tensor:
+            return attack.gradient_norms(name, (g * attack.outputs(x)).flatten(1).sum(dim=1))
+
+        findings.append(Finding(f"gradient of {name}", claimed, attack.largest(norms, "xg")))
+    faults = attack.faults(backwards=math.isfinite(steepest))
     return AuditReport(type(layer).__name__, tuple(findings), tuple(faults))
 
 
@@ -160,63 +154,67 @@ def audit_model(
     any norm, unless the model relies on `input_norm`. The loss of a batch must be the mean or the
     sum of its records' losses, else one record changes what another contributes.
     """
-    work = _Copy(model, input_shape, input_norm, steps, rows, restarts, seed)
+    attack = _Attack(model, input_shape, input_norm, steps, rows, restarts, seed)
     if targets.is_floating_point():
         targets = targets.double()
     labels = targets[torch.arange(rows) % len(targets)]
-    claims = sensitivities_of(work.program, loss, work.shape, input_norm)
+    claims = sensitivities_of(attack.program, loss, attack.shape, input_norm)
     outputs = claims.output.shape
-    constant = loss_constant(loss, math.prod(outputs))
-    free = start_points(outputs, math.inf, rows, work.generator)
+    free = start_points(outputs, math.inf, rows, attack.generator)
     found = climb(lambda h: _steepness(loss, h, labels), [free], nn.Module(), steps)
-    findings = [Finding("loss constant", constant, found)]
+    findings = [Finding("loss constant", loss_constant(loss, math.prod(outputs)), found)]
     for name, claimed in claims.by_parameter.items():
-        values = work.loss_gradient_norms_of(name, loss, labels)
-        findings.append(Finding(f"gradient of {name}", claimed, work.largest(values, "x")))
-    faults = work.faults(backwards=False) + work.loss_faults(loss, targets, claims.by_parameter)
+
+        def norms(x: Tensor, name: str = name) -> Tensor:
+            return attack.gradient_norms(name, _alone(loss, attack.outputs(x), labels))
+
+        findings.append(Finding(f"gradient of {name}", claimed, attack.largest(norms, "x")))
+    faults = attack.faults(backwards=False) + attack.loss_faults(loss, targets)
     return AuditReport(type(model).__name__, tuple(findings), tuple(faults))
 
 
-class _Copy:
-    """The module under attack, and the values that ascent maximises: one number per row."""
+@dataclass
+class _Attack:
+    """A copy of the module under attack, and the values to maximise: one number per row."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        shape: Sequence[int],
-        input_norm: float,
-        steps: int,
-        rows: int,
-        restarts: int,
-        seed: int,
-    ) -> None:
-        if not input_norm > 0:
-            raise ValueError(f"input_norm is {input_norm}; give a number above 0")
-        self.original = copy.deepcopy(module).to("cpu", torch.float64)
-        self.model = self.original
-        self.shape, self.input_norm = tuple(shape), float(input_norm)
-        self.steps, self.rows, self.restarts = steps, rows, restarts
-        self.generator = torch.Generator().manual_seed(seed)
-        enforce(self.original)
-        self.program = compile_program(self.original)
+    module: nn.Module
+    given_shape: Sequence[int]
+    input_norm: float
+    steps: int
+    rows: int
+    restarts: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not self.input_norm > 0:
+            raise ValueError(f"input_norm is {self.input_norm}; give a number above 0")
+        self.module = copy.deepcopy(self.module).to("cpu", torch.float64)
+        self.model = self.module  # with the weights of the present attempt
+        self.shape = tuple(self.given_shape)
+        self.generator = torch.Generator().manual_seed(self.seed)
+        enforce(self.module)
+        self.program = compile_program(self.module)
 
     def largest(self, values: Callable[..., Tensor], free: str) -> float:
         """The most that ascent reaches. `free` says what moves: x an input, g a unit cotangent."""
         reached = []
         for attempt in range(self.restarts):
-            self.model = copy.deepcopy(self.original)
+            self.model = copy.deepcopy(self.module)
             if attempt:
                 randomise(self.model, self.generator)
-            points = [self._inputs() if kind == "x" else self._cotangents() for kind in free]
+            points = [self._points(kind) for kind in free]
             reached.append(climb(values, points, self.model, self.steps))
-        self.model = self.original
+        self.model = self.module
         return _worst(reached)
 
+    def outputs(self, x: Tensor) -> Tensor:
+        return same_draws(self.model, x)
+
     def output_norms(self, x: Tensor) -> Tensor:
-        return _row_norms(same_draws(self.model, x))
+        return _row_norms(self.outputs(x))
 
     def cotangent_norms(self, x: Tensor, g: Tensor) -> Tensor:
-        y = same_draws(self.model, x)
+        y = self.outputs(x)
         if not y.requires_grad:
             return x.new_zeros(len(x))
         (pulled,) = torch.autograd.grad((g * y).sum(), x, create_graph=True, allow_unused=True)
@@ -227,20 +225,12 @@ class _Copy:
         near = x.detach().lerp(other, 1e-4)
         even = (torch.arange(len(x)) % 2 == 0).view((len(x),) + (1,) * (x.dim() - 1))
         other = torch.where(even, near, other)
-        moved = same_draws(self.model, x) - same_draws(self.model, other)
         # Closer than this, the difference of two outputs is rounding.
         apart = _row_norms(x - other).clamp_min(1e-8 * min(self.input_norm, 1.0))
-        return _row_norms(moved) / apart
+        return _row_norms(self.outputs(x) - self.outputs(other)) / apart
 
-    def gradient_norms_of(self, name: str) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda x, g: self._norms(name, (g * same_draws(self.model, x)).flatten(1).sum(dim=1))
-
-    def loss_gradient_norms_of(
-        self, name: str, loss: Loss, labels: Tensor
-    ) -> Callable[[Tensor], Tensor]:
-        return lambda x: self._norms(name, _alone(loss, same_draws(self.model, x), labels))
-
-    def _norms(self, name: str, of_rows: Tensor) -> Tensor:
+    def gradient_norms(self, name: str, of_rows: Tensor) -> Tensor:
+        """The norm of each row's gradient in one parameter."""
         parameter = self.model.get_parameter(name)
         each = [
             torch.autograd.grad(of_row, parameter, create_graph=True, allow_unused=True)[0]
@@ -250,53 +240,33 @@ class _Copy:
         return torch.stack(norms)
 
     def faults(self, backwards: bool) -> list[str]:
-        records, replacement = self._batch()
-        rows = torch.cat((records, replacement))
+        # The last record is unlike all others.
+        records = self._inputs(SIZES[-1]).rows.roll(-1, 0)
         return [
-            *find_faults(self.original, records, replacement, backwards),
-            *find_differences(self.original, self.program, rows),
+            *find_faults(self.module, records, backwards),
+            *find_differences(self.module, self.program, records),
         ]
 
-    def loss_faults(self, loss: Loss, targets: Tensor, bounds: dict[str, float]) -> list[str]:
+    def loss_faults(self, loss: Loss, targets: Tensor) -> list[str]:
         """Whether the loss of a batch is the mean, or the sum, of its records' losses."""
-        records, _ = self._batch()
+        records = self._inputs(SIZES[-1]).rows
         # One record is alone in its class, which shows a loss that divides by class counts.
-        labels = targets[torch.tensor([0] * (RECORDS - 1) + [len(targets) - 1])]
-        outputs = self.original(records)
+        labels = targets[torch.tensor([0] * (len(records) - 1) + [len(targets) - 1])]
+        outputs = self.module(records)
         together, alone = loss(outputs, labels), _alone(loss, outputs, labels)
-        for whole in (alone.mean(), alone.sum()):
-            if torch.allclose(together, whole, 1e-9, 1e-12):
-                return []
-        moved = self._moved_by_one(loss, records, labels, bounds)
+        if any(torch.allclose(together, of, 1e-9, 1e-12) for of in (alone.mean(), alone.sum())):
+            return []
         return [
             "the loss of a batch is neither the mean nor the sum of its records' losses, so one "
-            f"record changes what others contribute: removing one moved the summed gradient by "
-            f"{moved:.3g} times its bound"
+            "record changes what others contribute"
         ]
 
-    def _moved_by_one(
-        self, loss: Loss, records: Tensor, labels: Tensor, bounds: dict[str, float]
-    ) -> float:
-        names = [name for name, bound in bounds.items() if bound > 0]
-        parameters = [self.original.get_parameter(name) for name in names]
+    def _inputs(self, rows: int) -> Points:
+        return start_points(self.shape, self.input_norm, rows, self.generator)
 
-        def summed(rows: Tensor, of: Tensor) -> Sequence[Tensor | None]:
-            total = len(rows) * loss(self.original(rows), of)
-            return torch.autograd.grad(total, parameters, allow_unused=True)
-
-        pairs = zip(summed(records, labels), summed(records[:-1], labels[:-1]), strict=True)
-        apart = [0.0 if a is None or b is None else float((a - b).norm()) for a, b in pairs]
-        return max((d / bounds[n] for n, d in zip(names, apart, strict=True)), default=math.nan)
-
-    def _batch(self) -> tuple[Tensor, Tensor]:
-        points = start_points(self.shape, self.input_norm, RECORDS + 1, self.generator).rows
-        # The first row is unlike all others.
-        return points[1:], points[:1]
-
-    def _inputs(self) -> Points:
-        return start_points(self.shape, self.input_norm, self.rows, self.generator)
-
-    def _cotangents(self) -> Points:
+    def _points(self, kind: str) -> Points:
+        if kind == "x":
+            return self._inputs(self.rows)
         shape = tuple(self.model(torch.zeros(1, *self.shape, dtype=torch.float64)).shape[1:])
         return start_points(shape, 1.0, self.rows, self.generator, sphere=True)
 
@@ -320,3 +290,209 @@ def _steepness(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _row_norms(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows.flatten(1), dim=1)
+
+
+# ---- ascent --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Points:
+    """Rows of points that ascent moves, in a ball of `radius` or on the unit sphere."""
+
+    rows: Tensor
+    radius: float
+    sphere: bool
+    generator: torch.Generator
+
+    def move(self, uphill: Tensor | None, stride: float, wander: bool) -> None:
+        """A normalised step along the gradient; on the sphere, straight to its direction.
+
+        Cotangents are on the sphere, and the value is convex in them (the norm of a linear image):
+        moving to the normalised gradient is power iteration, which only ever rises.
+        """
+        flat = self.rows.detach().flatten(1)
+        up = torch.zeros_like(flat) if uphill is None else uphill.flatten(1).nan_to_num(0.0)
+        length = up.norm(dim=1, keepdim=True)
+        ahead = torch.where(length > 0, up / length.clamp_min(1e-300), 0.0)
+        if self.sphere:
+            moved = torch.where(length > 0, ahead, flat)
+        else:
+            reach = flat.norm(dim=1, keepdim=True) if math.isinf(self.radius) else self.radius
+            moved = flat + stride * reach * ahead
+            norms = moved.norm(dim=1, keepdim=True).clamp_min(1e-300)
+            moved = moved * (self.radius / norms).clamp(max=1.0)
+        if wander:
+            # A gradient of 0 is common for piecewise linear functions: try another piece.
+            fresh = torch.randn(flat.shape, generator=self.generator, dtype=flat.dtype)
+            fresh = fresh * flat.norm(dim=1, keepdim=True) / fresh.norm(dim=1, keepdim=True)
+            moved = torch.where(length > 0, moved, fresh)
+        self.rows = moved.reshape(self.rows.shape)
+
+
+def start_points(
+    shape: Sequence[int], radius: float, rows: int, generator: torch.Generator, sphere: bool = False
+) -> Points:
+    """A constant, a single entry, alternating signs, and random rows: typical extreme points.
+
+    In a ball one row is well inside and one at 0, where functions can be steepest or undefined.
+    """
+    n = math.prod(shape)
+    start = torch.randn(rows, n, generator=generator, dtype=torch.float64)
+    patterns = (torch.ones(n), torch.arange(n) == n // 2, (-1.0) ** torch.arange(n))
+    for row, pattern in zip(start, patterns, strict=False):
+        row.copy_(pattern)
+    start /= start.norm(dim=1, keepdim=True)
+    if not sphere:
+        sizes = (1.0, 1.0, 1.0, 1.0, 0.3, 0.0) if math.isfinite(radius) else (1, 10, 0.1, 100)
+        scale = torch.tensor([sizes[i % len(sizes)] for i in range(rows)], dtype=torch.float64)
+        start *= scale[:, None] * (radius if math.isfinite(radius) else 1.0)
+    return Points(start.reshape(rows, *shape), radius, sphere, generator)
+
+
+def climb(
+    values: Callable[..., Tensor], points: Sequence[Points], model: nn.Module, steps: int
+) -> float:
+    """The largest value reached; NaN or ∞ if one appears.
+
+    `values` gives one number per row. In the first half all rows climb, in the second the best one
+    alone, so that the weights, which rows share, serve it. Weights are projected after each step.
+    """
+    weights = [p for p in model.parameters() if p.requires_grad]
+    best = 0.0
+    for step in range(steps):
+        for p in points:
+            p.rows.requires_grad_(True)
+        found = values(*(p.rows for p in points))
+        reached = found.detach()
+        if not reached.isfinite().all():
+            return float(reached[~reached.isfinite()][0])
+        best = max(best, float(reached.max()))
+        goal = found.sum() if 2 * step < steps else found.max()
+        uphill = _gradients(goal, [*(p.rows for p in points), *weights])
+        stride = 1 - step / steps
+        for p, up in zip(points, uphill, strict=False):
+            p.move(up, stride, wander=3 * step < steps)
+        if weights and step % 2:
+            with torch.no_grad():
+                for weight, up in zip(weights, uphill[len(points) :], strict=True):
+                    length = 0.0 if up is None else float(up.norm())
+                    if up is not None and 0 < length < math.inf:
+                        weight.add_(up * weight.norm().clamp_min(0.1), alpha=stride / length)
+            project(model)
+    return best
+
+
+def _gradients(goal: Tensor, of: list[Tensor]) -> Sequence[Tensor | None]:
+    try:
+        return torch.autograd.grad(goal, of, allow_unused=True)
+    except RuntimeError:
+        # Not differentiable twice: a constant, or a backward pass of its own. The points wander.
+        return [None] * len(of)
+
+
+def randomise(model: nn.Module, generator: torch.Generator) -> None:
+    """Replace the weights by other feasible ones: large random ones, projected."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.copy_(10 * torch.randn(weight.shape, generator=generator))
+    project(model)
+
+
+# ---- records apart -------------------------------------------------------------------------------
+
+SIZES = (1, 2, 3, 6, 7)
+_ROUNDING = 1e-9
+
+
+def same_draws(module: nn.Module, x: Tensor, seed: int = 0) -> Tensor:
+    """module(x) with the same random numbers each time; the caller's generator is unchanged."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        # A copy: a module may write into its input.
+        output: Tensor = module(x.clone())
+    return output
+
+
+def find_faults(module: nn.Module, records: Tensor, backwards: bool) -> list[str]:
+    """In words, every way in which one record was seen to touch another.
+
+    The values and cotangents of the others must stay when a record is replaced, or when there are
+    fewer records, since a forward may read their number. The gradient of a sum must be the sum of
+    gradients, and buffers must stay. Cotangents of inputs need not be finite unless `backwards`.
+    """
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    outputs, cotangents, _ = _pass(module, records)
+    faults = []
+    if not outputs.isfinite().all():
+        faults.append("a finite record has an output that is not finite")
+    if backwards and not cotangents.isfinite().all():
+        faults.append("a finite record has a cotangent that is not finite")
+    replaced = torch.cat((records[:-2], records[-1:]))
+    replacing = "replacing a record changes the {} of the others"
+    cases = [(replacing, records[:-1], replaced, len(replaced) - 1)]
+    # Another batch size draws other random numbers, so nothing can be compared.
+    if not _differ(same_draws(module, records, 1), same_draws(module, records, 2)):
+        among = f"than the same among {len(records)}"
+        cases += [(f"{n} records have other {{}} {among}", records, records[:n], n) for n in SIZES]
+        alone = torch.stack([_pass(module, row)[2] for row in records.split(1)])
+        faults += [
+            f"the gradient of {n} records is not the sum of their gradients"
+            for n in SIZES
+            if _differ(_pass(module, records[:n])[2], alone[:n].sum(dim=0))
+        ]
+    for words, rows, others, kept in cases:
+        found, expected = _pass(module, others), _pass(module, rows)
+        for i, what in enumerate(("outputs", "cotangents")):
+            if _differ(found[i][:kept], expected[i][:kept]):
+                faults.append(words.format(what))
+    for name, buffer in module.named_buffers():
+        if not torch.equal(buffer, before[name]):
+            faults.append(f"buffer {name!r} depends on the records it saw, which releases them")
+    given = records.clone()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        module(given)
+    if (_row_norms(given) > _row_norms(records) * (1 + _ROUNDING) + _ROUNDING).any():
+        faults.append("it writes something longer over its input, which others may read")
+    return faults
+
+
+def find_differences(module: nn.Module, program: nn.Module, records: Tensor) -> list[str]:
+    """In words, where a module differs from the program that is bounded and trained."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    differences = []
+    for size in SIZES:
+        one, other = (_pass(m, records[:size], parameters) for m in (module, program))
+        if any(map(_differ, one, other)):
+            differences.append(f"for {size} records its forward is not the program that is bounded")
+    return differences
+
+
+def _pass(
+    module: nn.Module, records: Tensor, parameters: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    """Outputs, cotangents, and the gradient in all parameters as one vector.
+
+    They are those of Σ_i ⟨g, y_i⟩ with the same cotangent g for each record.
+    """
+    x = records.clone().requires_grad_(True)
+    y = same_draws(module, x)
+    own = (p for p in module.parameters() if p.requires_grad)
+    sources = [x, *(own if parameters is None else parameters)]
+    g = torch.linspace(-1, 1, max(y[0].numel(), 1), dtype=y.dtype).cos()
+    total = (y.flatten(1) * g).sum()
+    found: Sequence[Tensor | None] = [None] * len(sources)
+    if total.requires_grad:
+        found = torch.autograd.grad(total, sources, allow_unused=True)
+    pairs = zip(found, sources, strict=True)
+    cotangents, *gradients = (torch.zeros_like(of) if f is None else f for f, of in pairs)
+    return [y.detach(), cotangents, torch.cat([x.new_zeros(1), *map(torch.flatten, gradients)])]
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    """Whether they differ by more than rounding. Values that are not finite are another fault."""
+    if a.shape != b.shape:
+        return True
+    a, b = a.nan_to_num(0.0), b.nan_to_num(0.0)
+    size = torch.maximum(a.abs(), b.abs()).max() if a.numel() else torch.zeros(())
+    return bool(((a - b).abs() > _ROUNDING * size).any())
