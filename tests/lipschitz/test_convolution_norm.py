@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from tacit.lipschitz import SpectralConv1d, SpectralConv2d
-from tacit.lipschitz.convolution_norm import (
+from tacit.lipschitz.layers.convolution_layers import axes_of
+from tacit.lipschitz.operator_norm import (
     Axis,
     convolution_norm_upper,
+    operator_norm_exact,
     reshaped_norm_upper,
     torus_norm_upper,
 )
-from tacit.lipschitz.layers.convolution_layers import axes_of
 from tacit.lipschitz.sets import in_groups
 
 quick = settings(
@@ -68,7 +69,9 @@ def test_a_bound_without_a_size_is_above_the_norm_at_every_size_that_it_covers(c
 def test_the_torus_is_exact_where_outputs_fill_it(case):
     layer, sizes = case
     assert all(a.outputs(n) * a.stride == n for a, n in zip(layer.axes, sizes, strict=True))
-    bound = torus_norm_upper(kernels(layer), layer.axes, squarings=12, density=math.inf).max()
+    bound = torus_norm_upper(
+        kernels(layer), layer.axes, density=math.inf, norms=operator_norm_exact
+    ).max()
     assert float(bound) == pytest.approx(true_norm(layer, layer.in_channels, sizes), rel=1e-3)
 
 
@@ -145,7 +148,10 @@ def test_few_angles_bound_all_angles(kernel, channels, density, seed, two):
     shape = (kernel, kernel) if two else (kernel,)
     stack = torch.randn(1, 1, 2, channels, *shape, generator=torch.Generator().manual_seed(seed))
     axes = [Axis(kernel)] * len(shape)
-    fine = torus_norm_upper(stack, axes, density=40, squarings=9) * math.cos(math.pi / 80) ** 2
+    fine = (
+        torus_norm_upper(stack, axes, density=40, norms=operator_norm_exact)
+        * math.cos(math.pi / 80) ** 2
+    )
     assert float(torus_norm_upper(stack, axes, density=density)) >= 0.9995 * float(fine)
 
 
@@ -161,7 +167,9 @@ def test_the_inequality_for_few_angles_is_reached():
     real, imaginary = wave
     block = torch.stack([torch.stack([real, -imaginary]), torch.stack([imaginary, real])])
     axes = [Axis(taps)]
-    bound = torus_norm_upper(block[None, None], axes, density=angles / (taps - 1), squarings=9)
+    bound = torus_norm_upper(
+        block[None, None], axes, density=angles / (taps - 1), norms=operator_norm_exact
+    )
     assert float(bound) == pytest.approx(2.0, rel=1e-2)
 
 

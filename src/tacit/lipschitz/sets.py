@@ -20,14 +20,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tacit.lipschitz.convolution_norm import (
+from tacit.lipschitz.operator_norm import (
     DENSITY,
     Axis,
     convolution_norm_upper,
     most_reads,
+    operator_norm_upper,
+    orthogonalise,
     reshaped_norm_upper,
+    rough_norm_upper,
 )
-from tacit.lipschitz.operator_norm import operator_norm_upper, orthogonalise, rough_norm_upper
 
 # A weight whose certified norm is within this of its limit stays as it is, bit for bit, so that
 # projecting twice changes nothing; every bound allows for it.

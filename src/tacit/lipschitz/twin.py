@@ -18,7 +18,6 @@ from torch import fx, nn
 from torch.nn.utils import skip_init
 
 from tacit.errors import Refused, UnboundedLayer
-from tacit.lipschitz.convolution_norm import torus_cost
 from tacit.lipschitz.integrity import gives_answers, joined, place, require_no_hooks
 from tacit.lipschitz.layers.activations import Absolute, MaxMin
 from tacit.lipschitz.layers.convolution_layers import (
@@ -30,7 +29,7 @@ from tacit.lipschitz.layers.convolution_layers import (
 from tacit.lipschitz.layers.limits import BoundedInput, LayerCentering
 from tacit.lipschitz.layers.linear import SpectralLinear
 from tacit.lipschitz.layers.rearranging import ScaledL2NormPool2d
-from tacit.lipschitz.operator_norm import orthogonalise_cost
+from tacit.lipschitz.operator_norm import orthogonalise_cost, torus_cost
 from tacit.lipschitz.program import compile_program
 from tacit.lipschitz.projection import project
 from tacit.lipschitz.sets import FrobeniusBall, Orthogonal, ReshapedKernel, TrueConvolution

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from tacit.errors import Refused
 from tacit.lipschitz.bounds import Bound, Pullback, Walk
-from tacit.lipschitz.convolution_norm import Axis
 from tacit.lipschitz.layers.linear import ConstrainedWeight
 from tacit.lipschitz.layers.rearranging import Shift, SpaceToDepth
+from tacit.lipschitz.operator_norm import Axis
 from tacit.lipschitz.sets import ReshapedKernel, TrueConvolution, WeightSet, shrunk
 from tacit.torch_internals import Convolution
 
