@@ -7,10 +7,8 @@ projection are recorded once and replayed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 from tacit.engines.recorder import capture
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.sets import SLACK, WeightSet
-from tacit.precision import ieee_float32
+from tacit.precision import ieee_float32, no_autocast, wide, wide_dtype
 from tacit.torch_internals import copy_each, version_of
 
 
@@ -113,8 +111,10 @@ class _Alike:
 
     within: WeightSet
     weights: list[Tensor]
-    certified: Tensor
-    norms_L: Tensor
+
+    def __post_init__(self) -> None:
+        self.certified = torch.zeros_like(self.current())
+        self.norms_L = self.certified.new_zeros(len(self.weights), dtype=torch.float64)
 
     @property
     def limit(self) -> float:
@@ -123,11 +123,6 @@ class _Alike:
     def current(self) -> Tensor:
         return torch.stack([w.detach() for w in self.weights])
 
-    def project(self) -> None:
-        """Move the weights to the set, roughly; half precision is projected in float32."""
-        found = self.current()
-        self.write(self.within.project(found.to(_wide(found.dtype))))
-
     def norms_by_distance(self, found: Tensor) -> Tensor:
         """‖W‖ ≤ ‖certified‖ + spread·‖W − certified‖_F: a proof that costs one subtraction.
 
@@ -135,10 +130,6 @@ class _Alike:
         """
         moved_L = (found.double() - self.certified).flatten(1).norm(dim=1)
         return self.norms_L + self.within.spread * moved_L * (1 + 2.0**-40)
-
-    def remember(self, held: Tensor, norms_L: Tensor) -> None:
-        self.certified.copy_(held)
-        self.norms_L.copy_(norms_L)
 
     def write(self, stack: Tensor) -> None:
         copy_each(self.weights, list(stack.to(self.weights[0].dtype).unbind(0)))
@@ -160,18 +151,17 @@ class _Cluster:
                 self._places.setdefault(weight.data_ptr(), []).append((g, i))
 
     def project(self) -> None:
+        """Move the weights to their sets, roughly and in at least float32, and certify them."""
         for alike in self.groups:
-            alike.project()
+            alike.write(alike.within.project(wide(alike.current())))
         self.certify()
 
     def certify(self) -> None:
         """Take every weight's norm, and shrink what is outside."""
         found = [alike.current() for alike in self.groups]
         norms = [a.within.norm_upper(w) for a, w in zip(self.groups, found, strict=True)]
-        if any(_wide(w.dtype) != w.dtype for w in found):
-            self._keep(*self._shrunk_and_measured(found, norms))
-        else:
-            self._keep(*self._shrunk(found, norms))
+        half = any(wide_dtype(w.dtype) != w.dtype for w in found)
+        self._keep(*(self._shrunk_and_measured if half else self._shrunk)(found, norms))
 
     def check(self) -> None:
         """The same by the cheap proof, for weights that no known write has changed.
@@ -196,7 +186,7 @@ class _Cluster:
             size = w.double().flatten(1).norm(dim=1)
             reach.append(n + alike.within.spread * 2 * torch.finfo(w.dtype).eps * size)
         factors = self._factors(norms, reach, 1.0)
-        held = [_times(w, f).to(w.dtype) for w, f in zip(found, factors, strict=True)]
+        held = [_times(w, f) for w, f in zip(found, factors, strict=True)]
         after = [
             torch.where(f < 1, f * r, n) for f, r, n in zip(factors, reach, norms, strict=True)
         ]
@@ -217,10 +207,10 @@ class _Cluster:
                 return held, norms
             factors = self._factors(norms, norms, (1 + SLACK) * (1 - (attempt + 1) * 2.0**-8))
             scales = [s * f for s, f in zip(scales, factors, strict=True)]
-            held = [_times(w, s).to(w.dtype) for w, s in zip(found, scales, strict=True)]
+            held = [_times(w, s) for w, s in zip(found, scales, strict=True)]
             norms = [a.within.norm_upper(w) for a, w in zip(self.groups, held, strict=True)]
         halves = [f.clamp_min(0.5) for f in self._factors(norms, norms, 0.5)]
-        held = [_times(w, f).to(w.dtype) for w, f in zip(held, halves, strict=True)]
+        held = [_times(w, f) for w, f in zip(held, halves, strict=True)]
         return held, [a.within.norm_upper(w) for a, w in zip(self.groups, held, strict=True)]
 
     def _factors(self, norms: list[Tensor], reach: list[Tensor], share: float) -> list[Tensor]:
@@ -246,20 +236,18 @@ class _Cluster:
     def _keep(self, held: list[Tensor], norms: list[Tensor]) -> None:
         for alike, w, n in zip(self.groups, held, norms, strict=True):
             alike.write(w)
-            alike.remember(w, n)
+            alike.certified.copy_(w)
+            alike.norms_L.copy_(n)
 
 
 _ATTEMPTS = 3
 
 
 def _times(stack: Tensor, factor_L: Tensor) -> Tensor:
-    """Each weight times its factor, half precision in float32."""
-    wide = stack.to(_wide(stack.dtype))
-    return wide * factor_L.to(wide.dtype).view((len(stack),) + (1,) * (stack.dim() - 1))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+    """Each weight times its factor, rounded once; half precision in float32."""
+    exact = wide(stack)
+    factors = factor_L.to(exact.dtype).view((len(stack),) + (1,) * (stack.dim() - 1))
+    return (exact * factors).to(stack.dtype)
 
 
 class _Keeper:
@@ -267,15 +255,16 @@ class _Keeper:
 
     def __init__(self, key: object, groups: list[_Alike]) -> None:
         self.key = key
-        self.groups = groups
         self.clusters = _clusters(groups)
+        self._weights = [w for alike in groups for w in alike.weights]
+        self._device = self._weights[0].device
+        on_gpu = self._device.type == "cuda"
+        self._streams = [torch.cuda.Stream(self._device) for _ in self.clusters if on_gpu]
         self._projecting, self._certifying, self._checking = Recorded(), Recorded(), Recorded()
         self._versions: list[int] | None = None
-        self._branches: list[torch.cuda.Stream] = []
 
     def project(self) -> None:
         self._run(self._projecting, _Cluster.project)
-        self._versions = self._versions_now()
 
     def enforce(self) -> None:
         """Use the cheap proof if no known write has changed the weights since the last time.
@@ -286,56 +275,41 @@ class _Keeper:
             self._run(self._checking, _Cluster.check)
         else:
             self._run(self._certifying, _Cluster.certify)
-        self._versions = self._versions_now()
 
     def _versions_now(self) -> list[int]:
-        return [version_of(w) for alike in self.groups for w in alike.weights]
-
-    def _streams(self, device: torch.device) -> list[torch.cuda.Stream]:
-        """One per cluster: their matrices are too small to fill a GPU, and need not wait."""
-        if not self._branches:
-            self._branches = [torch.cuda.Stream(device) for _ in self.clusters]
-        return self._branches
+        return [version_of(w) for w in self._weights]
 
     def _run(self, recorded: Recorded, work: Callable[[_Cluster], None]) -> None:
-        device = self.groups[0].certified.device
-
         def all_clusters() -> None:
-            works = [partial(work, cluster) for cluster in self.clusters]
-            if device.type == "cuda":
-                _side_by_side(works, self._streams(device))
-            else:
-                for one in works:
-                    one()
+            if not self._streams:
+                for cluster in self.clusters:
+                    work(cluster)
+                return
+            # One stream per cluster, whose matrices are too small to fill a GPU. In a recording
+            # these are branches of the graph, and memory of a stream is not handed to another.
+            here = torch.cuda.current_stream()
+            for cluster, stream in zip(self.clusters, self._streams, strict=True):
+                stream.wait_stream(here)
+                with torch.cuda.stream(stream):
+                    work(cluster)
+            for stream in self._streams:
+                here.wait_stream(stream)
 
-        with _plain_arithmetic(device.type):
-            recorded(all_clusters, self.key, self, device)
-
-
-def _side_by_side(
-    works: Sequence[Callable[[], None]], streams: Sequence[torch.cuda.Stream]
-) -> None:
-    """Independent work, each on a stream of its own; later work waits for all of it.
-
-    In a recording these are branches of the graph, so their small kernels run side by side. Memory
-    that a stream allocates is not handed to another.
-    """
-    here = torch.cuda.current_stream()
-    for work, stream in zip(works, streams, strict=True):
-        stream.wait_stream(here)
-        with torch.cuda.stream(stream):
-            work()
-    for stream in streams:
-        here.wait_stream(stream)
+        # No autocast and no TensorFloat-32: an orthogonal matrix needs all of its digits.
+        with torch.no_grad(), no_autocast(self._device), ieee_float32():
+            recorded(all_clusters, self.key, self, self._device)
+        self._versions = self._versions_now()
 
 
 def _clusters(groups: list[_Alike]) -> list[_Cluster]:
     """A cluster for each group whose weights are in no other, and one for all that share some."""
-    uses = Counter(place for alike in groups for place in {w.data_ptr() for w in alike.weights})
-    apart = [all(uses[w.data_ptr()] == 1 for w in alike.weights) for alike in groups]
-    pairs = list(zip(groups, apart, strict=True))
-    found = [_Cluster([group]) for group, alone in pairs if alone]
-    shared = [group for group, alone in pairs if not alone]
+    uses = Counter(w.data_ptr() for alike in groups for w in alike.weights)
+
+    def is_shared(alike: _Alike) -> bool:
+        return any(uses[w.data_ptr()] > 1 for w in alike.weights)
+
+    found = [_Cluster([alike]) for alike in groups if not is_shared(alike)]
+    shared = [alike for alike in groups if is_shared(alike)]
     return [*found, _Cluster(shared)] if shared else found
 
 
@@ -366,19 +340,4 @@ def _alike(constraints: list[Constraint]) -> list[_Alike]:
         _, held = members.setdefault(key, (c.within, []))
         if not any(p is other for other in held):
             held.append(p)
-    return [
-        _Alike(
-            within,
-            held,
-            torch.zeros_like(torch.stack([p.detach() for p in held])),
-            torch.zeros(len(held), dtype=torch.float64, device=held[0].device),
-        )
-        for within, held in members.values()
-    ]
-
-
-@contextmanager
-def _plain_arithmetic(device_type: str) -> Iterator[None]:
-    """No autocast and no TensorFloat-32: an orthogonal matrix needs all of its digits."""
-    with torch.no_grad(), torch.autocast(device_type, enabled=False), ieee_float32():
-        yield
+    return [_Alike(within, held) for within, held in members.values()]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -61,38 +61,24 @@ class SpectralBall:
     max_norm: float
     groups: int = 1
 
-    @property
-    def spread(self) -> float:
-        return 1.0  # ‖W‖₂ ≤ ‖W‖_F
+    spread: ClassVar[float] = 1.0  # ‖W‖₂ ≤ ‖W‖_F
 
     def norm_upper(self, stack: Tensor) -> Tensor:
-        return self._norms(stack).amax(dim=1)
+        return operator_norm_upper(as_matrices(stack, self.groups)).amax(dim=1)
 
     def project(self, stack: Tensor) -> Tensor:
-        return shrunk(stack, self._norms(stack).amax(dim=1), self.max_norm)
-
-    def _norms(self, stack: Tensor) -> Tensor:
-        return operator_norm_upper(as_matrices(stack, self.groups))
+        return shrunk(stack, self.norm_upper(stack), self.max_norm)
 
 
 @dataclass(frozen=True)
-class Orthogonal:
+class Orthogonal(SpectralBall):
     """W/max_norm with all singular values near 1 and none above it: gradient norm preserving.
 
     The weight is flattened to (rows, rest) in `groups` row blocks. Certified like the
     ball, where the near-orthogonal bound is exact to six digits.
     """
 
-    max_norm: float
-    groups: int = 1
     steps: int = 6
-
-    @property
-    def spread(self) -> float:
-        return 1.0  # ‖W‖₂ ≤ ‖W‖_F
-
-    def norm_upper(self, stack: Tensor) -> Tensor:
-        return operator_norm_upper(as_matrices(stack, self.groups)).amax(dim=1)
 
     def project(self, stack: Tensor) -> Tensor:
         matrices = as_matrices(stack, self.groups)
@@ -108,13 +94,11 @@ class FrobeniusBall:
 
     max_norm: float
 
+    spread: ClassVar[float] = 1.0
+
     def __post_init__(self) -> None:
         if not self.max_norm >= 0:
             raise ValueError(f"FrobeniusBall: max_norm is {self.max_norm}; give a number from 0")
-
-    @property
-    def spread(self) -> float:
-        return 1.0
 
     def norm_upper(self, stack: Tensor) -> Tensor:
         return stack.detach().to(torch.float64).flatten(1).norm(dim=1) * (1 + 2.0**-40)
