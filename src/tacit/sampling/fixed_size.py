@@ -38,12 +38,13 @@ class WithoutReplacement(Scheme):
     sample_size: int
 
     def __post_init__(self) -> None:
-        set_whole_numbers(self, "population", "sample_size")
+        set_whole_numbers(self, "sample_size")
         if self.sample_size > self.population:
             raise ValueError(
                 f"a sample of {self.sample_size} from {self.population} records; "
                 "give a sample size of at most the population"
             )
+        set_whole_numbers(self, "population")
 
     def step_event(self, noise_multiplier: float, unit: Unit = Unit.RECORD) -> dpa.DpEvent:
         require_records(self, unit)
