@@ -67,7 +67,7 @@ class MiniSets(Scheme):
             set_whole_numbers(self, "chosen")
             assert self.chosen is not None
             if self.chosen > self.num_sets:
-                raise ValueError(f"a step cannot draw {self.chosen} of {self.num_sets} mini-sets")
+                raise ValueError(f"chosen: {self.chosen} of {self.num_sets} mini-sets; give fewer")
 
     @property
     def probability(self) -> float:
