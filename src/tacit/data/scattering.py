@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.data.file_formats import read_arrays
 from tacit.data.scaling import in_chunks
+from tacit.data.table_formats import read_arrays
 from tacit.records import Records
 
 _SCALES, _ANGLES = 2, 8  # J and L
