@@ -79,10 +79,13 @@ class Preprocessing:
                     f"{kind} is a stage of your own, which a folder cannot hold without its code; "
                     f"save its constants yourself, or use one of {', '.join(_STAGES)}"
                 )
-            values = {each.name: getattr(stage, each.name) for each in fields(stage)}  # type: ignore[arg-type]
-            held = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-            tensors |= {f"{i}.{n}": t.detach().cpu().contiguous() for n, t in held.items()}
-            stages.append({"kind": kind, **{n: v for n, v in values.items() if n not in held}})
+            stages.append({"kind": kind})
+            for field in fields(stage):  # type: ignore[arg-type]
+                value = getattr(stage, field.name)
+                if isinstance(value, Tensor):
+                    tensors[f"{i}.{field.name}"] = value.detach().cpu().contiguous()
+                else:
+                    stages[i][field.name] = value
         target = Path(folder) / FILE
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(FILE + ".tmp")
@@ -91,11 +94,11 @@ class Preprocessing:
         return target
 
     @classmethod
-    def of(cls, given: Preprocessing | Stage | Iterable[Stage]) -> Preprocessing:
-        """`given` as a `Preprocessing`: itself, one stage or several."""
-        if isinstance(given, Preprocessing):
-            return given
-        return cls((given,) if callable(given) else tuple(given))
+    def of(cls, stages: Preprocessing | Stage | Iterable[Stage]) -> Preprocessing:
+        """One stage or several as a `Preprocessing`."""
+        if isinstance(stages, Preprocessing):
+            return stages
+        return cls((stages,) if callable(stages) else tuple(stages))
 
 
 def load_preprocessing(folder: str | os.PathLike[str]) -> Preprocessing:
