@@ -198,8 +198,8 @@ def release_statistics(
     mean = first.clamp(-1, 1)
     floor = min(1.0, std / release.public_size)
     variance = (1 + second - mean**2).clamp(max=1.0).clamp(min=floor)
-    units = torch.stack((middle + half * mean, half * variance.sqrt()))
-    scaler = PublicScaler(*units.reshape(2, *shape), release.origin)
+    centre, std_of_feature = middle + half * mean, half * variance.sqrt()
+    scaler = PublicScaler(centre.reshape(shape), std_of_feature.reshape(shape), release.origin)
     return scaler, release.event(noisy)
 
 
