@@ -251,8 +251,8 @@ def _stacked(rows: Sequence[Tree], name: str) -> Tree:
 def _stacked_tensors(column: Sequence[Tensor], name: str) -> Tensor:
     shapes = {tuple(value.shape) for value in column}
     if len(shapes) > 1:
-        some = " and ".join(str(shape) for shape in sorted(shapes)[:2])
-        raise ValueError(f"{name} has records of different shapes, such as {some}; {_PAD}")
+        two = " and ".join(str(shape) for shape in sorted(shapes)[:2])
+        raise ValueError(f"{name} has records of different shapes, such as {two}; {_PAD}")
     return torch.stack(tuple(column))
 
 

@@ -73,9 +73,18 @@ def download(
             content = _fetch(url, file, timeout, progress)
         except (OSError, http.client.HTTPException, _WrongFile) as error:
             failures.append(f"{url}: {_reason(error, timeout)}")
-        else:
-            _write(target, content)
-            return target
+            continue
+        try:
+            with whole_file(target) as draft, draft.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise DataError(
+                f"cannot write {target}: {error.strerror or error}; "
+                "free some space, or set TACIT_CACHE to a folder that can be written"
+            ) from error
+        return target
     raise DataError(
         f"could not download {file.name}: "
         + ("; ".join(failures) or "it has no public address")
@@ -119,21 +128,14 @@ def _reason(error: Exception, timeout: float) -> str:
     return f"the connection broke ({type(error).__name__}: {error})"
 
 
-def _write(target: Path, content: bytearray) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as folder:
-            part = Path(folder) / target.name
-            with part.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(part, target)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {target}: {error.strerror or error}; "
-            "free some space, or set TACIT_CACHE to a folder that can be written"
-        ) from error
+@contextlib.contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A path to write to, whose file then replaces `target`: a reader sees all of it or nothing."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        draft = Path(folder) / target.name
+        yield draft
+        os.replace(draft, target)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tacit.data.download import whole_file
 from tacit.data.private_scaling import Centre
 from tacit.data.scaling import HSV, RGB, YIQ, YUV, Greyscale, PublicScaler, RangeScaler, UnitNorm
 from tacit.data.scattering import ScatteringMap
@@ -86,12 +87,10 @@ class Preprocessing:
                     tensors[f"{i}.{field.name}"] = value.detach().cpu().contiguous()
                 else:
                     stages[i][field.name] = value
-        target = Path(folder) / FILE
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(FILE + ".tmp")
-        save_file(tensors, temporary, {"format": _FORMAT, "stages": json.dumps(stages)})
-        os.replace(temporary, target)
-        return target
+        file = Path(folder) / FILE
+        with whole_file(file) as draft:
+            save_file(tensors, draft, {"format": _FORMAT, "stages": json.dumps(stages)})
+        return file
 
     @classmethod
     def of(cls, stages: Preprocessing | Stage | Iterable[Stage]) -> Preprocessing:

@@ -100,8 +100,8 @@ def loss_constant_or_none(loss: object, num_outputs: int) -> float | None:
     PyTorch's own losses have none: a record chooses its targets, and cross-entropy of a soft label
     of 10⁶, or of many positions summed, has no gradient of norm √2.
     """
-    ask: Callable[[int], float] | None = getattr(loss, "lipschitz_for", None)
-    constant = getattr(loss, "lipschitz", None) if ask is None else ask(num_outputs)
+    declared = getattr(loss, "lipschitz_for", None)
+    constant = getattr(loss, "lipschitz", None) if declared is None else declared(num_outputs)
     return None if constant is None else float(constant)
 
 
@@ -113,8 +113,8 @@ class ClippedLoss:
     max_norm: float
 
     def lipschitz_for(self, num_outputs: int) -> float:
-        own = loss_constant_or_none(self.loss, num_outputs)
-        return self.max_norm if own is None else min(self.max_norm, own)
+        constant = loss_constant_or_none(self.loss, num_outputs)
+        return self.max_norm if constant is None else min(self.max_norm, constant)
 
 
 @dataclass(frozen=True)
