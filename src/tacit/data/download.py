@@ -98,7 +98,7 @@ def _fetch(url: str, file: DataFile, timeout: float, progress: bool | None) -> b
     request = urllib.request.Request(url, headers=headers)
     content = bytearray()
     with (
-        contextlib.closing(urllib.request.urlopen(request, timeout=timeout)) as response,
+        urllib.request.urlopen(request, timeout=timeout) as response,
         _bar(file, progress) as advance,
     ):
         # At most one byte more than was published, which tells that the file is longer.

@@ -91,9 +91,8 @@ def load(
         )
 
     # An official split numbers its training records first, a permutation leaves gaps.
-    return records(train, ids[0], size if dataset.has_split else total), records(
-        test, ids[1], total
-    )
+    num_train_ids = size if dataset.has_split else total
+    return records(train, ids[0], num_train_ids), records(test, ids[1], total)
 
 
 def public_scalers(name: str, scale: object = "public") -> tuple[Scaler, ...]:
