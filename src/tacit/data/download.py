@@ -14,8 +14,9 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tacit.data.catalogue import DataFile, Dataset
 from tacit.errors import DataError
@@ -96,15 +97,18 @@ def download(
 def _fetch(url: str, file: DataFile, timeout: float, progress: bool | None) -> bytearray:
     headers = {"User-Agent": "tacit", "Accept-Encoding": "identity"}
     request = urllib.request.Request(url, headers=headers)
+    response: Any = urllib.request.urlopen(request, timeout=timeout)
+    if sys.stderr.isatty() if progress is None else progress:
+        from rich.console import Console
+        from rich.progress import wrap_file
+
+        console = Console(stderr=True)
+        response = wrap_file(response, file.size, description=file.name, console=console)
     content = bytearray()
-    with (
-        urllib.request.urlopen(request, timeout=timeout) as response,
-        _bar(file, progress) as advance,
-    ):
+    with response as stream:
         # At most one byte more than was published, which tells that the file is longer.
-        while chunk := response.read(min(_CHUNK, file.size + 1 - len(content))):
+        while chunk := stream.read(min(_CHUNK, file.size + 1 - len(content))):
             content += chunk
-            advance(len(chunk))
     if len(content) > file.size:
         raise _WrongFile(f"the server sent more than the published {file.size} bytes")
     if len(content) < file.size:
@@ -136,20 +140,6 @@ def whole_file(target: Path) -> Iterator[Path]:
         draft = Path(folder) / target.name
         yield draft
         os.replace(draft, target)
-
-
-@contextlib.contextmanager
-def _bar(file: DataFile, progress: bool | None) -> Iterator[Callable[[int], None]]:
-    if not (sys.stderr.isatty() if progress is None else progress):
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn(file.name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        task = bars.add_task(file.name, total=file.size)
-        yield lambda count: bars.advance(task, count)
 
 
 def cache_folder() -> Path:
