@@ -93,11 +93,11 @@ class Preprocessing:
         return file
 
     @classmethod
-    def of(cls, stages: Preprocessing | Stage | Iterable[Stage]) -> Preprocessing:
-        """One stage or several as a `Preprocessing`."""
-        if isinstance(stages, Preprocessing):
-            return stages
-        return cls((stages,) if callable(stages) else tuple(stages))
+    def of(cls, given: Preprocessing | Stage | Iterable[Stage]) -> Preprocessing:
+        """`given` as a `Preprocessing`: itself, one stage or several."""
+        if isinstance(given, Preprocessing):
+            return given
+        return cls((given,) if callable(given) else tuple(given))
 
 
 def load_preprocessing(folder: str | os.PathLike[str]) -> Preprocessing:

@@ -297,8 +297,9 @@ def losses_of(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> Tens
         return losses_of(loss.loss, outputs, targets)
     if isinstance(loss, RecordLoss):
         h, y = tensors_for(loss, outputs, targets)
-        # By exact type, since a subclass may let records meet.
-        return loss.per_record(h, y) if _is_ours(type(loss)) else _one_by_one(loss, h, y)
+        # By exact type, since a user's subclass may let records meet.
+        ours = type(loss).__module__.startswith("tacit.losses.")
+        return loss.per_record(h, y) if ours else _one_by_one(loss, h, y)
     known = _pytorch_loss(loss)
     if known is not None:
         h, y = tensors_for(loss, outputs, targets)
@@ -312,11 +313,6 @@ def losses_of(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> Tens
         _one_number.add(loss)
         return _one_by_one(loss, outputs, targets)
     return _one_per_record(value, rows, name_of(loss))
-
-
-@functools.cache
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.startswith("tacit.losses.")
 
 
 def _pytorch_loss(loss: Any) -> tuple[str, Callable[..., Tensor], dict[str, Any]] | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import enum
-import functools
 import operator
 from collections.abc import Callable
 from dataclasses import asdict, fields, is_dataclass
@@ -125,14 +124,16 @@ class UnregisteredScheme(UnsupportedEvent):
 
 
 @overload
-def register_scheme(cls: type[T], /) -> type[T]: ...
+def register_scheme(cls: type[T], /, *, name: str | None = None) -> type[T]: ...
 
 
 @overload
-def register_scheme(*, name: str) -> Callable[[type[T]], type[T]]: ...
+def register_scheme(*, name: str | None) -> Callable[[type[T]], type[T]]: ...
 
 
-def register_scheme(cls: type[Any] | None = None, /, *, name: str | None = None) -> Any:
+def register_scheme(
+    cls: type[T] | None = None, /, *, name: str | None = None
+) -> type[T] | Callable[[type[T]], type[T]]:
     """Class decorator: let ledgers and reports store this sampling scheme, under a fixed name.
 
     The name (by default the class name) is written into every ledger that holds such a run, so it
@@ -147,7 +148,7 @@ def register_scheme(cls: type[Any] | None = None, /, *, name: str | None = None)
     """
 
     if cls is None:
-        return functools.partial(register_scheme, name=name)
+        return lambda cls: register_scheme(cls, name=name)
     name = cls.__name__ if name is None else name
     if not (is_dataclass(cls) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise ValueError(
