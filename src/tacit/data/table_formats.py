@@ -185,8 +185,8 @@ def _is_number(kind: Any) -> bool:
 
 def _read_npz(path: Path, target: str) -> Table:
     """`target` names the targets; the inputs are named X or inputs, or are the only other array."""
-    with _open(path) as archive:
-        labels = _read(archive, path, target)
+    with _open_npz(path) as archive:
+        labels = _array_in(archive, path, target)
         others = [name for name in archive.files if name != target]
         input_names = [name for name in _INPUT_NAMES if name in others] or others
         if len(input_names) != 1:
@@ -194,7 +194,7 @@ def _read_npz(path: Path, target: str) -> Table:
                 f"{path} has the arrays {', '.join(archive.files)}; name the inputs X or inputs, "
                 f"so that they can be told from {target!r} and the others"
             )
-        inputs, where = _read(archive, path, input_names[0]), f"array {input_names[0]!r}"
+        inputs, where = _array_in(archive, path, input_names[0]), f"array {input_names[0]!r}"
     if inputs.ndim < 2:
         raise DataError(
             f"{where} of {path} has shape {inputs.shape}; give one row per record, "
@@ -210,13 +210,13 @@ def _read_npz(path: Path, target: str) -> Table:
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> list[np.ndarray]:
-    """The named arrays of an `.npz` file, in that order. Pickled arrays are refused: loading never
-    runs code."""
-    with _open(path) as archive:
-        return [_read(archive, path, name) for name in names]
+    """The named arrays of an `.npz` file, in that order. Pickled arrays, which run code, are
+    refused."""
+    with _open_npz(path) as archive:
+        return [_array_in(archive, path, name) for name in names]
 
 
-def _open(path: Path) -> np.lib.npyio.NpzFile:
+def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
     try:
         archive = np.load(path, allow_pickle=False)
     except FileNotFoundError as error:
@@ -231,7 +231,7 @@ def _open(path: Path) -> np.lib.npyio.NpzFile:
     return archive
 
 
-def _read(archive: np.lib.npyio.NpzFile, path: Path, name: str) -> np.ndarray:
+def _array_in(archive: np.lib.npyio.NpzFile, path: Path, name: str) -> np.ndarray:
     if name not in archive.files:
         raise DataError(
             f"{path} has no array {name!r}; it has {', '.join(archive.files) or 'none'}"
