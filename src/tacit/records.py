@@ -92,7 +92,9 @@ class Records:
     @property
     def shape(self) -> Any:
         """The shape of one record's input: a tuple, or for a pytree the tree of such tuples."""
-        return _shape_of_one(self.inputs)
+        # As a plain dict: a mapping type of tensors need not take shapes.
+        tree = dict(self.inputs) if isinstance(self.inputs, Mapping) else self.inputs
+        return map_tensors(lambda t: tuple(t.shape[1:]), tree)
 
     @property
     def device(self) -> torch.device:
@@ -177,20 +179,22 @@ def as_records(data: object) -> Records:
         return Records(*_inputs_and_targets(data.tensors))
     if isinstance(data, Mapping | tuple) or (isinstance(data, Sequence) and len(data) == 2):
         return Records(*_inputs_and_targets(data))
-    if _is_map_style(data):
-        rows: Any = data
-        if len(rows) == 0:
-            raise ValueError(
-                f"{type(data).__name__} is empty, so that the shapes of its records are unknown; "
-                "give tacit.Records"
-            )
-        items = [_inputs_and_targets(rows[i]) for i in range(len(rows))]
-        inputs, targets = zip(*items, strict=True)
-        return Records(_stacked(inputs, "inputs"), _stacked(targets, "targets"))
-    raise TypeError(
-        f"cannot read records from {type(data).__name__}; give tacit.Records, a pair "
-        "(inputs, targets) of tensors or arrays, a dict of tensors, or a map-style torch dataset"
-    )
+    map_style = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    other = isinstance(data, Sequence | Tensor | torch.utils.data.IterableDataset)
+    if not map_style or other or _is_array(data):
+        raise TypeError(
+            f"cannot read records from {type(data).__name__}; give tacit.Records, a pair (inputs, "
+            "targets) of tensors or arrays, a dict of tensors, or a map-style torch dataset"
+        )
+    dataset: Any = data
+    if len(dataset) == 0:
+        raise ValueError(
+            f"{type(data).__name__} is empty, so that the shapes of its records are unknown; "
+            "give tacit.Records"
+        )
+    items = [_inputs_and_targets(dataset[i]) for i in range(len(dataset))]
+    inputs, targets = zip(*items, strict=True)
+    return Records(_stacked(inputs, "inputs"), _stacked(targets, "targets"))
 
 
 def as_tensors(tree: Tree, name: str) -> Tree:
@@ -207,26 +211,17 @@ def as_tensors(tree: Tree, name: str) -> Tree:
     return tree
 
 
-def _is_map_style(data: object) -> bool:
-    return (
-        hasattr(data, "__len__")
-        and hasattr(data, "__getitem__")
-        and not isinstance(data, Sequence | Tensor | torch.utils.data.IterableDataset)
-        and not _is_array(data)
-    )
-
-
 def _inputs_and_targets(data: Any) -> tuple[Tree, Tree]:
     """A mapping holds its targets by name, a tuple at its end; anything else is inputs alone."""
     if isinstance(data, Mapping):
-        named = [key for key in _TARGET_KEYS if data.get(key) is not None]
-        if len(named) > 1:
+        keys = [key for key in _TARGET_KEYS if data.get(key) is not None]
+        if len(keys) > 1:
             raise ValueError(
                 "both 'labels' and 'label' are there; leave the one out that is not the target, or "
                 "give Records(inputs, targets)"
             )
         inputs = {key: value for key, value in data.items() if key not in _TARGET_KEYS}
-        return inputs, data[named[0]] if named else ()
+        return inputs, data[keys[0]] if keys else ()
     if not isinstance(data, tuple | list) or (len(data) != 2 and _are_numbers(data)):
         return data, ()
     if len(data) < 2:
@@ -251,8 +246,8 @@ def _stacked(rows: Sequence[Tree], name: str) -> Tree:
 def _stacked_tensors(column: Sequence[Tensor], name: str) -> Tensor:
     shapes = {tuple(value.shape) for value in column}
     if len(shapes) > 1:
-        some = " and ".join(str(shape) for shape in sorted(shapes)[:2])
-        raise ValueError(f"{name} has records of different shapes, such as {some}; {_PAD}")
+        two = " and ".join(str(shape) for shape in sorted(shapes)[:2])
+        raise ValueError(f"{name} has records of different shapes, such as {two}; {_PAD}")
     return torch.stack(tuple(column))
 
 
@@ -273,7 +268,14 @@ def _converted(tree: Tree, name: str, numbers_too: bool = False) -> Tree:
     if isinstance(tree, numbers.Number | np.generic):
         return torch.as_tensor(tree) if numbers_too else tree
     if _is_array(tree):
-        return _from_array(np.asarray(tree), name)
+        array = np.asarray(tree)
+        if array.dtype.kind not in "biufc":
+            raise TypeError(
+                f"{name} is an array of {array.dtype}; give numbers, and text by a tokenizer or a "
+                "table of categories"
+            )
+        # Not for a single number, which would get a dimension.
+        return torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array)
     if isinstance(tree, tuple | list) and _are_numbers(tree):
         try:
             return torch.as_tensor(tree)
@@ -289,16 +291,6 @@ def _converted(tree: Tree, name: str, numbers_too: bool = False) -> Tree:
     return tree
 
 
-def _from_array(array: np.ndarray, name: str) -> Tensor:
-    if array.dtype.kind not in "biufc":
-        raise TypeError(
-            f"{name} is an array of {array.dtype}; give numbers, and text by a tokenizer or a "
-            "table of categories"
-        )
-    # Not for a single number, which would get a dimension.
-    return torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array)
-
-
 def _is_array(value: object) -> bool:
     """NumPy's arrays, tables of pandas, images of Pillow."""
     return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
@@ -309,11 +301,3 @@ def _are_numbers(values: Any) -> bool:
     while isinstance(values, tuple | list) and values:
         values = values[0]
     return isinstance(values, numbers.Number | np.generic)
-
-
-def _shape_of_one(inputs: Tree) -> Any:
-    if isinstance(inputs, Tensor):
-        return tuple(inputs.shape[1:])
-    # A plain dict: a mapping type of tensors need not take shapes.
-    tree = dict(inputs) if isinstance(inputs, Mapping) else inputs
-    return map_tensors(lambda t: tuple(t.shape[1:]), tree)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import struct
 import threading
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -46,13 +47,14 @@ def real_data(monkeypatch):
 
 @dataclass
 class Answer:
-    """How the server answers a path. `sent` bytes of the body go out, then it closes or waits."""
+    """How the server answers. `sent` bytes of the body go out, then it closes, waits or resets."""
 
     body: bytes = b""
     status: int = 200
     sent: int | None = None
     declare_length: bool = True
     then_wait: bool = False
+    then_reset: bool = False
 
 
 class Loopback:
@@ -78,6 +80,10 @@ class Loopback:
                 if answer.then_wait:
                     outer.half_sent.set()
                     outer.release.wait(20)
+                if answer.then_reset:
+                    linger = struct.pack("ii", 1, 0)
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                    self.connection.close()
                 self.close_connection = True
 
             def log_message(self, *args) -> None:

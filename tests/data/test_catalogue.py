@@ -150,7 +150,6 @@ def test_the_catalogue_is_well_formed():
         for variant in dataset.variants:
             for file in variant:
                 assert len(bytes.fromhex(file.sha256)) == 32
-                assert file.md5 is None or len(bytes.fromhex(file.md5)) == 16
                 assert file.size > 0
                 assert all(url.endswith("/" + file.name) for url in file.urls)
         assert not dataset.variants or any(all(f.urls for f in v) for v in dataset.variants)

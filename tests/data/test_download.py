@@ -1,6 +1,5 @@
 """A download is complete with the right checksum, or leaves nothing behind and says what to do."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -8,11 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
-from tacit.data import download as module
 from tacit.data.download import download
 from tacit.errors import DataError
 
@@ -74,9 +71,9 @@ def test_a_bad_answer_leaves_nothing_and_the_next_attempt_works(
     ("body", "says"),
     [
         (BODY[:-1] + b"!", "expected sha256 .* found"),
-        (BODY + b"!", "more than the published|offers 1048577 bytes"),
-        (BODY[:-1], "truncated|offers 1048575 bytes"),
-        (b"<html>please log in</html>", "truncated|offers 26 bytes"),
+        (BODY + b"!", "more than the published"),
+        (BODY[:-1], "truncated"),
+        (b"<html>please log in</html>", "truncated"),
     ],
 )
 def test_the_wrong_file_is_refused(loopback, tmp_path, body, says, declare_length):
@@ -122,41 +119,9 @@ def test_a_second_address_is_tried_and_both_failures_are_told(loopback, tmp_path
         download(neither, tmp_path)
 
 
-def test_ctrl_c_passes_through_and_leaves_nothing(loopback, tmp_path, monkeypatch):
-    file = loopback.offer("a.bin", BODY)
-
-    @contextlib.contextmanager
-    def impatient(*_):
-        def advance(_):
-            assert everything_in(tmp_path) != []  # there is something to clean up
-            raise KeyboardInterrupt
-
-        yield advance
-
-    monkeypatch.setattr(module, "_bar", impatient)
-    with pytest.raises(KeyboardInterrupt):
-        download(file, tmp_path)
-    assert everything_in(tmp_path) == []
-
-
-def test_a_network_that_goes_away_is_no_disk_error(loopback, tmp_path, monkeypatch):
-    file = loopback.offer("a.bin", BODY)
-    opened = module._open
-
-    def unplugged(url, timeout):
-        response = opened(url, timeout)
-        whole = response.read
-
-        def read(size):
-            if response.length < len(BODY) // 2:
-                raise OSError(101, "Network is unreachable")
-            return whole(size)
-
-        response.read = read
-        return response
-
-    monkeypatch.setattr(module, "_open", unplugged)
-    with pytest.raises(DataError, match=r"connection broke .*Network is unreachable"):
+def test_a_network_that_goes_away_is_no_disk_error(loopback, tmp_path):
+    file = loopback.offer("a.bin", BODY, sent=1000, then_reset=True)
+    with pytest.raises(DataError, match=r"connection broke .*reset"):
         download(file, tmp_path)
     assert everything_in(tmp_path) == []
 
@@ -177,15 +142,6 @@ def test_a_folder_that_cannot_be_made(loopback, tmp_path):
     (tmp_path / "cache").write_text("a file where the folder should be")
     with pytest.raises(DataError, match="cannot write"):
         download(loopback.offer("a.bin", BODY), tmp_path / "cache")
-
-
-def test_leftovers_of_killed_processes_go_after_a_day(loopback, tmp_path):
-    old, fresh = tmp_path / ".a.bin.1.aa.part", tmp_path / ".a.bin.2.bb.part"
-    for path in (old, fresh):
-        path.write_bytes(b"half")
-    os.utime(old, (time.time() - 2 * 86400,) * 2)
-    download(loopback.offer("a.bin", BODY), tmp_path)
-    assert everything_in(tmp_path) == [fresh.name, "a.bin"]
 
 
 SCRIPT = """

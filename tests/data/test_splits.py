@@ -50,23 +50,15 @@ def test_a_missing_record_moves_nobody_and_changes_no_constant(gone: int) -> Non
             assert held[x] == number
 
 
-def test_an_official_split_has_ids_without_gaps() -> None:
+def test_an_official_split_has_ids_without_gaps(real_data) -> None:
     """Mini-sets of 64 of nine tenths of MNIST are 844, as in the paper; not 985, not full."""
-    from tacit.data import loading
-    from tacit.data.catalogue import lookup
-
-    dataset = lookup("mnist")
-    shape = (dataset.train_size, 1)
-    arrays = (torch.zeros(shape).numpy(), torch.zeros(shape[0]).long().numpy())
-    train, test = loading._numbered(arrays, (arrays[0][:10_000], arrays[1][:10_000]))
-    made = loading._as_records(dataset, train, dataset.train_size, (), False, ())
-    assert made.num_ids == 60_000
-    _, private = split_public(made, 0.1)
+    train, test = tacit.load("mnist", scale=None)
+    assert train.num_ids == 60_000
+    _, private = split_public(train, 0.1)
     assert (len(private), private.public_size) == (54_000, 54_000)
     assert MiniSetSampler(private, 64, chosen=1).scheme.num_sets == 844
-    held_out = loading._as_records(dataset, test, dataset.test_size, (), False, ())
-    assert held_out.num_ids == 70_000
-    assert int(held_out.record_ids.max()) < 70_000
+    assert test.num_ids == 70_000
+    assert int(test.record_ids.max()) < 70_000
 
 
 def test_digits_keep_their_gaps() -> None:

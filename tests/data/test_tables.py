@@ -124,6 +124,15 @@ def test_a_test_file(tmp_path):
         load_file(a, "kind", test_path=b)
 
 
+def test_a_test_file_whose_labels_are_strings_has_the_same_classes(tmp_path):
+    train_path, test_path = tmp_path / "train.csv", tmp_path / "test.csv"
+    train_path.write_text("a,y\n1,0\n2,1\n")
+    test_path.write_text("a,y\n1,1\n2,other\n")
+    train, test = load_file(train_path, "y", test_path=test_path)
+    assert train.num_classes == 3
+    assert (train.targets.tolist(), test.targets.tolist()) == ([0, 1], [1, 2])
+
+
 def test_everything_for_training(tmp_path):
     train, test = load_file(write(tmp_path / "a.csv"), "kind", test_fraction=0, public_size=N)
     assert (len(train), len(test), train.public_size) == (N, 0, N)

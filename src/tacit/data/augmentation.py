@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -54,20 +54,19 @@ class Augmentation:
         """(B, …) to (B·K, …), each tensor: rows iK … iK + K − 1 are views of record i."""
         rows = map_tensors(lambda t: torch.repeat_interleave(t, self.views, dim=0), inputs)
         if record_ids is not None and getattr(self.transform, "takes_words", False):
-            each = torch.arange(self.views, device=record_ids.device)
-            offsets = (record_ids[:, None] * self.views + each).flatten()
-            words: Any = view_stream().blocks(offsets)
-            made = self.transform(rows, words=words)
+            view = torch.arange(self.views, device=record_ids.device)
+            offsets = (record_ids[:, None] * self.views + view).flatten()
+            views = self.transform(rows, words=view_stream().blocks(offsets))
         else:
-            made = self.transform(rows)
+            views = self.transform(rows)
         if not isinstance(rows, Tensor):
-            map_tensors(lambda a, b: None, rows, made)  # ValueError for another structure
-        count, given = num_rows(made, "the transform's result"), num_rows(rows)
-        if count != given:
+            map_tensors(lambda a, b: None, rows, views)  # ValueError for another structure
+        count, expected = num_rows(views, "the transform's result"), num_rows(rows)
+        if count != expected:
             raise ValueError(
-                f"the transform made {count} rows of {given}; it must make one of each"
+                f"the transform made {count} rows of {expected}; it must make one of each"
             )
-        return cast(T, made)
+        return cast(T, views)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from tacit.errors import DataError
 from tacit.records import Records
 
@@ -23,13 +21,12 @@ _registered: dict[str, Loader] = {}
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file: its name, its published checksums and size, and the addresses that serve it."""
+    """One file: its name, checksum and size as published, and the addresses that serve it."""
 
     name: str
     sha256: str
     size: int
     urls: tuple[str, ...] = ()
-    md5: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,14 +51,23 @@ class Dataset:
     std: tuple[float, ...] | None = None
     batch_sha1: tuple[str, ...] = ()
 
+    @property
+    def is_image(self) -> bool:
+        return len(self.shape) == 3
+
+    @property
+    def has_split(self) -> bool:
+        """Whether it was published as a training and a test part."""
+        return self.kind in ("idx", "cifar")
+
 
 def _idx(
-    name: str, base: str, mean: float, std: float, rows: tuple[tuple[int, str, str], ...]
+    name: str, base: str, mean: float, std: float, rows: tuple[tuple[int, str], ...]
 ) -> Dataset:
-    """A dataset in MNIST's format. `rows` are size, sha256 and md5 of its four files."""
+    """A dataset in MNIST's format. `rows` are size and sha256 of its four files."""
     files = tuple(
-        DataFile(file, sha256, size, (f"{base}/{file}",), md5)
-        for file, (size, sha256, md5) in zip(_IDX_NAMES, rows, strict=True)
+        DataFile(file, sha256, size, (f"{base}/{file}",))
+        for file, (size, sha256) in zip(_IDX_NAMES, rows, strict=True)
     )
     return Dataset(
         name=name,
@@ -89,44 +95,31 @@ _IDX_NAMES = (
 # fmt: off
 MNIST = _idx(
     "mnist", "https://ossci-datasets.s3.amazonaws.com/mnist", 0.1307, 0.3081, (
-        (9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-         "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-        (28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-         "d53e105ee54ea40749a09fcbcd1e9432"),
-        (1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-         "9fb629c4189551a2d022fa330f9573f3"),
-        (4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-         "ec29112dd5afa0611ce80d1b7f02629c"),
+        (9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+        (28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+        (1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+        (4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
     ),
 )
 FASHION_MNIST = _idx(
     "fashion-mnist", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com", 0.2860, 0.3530, (
-        (26421880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-         "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        (29515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-         "25c81989df183df01b3e8a0aad5dffbe"),
-        (4422102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-         "bef4ecab320f06d8554ea6380940ec79"),
-        (5148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-         "bb300cfdad3c16e7a12a480ee83cd310"),
+        (26421880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+        (29515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+        (4422102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+        (5148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
     ),
 )
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
-_CIFAR_NPZ = (
-    DataFile("data_batch_1.npz",
-             "990cadfb044bc6aad90a93c1446cffb29ffa4de46e81e186074e121daacece8f", 17257469),
-    DataFile("data_batch_2.npz",
-             "aaaf124ba73e78d78532337d56007d31975ccea52faee9f38eaa5b25eef94e9c", 17310042),
-    DataFile("data_batch_3.npz",
-             "22e15f67279af6a49aa40b469e740cdc740f6254b6c36033f8746c90677e1ebc", 17311484),
-    DataFile("data_batch_4.npz",
-             "af6087648877b0199b597f0a1db7da708aa4d3582b4c356e0d63399d55639d9e", 17288325),
-    DataFile("data_batch_5.npz",
-             "9a55ec099918a30e67eee43d1df7e965ff2db1e79fd512437c1096c0f205adfc", 17250695),
-    DataFile("test_batch.npz",
-             "77e057f804a55f50edb2ea708948acf2f79698aa05cc88db74db9ce2e01d408f", 17289742),
-)
+BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+_CIFAR_NPZ = tuple(DataFile(f"{name}.npz", *row) for name, row in zip(BATCHES, (
+    ("990cadfb044bc6aad90a93c1446cffb29ffa4de46e81e186074e121daacece8f", 17257469),
+    ("aaaf124ba73e78d78532337d56007d31975ccea52faee9f38eaa5b25eef94e9c", 17310042),
+    ("22e15f67279af6a49aa40b469e740cdc740f6254b6c36033f8746c90677e1ebc", 17311484),
+    ("af6087648877b0199b597f0a1db7da708aa4d3582b4c356e0d63399d55639d9e", 17288325),
+    ("9a55ec099918a30e67eee43d1df7e965ff2db1e79fd512437c1096c0f205adfc", 17250695),
+    ("77e057f804a55f50edb2ea708948acf2f79698aa05cc88db74db9ce2e01d408f", 17289742),
+), strict=True))
 
 CIFAR10 = Dataset(
     name="cifar10",
@@ -136,10 +129,10 @@ CIFAR10 = Dataset(
         _CIFAR_NPZ,
         (DataFile("cifar-10-binary.tar.gz",
                   "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", 170052171,
-                  (f"{_TORONTO}/cifar-10-binary.tar.gz",), "c32a1d4ab5d03f1284b67883e8d87530"),),
+                  (f"{_TORONTO}/cifar-10-binary.tar.gz",)),),
         (DataFile("cifar-10-python.tar.gz",
                   "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce", 170498071,
-                  (f"{_TORONTO}/cifar-10-python.tar.gz",), "c58f30108f718f92721af3b95e74349a"),),
+                  (f"{_TORONTO}/cifar-10-python.tar.gz",)),),
     ),
     shape=(3, 32, 32),
     num_classes=10,
@@ -284,11 +277,3 @@ def lookup(name: str) -> Dataset:
         f"no dataset is named {name!r}{hint}; the known ones are {', '.join(available())}. "
         "For a file of your own use load_file(path, target), or --data FILE --target COLUMN"
     )
-
-
-def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Images (1797, 1, 8, 8) with values 0..16, and labels 0..9."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    return bunch.images[:, None].astype(np.float32), bunch.target.astype(np.int64)

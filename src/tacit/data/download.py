@@ -1,7 +1,7 @@
 """Where a dataset's files are, and how one is downloaded: complete and checked, or not at all.
 
-`find` looks in TACIT_DATA and in the user's cache, verifies what it finds once per file and
-process, and downloads into the cache what neither has.
+`find` looks in TACIT_DATA and in the user's cache, verifies each file once per process, and
+downloads into the cache what neither has.
 """
 
 from __future__ import annotations
@@ -10,50 +10,50 @@ import contextlib
 import hashlib
 import http.client
 import os
-import secrets
 import sys
-import time
+import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tacit.data.catalogue import DataFile, Dataset
 from tacit.errors import DataError
 
 _CHUNK = 1 << 18
-_STALE_SECONDS = 24 * 3600
 _verified: set[tuple[str, int, int, str]] = set()  # path, size, time of change, checksum
 
 
-def verify(path: Path, expected: DataFile, remedy: str) -> None:
-    """Raise a `DataError` unless `path` has the size and the SHA-256 of `expected`.
+def verified(path: Path, expected: DataFile) -> Path:
+    """`path`, if it has the size and the SHA-256 of `expected`; a `DataError` otherwise.
 
     A file that changes afterwards (its size or its modification time) is checked again.
     """
+    remedy = "put the published file there, or remove it and load again to fetch a fresh one"
     try:
         stat = path.stat()
         key = (str(path), stat.st_size, stat.st_mtime_ns, expected.sha256)
         if key in _verified:
-            return
+            return path
         with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}; {remedy}") from error
-    if found != expected.sha256:
+    if sha256 != expected.sha256:
         if stat.st_size < expected.size:
             what = f"is truncated: {stat.st_size} bytes of {expected.size}"
         else:
             what = f"is not the published file ({stat.st_size} bytes, published {expected.size})"
         raise DataError(
-            f"{path} {what}; expected sha256 {expected.sha256}, found {found}; {remedy}"
+            f"{path} {what}; expected sha256 {expected.sha256}, found {sha256}; {remedy}"
         )
     _verified.add(key)
+    return path
 
 
-class _AddressError(Exception):
-    """One address did not serve the file; another may."""
+class _WrongFile(Exception):
+    """An address served something else than the published file."""
 
 
 def download(
@@ -61,10 +61,9 @@ def download(
 ) -> Path:
     """Download `file` into `folder` from the first of its addresses that serves it.
 
-    The bytes go to a temporary file beside the target, which is renamed onto the target only if
-    size and SHA-256 are the published ones. Whatever happens, the target is absent or whole. Two
-    processes may download the same file at once: each has its own temporary file, and the later
-    rename replaces a file with an equal one.
+    Nothing is written before all bytes have arrived and have the published SHA-256, and then they
+    replace the target at once. Whatever happens, and whoever else downloads the same file, the
+    target is absent or whole.
 
     `timeout` bounds each wait on the network. `progress` shows a bar; None: on a terminal only.
     """
@@ -72,10 +71,21 @@ def download(
     failures = []
     for url in file.urls:
         try:
-            _fetch(url, file, target, timeout, progress)
-            return target
-        except _AddressError as failure:
-            failures.append(f"{url}: {failure}")
+            content = _fetch(url, file, timeout, progress)
+        except (OSError, http.client.HTTPException, _WrongFile) as error:
+            failures.append(f"{url}: {_reason(error, timeout)}")
+            continue
+        try:
+            with whole_file(target) as draft, draft.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise DataError(
+                f"cannot write {target}: {error.strerror or error}; "
+                "free some space, or set TACIT_CACHE to a folder that can be written"
+            ) from error
+        return target
     raise DataError(
         f"could not download {file.name}: "
         + ("; ".join(failures) or "it has no public address")
@@ -84,123 +94,52 @@ def download(
     )
 
 
-def _fetch(url: str, file: DataFile, target: Path, timeout: float, progress: bool | None) -> None:
-    with contextlib.closing(_open(url, timeout)) as response:
-        offered = response.headers.get("Content-Length")
-        if offered is not None and offered != str(file.size):
-            raise _AddressError(
-                f"the server offers {offered} bytes where the published file has {file.size}"
-            )
-        try:
-            with _temporary_beside(target) as part:
-                _write(_chunks(response, timeout), file, part, progress)
-                os.replace(part, target)
-                _flush_folder(target.parent)
-        except OSError as error:
-            raise DataError(
-                f"cannot write {target}: {error.strerror or error}; "
-                "free some space, or set TACIT_CACHE to a folder that can be written"
-            ) from error
-
-
-def _open(url: str, timeout: float) -> http.client.HTTPResponse:
+def _fetch(url: str, file: DataFile, timeout: float, progress: bool | None) -> bytearray:
     headers = {"User-Agent": "tacit", "Accept-Encoding": "identity"}
-    with _network_errors(timeout):
-        return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
+    request = urllib.request.Request(url, headers=headers)
+    response: Any = urllib.request.urlopen(request, timeout=timeout)
+    if sys.stderr.isatty() if progress is None else progress:
+        from rich.console import Console
+        from rich.progress import wrap_file
+
+        console = Console(stderr=True)
+        response = wrap_file(response, file.size, description=file.name, console=console)
+    content = bytearray()
+    with response as stream:
+        # At most one byte more than was published, which tells that the file is longer.
+        while chunk := stream.read(min(_CHUNK, file.size + 1 - len(content))):
+            content += chunk
+    if len(content) > file.size:
+        raise _WrongFile(f"the server sent more than the published {file.size} bytes")
+    if len(content) < file.size:
+        raise _WrongFile(f"truncated: {len(content)} bytes of {file.size}")
+    sha256 = hashlib.sha256(content).hexdigest()
+    if sha256 != file.sha256:
+        raise _WrongFile(f"expected sha256 {file.sha256}, found {sha256}")
+    return content
 
 
-def _chunks(response: http.client.HTTPResponse, timeout: float) -> Iterator[bytes]:
-    while True:
-        with _network_errors(timeout):
-            chunk = response.read(_CHUNK)
-        if not chunk:
-            return
-        yield chunk
-
-
-@contextlib.contextmanager
-def _network_errors(timeout: float) -> Iterator[None]:
-    try:
-        yield
-    except urllib.error.HTTPError as error:
+def _reason(error: Exception, timeout: float) -> str:
+    if isinstance(error, urllib.error.HTTPError):
         error.close()
-        raise _AddressError(f"the server answered {error.code} {error.reason}") from error
-    except urllib.error.URLError as error:
-        raise _AddressError(f"unreachable ({error.reason})") from error
-    except TimeoutError as error:
-        raise _AddressError(f"no answer within {timeout:g} s") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise _AddressError(f"the connection broke ({type(error).__name__}: {error})") from error
-
-
-def _write(chunks: Iterator[bytes], file: DataFile, part: Path, progress: bool | None) -> None:
-    digest, received = hashlib.sha256(), 0
-    with part.open("xb") as stream, _bar(file, progress) as advance:
-        for chunk in chunks:
-            received += len(chunk)
-            if received > file.size:
-                raise _AddressError(f"the server sent more than the published {file.size} bytes")
-            digest.update(chunk)
-            stream.write(chunk)
-            advance(len(chunk))
-        if received < file.size:
-            raise _AddressError(f"truncated: {received} bytes of {file.size}")
-        if digest.hexdigest() != file.sha256:
-            raise _AddressError(f"expected sha256 {file.sha256}, found {digest.hexdigest()}")
-        stream.flush()
-        os.fsync(stream.fileno())
+        return f"the server answered {error.code} {error.reason}"
+    if isinstance(error, urllib.error.URLError):
+        return f"unreachable ({error.reason})"
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout:g} s"
+    if isinstance(error, _WrongFile):
+        return str(error)
+    return f"the connection broke ({type(error).__name__}: {error})"
 
 
 @contextlib.contextmanager
-def _temporary_beside(target: Path) -> Iterator[Path]:
-    """A fresh path in the target's folder that is gone afterwards, even on Ctrl-C."""
+def whole_file(target: Path) -> Iterator[Path]:
+    """A path to write to, whose file then replaces `target`: a reader sees all of it or nothing."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(target)
-    part = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
-    try:
-        yield part
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _sweep(target: Path) -> None:
-    """Remove what a killed process left behind; a live download touches its file all the time."""
-    for old in target.parent.glob(f".{target.name}.*.part"):
-        with contextlib.suppress(OSError):
-            if time.time() - old.stat().st_mtime > _STALE_SECONDS:
-                old.unlink()
-
-
-def _flush_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not every system can open a folder
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _bar(file: DataFile, progress: bool | None) -> Iterator[Callable[[int], None]]:
-    if not (sys.stderr.isatty() if progress is None else progress):
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn(file.name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        task = bars.add_task(file.name, total=file.size)
-        yield lambda count: bars.advance(task, count)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A folder of datasets (`mnist/`, `cifar10/`, ...), and what to do about a bad file there."""
-
-    root: Path
-    name: str
-    remedy: str
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        draft = Path(folder) / target.name
+        yield draft
+        os.replace(draft, target)
 
 
 def cache_folder() -> Path:
@@ -212,18 +151,6 @@ def cache_folder() -> Path:
     return Path.home() / ".cache" / "tacit"
 
 
-def places(root: str | os.PathLike[str] | None = None) -> list[Place]:
-    """Where to look, in order. `root`, when given, stands in for TACIT_DATA."""
-    given = root if root is not None else os.environ.get("TACIT_DATA")
-    found = []
-    if given:
-        replace = "put the published file there, or remove it and load again to fetch a fresh one"
-        name = "TACIT_DATA" if root is None else "root"
-        found.append(Place(Path(given).expanduser(), name, replace))
-    remove = "remove it and load again to fetch a fresh one"
-    return [*found, Place(cache_folder(), "the cache", remove)]
-
-
 def find(
     dataset: Dataset,
     *,
@@ -232,52 +159,37 @@ def find(
 ) -> list[Path]:
     """The verified files of one variant of `dataset`, in the catalogue's order.
 
-    A place is used when it has all the files of a variant; the first such place wins, and a
-    file there that is not the published one is an error, never passed over in silence.
+    They are looked for in `root` or TACIT_DATA, then in the cache. A folder is used when it has all
+    the files of a variant; the first such folder wins, and a file there that is not the published
+    one is an error, never passed over in silence.
     """
-    looked = places(root)
-    for place in looked:
-        folder = place.root / dataset.folder
-        for variant in dataset.variants:
-            paths = [folder / file.name for file in variant]
-            if all(path.is_file() for path in paths):
-                for path, file in zip(paths, variant, strict=True):
-                    verify(path, file, place.remedy)
-                return paths
-    return _download_all(dataset, looked, progress)
-
-
-def _download_all(dataset: Dataset, looked: list[Place], progress: bool | None) -> list[Path]:
-    variant = next((v for v in dataset.variants if all(file.urls for file in v)), None)
-    if variant is None:
-        raise DataError(f"{_not_found(dataset, looked)}, and it has no public address to fetch")
-    if os.environ.get("TACIT_OFFLINE", "") not in ("", "0"):
-        raise DataError(
-            f"{_not_found(dataset, looked)}, and TACIT_OFFLINE forbids the download; unset it, "
-            f"or set TACIT_DATA to a folder with {dataset.folder}/{variant[0].name}"
-        )
-    cache = looked[-1]
-    folder = cache.root / dataset.folder
-    paths = []
-    for file in variant:
-        path = folder / file.name
-        if path.is_file():
-            verify(path, file, cache.remedy)
-        else:
-            download(file, folder, progress=progress)
-        paths.append(path)
-    return paths
-
-
-def _not_found(dataset: Dataset, looked: list[Place]) -> str:
-    """Which files are missing where, for the variant that each place is nearest to having."""
-    reasons = []
-    for place in looked:
-        folder = place.root / dataset.folder
-        lacks: list[list[str]] = [
+    cache = cache_folder() / dataset.folder
+    folders = {"the cache": cache}
+    if own := os.environ.get("TACIT_DATA") if root is None else root:
+        name = "TACIT_DATA" if root is None else "root"
+        folders = {name: Path(own).expanduser() / dataset.folder} | folders
+    missing = {}
+    for name, folder in folders.items():
+        lacks = [
             [file.name for file in variant if not (folder / file.name).is_file()]
             for variant in dataset.variants
         ]
-        missing = min(lacks, key=len)
-        reasons.append(f"{folder} ({place.name}) lacks {', '.join(missing)}")
-    return f"{dataset.name} was not found: " + "; ".join(reasons)
+        if [] in lacks:
+            variant = dataset.variants[lacks.index([])]
+            return [verified(folder / file.name, file) for file in variant]
+        missing[f"{folder} ({name})"] = min(lacks, key=len)
+    absent = f"{dataset.name} was not found: " + "; ".join(
+        f"{place} lacks {', '.join(names)}" for place, names in missing.items()
+    )
+    variant = next((v for v in dataset.variants if all(file.urls for file in v)), ())
+    if not variant:
+        raise DataError(f"{absent}, and it has no public address to fetch")
+    if os.environ.get("TACIT_OFFLINE", "") not in ("", "0"):
+        raise DataError(
+            f"{absent}, and TACIT_OFFLINE forbids the download; unset it, "
+            f"or set TACIT_DATA to a folder with {dataset.folder}/{variant[0].name}"
+        )
+    for file in variant:
+        if not (cache / file.name).is_file():
+            download(file, cache, progress=progress)
+    return [verified(cache / file.name, file) for file in variant]

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tacit.data.download import whole_file
 from tacit.data.private_scaling import Centre
 from tacit.data.scaling import HSV, RGB, YIQ, YUV, Greyscale, PublicScaler, RangeScaler, UnitNorm
 from tacit.data.scattering import ScatteringMap
@@ -79,16 +80,17 @@ class Preprocessing:
                     f"{kind} is a stage of your own, which a folder cannot hold without its code; "
                     f"save its constants yourself, or use one of {', '.join(_STAGES)}"
                 )
-            values = {each.name: getattr(stage, each.name) for each in fields(stage)}  # type: ignore[arg-type]
-            held = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-            tensors |= {f"{i}.{n}": t.detach().cpu().contiguous() for n, t in held.items()}
-            stages.append({"kind": kind, **{n: v for n, v in values.items() if n not in held}})
-        target = Path(folder) / FILE
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(FILE + ".tmp")
-        save_file(tensors, temporary, {"format": _FORMAT, "stages": json.dumps(stages)})
-        os.replace(temporary, target)
-        return target
+            stages.append({"kind": kind})
+            for field in fields(stage):  # type: ignore[arg-type]
+                value = getattr(stage, field.name)
+                if isinstance(value, Tensor):
+                    tensors[f"{i}.{field.name}"] = value.detach().cpu().contiguous()
+                else:
+                    stages[i][field.name] = value
+        file = Path(folder) / FILE
+        with whole_file(file) as draft:
+            save_file(tensors, draft, {"format": _FORMAT, "stages": json.dumps(stages)})
+        return file
 
     @classmethod
     def of(cls, given: Preprocessing | Stage | Iterable[Stage]) -> Preprocessing:

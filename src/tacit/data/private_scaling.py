@@ -61,10 +61,9 @@ class GaussianRelease:
     before, to one mechanism of multiplier z  [Dong et al. 2019, Cor. 3.3: Σ_k (1/√k·z)² = 1/z²].
     Noise is scaled to the sensitivity *under `relation`*: charge `event` under the same relation.
 
-    Making one checks the arguments and claims the Gaussian that the ledger's current run planned
-    for, before any record is read. It raises if the run did not plan for it, has used it, or is for
-    another relation: then the noise would be another share of the sensitivity than what was
-    charged. Without a ledger, whoever trains charges the event.
+    Construction claims the Gaussian that the ledger's current run planned for, before any record
+    is read. It raises if the run did not plan for it, has used it, or is for another relation: then
+    the noise would not be what was charged. Without a ledger, whoever trains charges the event.
     """
 
     what: str
@@ -90,8 +89,7 @@ class GaussianRelease:
         )
         if self.seed is not None:
             self.origin += (
-                "; seeded: not private against whoever knows the seed, or sees another release "
-                "of it"
+                "; seeded: not private against whoever knows the seed, or another release of it"
             )
         # The address of the noise: never the same for two releases on one ledger.
         self.address = f"a noisy sum: {self.what}"
@@ -103,10 +101,9 @@ class GaussianRelease:
                 f"the release is for {self.relation}, the ledger for {planned}; give relation= "
                 "the ledger's"
             )
-        import dp_accounting
+        from dp_accounting import GaussianDpEvent
 
-        event = dp_accounting.GaussianDpEvent(float(z))
-        self.claim = self.ledger.claim_next(event, self.what)
+        self.claim = self.ledger.claim_next(GaussianDpEvent(float(z)), self.what)
         run, beginning = self.ledger.attempt()
         self.address = f"a noisy sum: {self.claim}, run {run}, beginning {beginning}"
 
@@ -186,18 +183,24 @@ def release_statistics(
         scaler, event = tacit.release_statistics(x, 0, 1, noise_multiplier=10, public_size=60_000)
         trainer = tacit.Trainer(..., ledger=tacit.LedgerRun(prelude=(event,)))
     """
-    middle, half = _range(inputs, lower, upper)
-    made = GaussianRelease("statistics", **options)
-    released, std = made.noisy(sum_of_moments(inputs, middle, half), math.sqrt(middle.numel()))
-    first, second = released / made.public_size
-
-    mean = first.clamp(-1, 1)
-    variance = (1 + second - mean**2).clamp(max=1.0).clamp(min=min(1.0, std / made.public_size))
-    shape = tuple(inputs.shape[1:])
-    scaler = PublicScaler(
-        (middle + half * mean).reshape(shape), (half * variance.sqrt()).reshape(shape), made.origin
+    shape = inputs.shape[1:]
+    like = torch.empty((0, *shape), dtype=torch.float64)
+    low, high = (
+        align(as_constants(value, name), like, name).expand(shape).flatten()
+        for name, value in (("lower", lower), ("upper", upper))
     )
-    return scaler, made.event(released)
+    if not (low < high).all():
+        raise ValueError(f"lower is {lower}, upper is {upper}; each lower must be below its upper")
+    middle, half = (low + high) / 2, (high - low) / 2
+    release = GaussianRelease("statistics", **options)
+    noisy, std = release.noisy(sum_of_moments(inputs, middle, half), math.sqrt(middle.numel()))
+    first, second = noisy / release.public_size
+    mean = first.clamp(-1, 1)
+    floor = min(1.0, std / release.public_size)
+    variance = (1 + second - mean**2).clamp(max=1.0).clamp(min=floor)
+    centre, std_of_feature = middle + half * mean, half * variance.sqrt()
+    scaler = PublicScaler(centre.reshape(shape), std_of_feature.reshape(shape), release.origin)
+    return scaler, release.event(noisy)
 
 
 def sum_of_moments(inputs: Tensor, middle: Tensor, half: Tensor) -> Tensor:
@@ -211,17 +214,6 @@ def sum_of_moments(inputs: Tensor, middle: Tensor, half: Tensor) -> Tensor:
         return torch.stack((unit, unit**2 - 1), dim=1)
 
     return clean_sum(inputs, vectors)
-
-
-def _range(inputs: Tensor, lower: Constants, upper: Constants) -> tuple[Tensor, Tensor]:
-    """Middle and half width of each feature's declared range, as (d,) tensors."""
-    shape = inputs.shape[1:]
-    like = torch.empty((0, *shape), dtype=torch.float64)
-    low = align(as_constants(lower, "lower"), like, "lower").expand(shape).flatten()
-    high = align(as_constants(upper, "upper"), like, "upper").expand(shape).flatten()
-    if not (low < high).all():
-        raise ValueError(f"lower is {lower}, upper is {upper}; each lower must be below its upper")
-    return (low + high) / 2, (high - low) / 2
 
 
 @dataclass(frozen=True)
@@ -256,10 +248,10 @@ def release_centre(inputs: Tensor, **options: Unpack[ReleaseOptions]) -> tuple[C
     opposite vectors. It is one Gaussian mechanism of multiplier z. The options are those of
     `ReleaseOptions`.
     """
-    made = GaussianRelease("centre", **options)
-    noisy, _ = made.noisy(sum_of_directions(inputs), bound=1.0)
-    centre = noisy.div_(made.public_size)
-    return Centre(centre.reshape(inputs.shape[1:]).float(), made.origin), made.event(centre)
+    release = GaussianRelease("centre", **options)
+    noisy, _ = release.noisy(sum_of_directions(inputs), bound=1.0)
+    centre = noisy.div_(release.public_size)
+    return Centre(centre.reshape(inputs.shape[1:]).float(), release.origin), release.event(centre)
 
 
 def sum_of_directions(inputs: Tensor) -> Tensor:
@@ -293,17 +285,17 @@ def release_channel_scaler(
         raise ValueError(f"size_bound is {size_bound!r}; give a finite number above 0")
     if inputs.ndim < 2:
         raise ValueError(f"inputs of shape {tuple(inputs.shape)}; give records with channels")
-    made = GaussianRelease("channel statistics", num_sums=2, **options)
-    size, bound = made.public_size, moments_bound(inputs.shape[1])
-    sums_C, std = made.noisy(sum_of_sizes(inputs, size_bound), size_bound, ", sizes")
+    release = GaussianRelease("channel statistics", num_sums=2, **options)
+    size, bound = release.public_size, moments_bound(inputs.shape[1])
+    sums_C, std = release.noisy(sum_of_sizes(inputs, size_bound), size_bound, ", sizes")
     sizes_C = (sums_C / size).clamp_(min=std / size)
     moments = sum_of_channel_moments(inputs, sizes_C, bound)
-    moments, std = made.noisy(moments, bound, ", moments")
+    moments, std = release.noisy(moments, bound, ", moments")
     first_C, second_C = moments / size
     std_C = (second_C - first_C**2).clamp_(min=std / size).sqrt()
-    origin = f"of each channel {made.origin}"
+    origin = f"of each channel {release.origin}"
     scaler = PublicScaler((sizes_C * first_C).float(), (sizes_C * std_C).float(), origin)
-    return scaler, made.event(torch.cat([sums_C, moments.flatten()]))
+    return scaler, release.event(torch.cat([sums_C, moments.flatten()]))
 
 
 def moments_bound(channels: int) -> float:

@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.data.file_formats import read_arrays
+from tacit.data.download import whole_file
 from tacit.data.scaling import in_chunks
+from tacit.data.table_formats import read_arrays
 from tacit.records import Records
 
 _SCALES, _ANGLES = 2, 8  # J and L
@@ -110,7 +111,8 @@ def scattering_features(
     else:
         features = features_of.coefficients(records.inputs)
         if path is not None:
-            _write(path, features.cpu().numpy())
+            with whole_file(path) as draft:
+                np.savez(draft, features=features.cpu().numpy())
     return replace(records, inputs=features_of.normalised(features))
 
 
@@ -128,11 +130,3 @@ def _key(images: Tensor, order: int, mirror: bool) -> str:
     digest = hashlib.sha256(repr(settings).encode())
     digest.update(np.ascontiguousarray(images.cpu().numpy()).data)
     return digest.hexdigest()[:32]
-
-
-def _write(path: Path, features: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    with part.open("wb") as file:
-        np.savez(file, features=features)
-    part.replace(path)  # a reader sees all of it or nothing

@@ -11,7 +11,6 @@ import torch
 from tacit.records import Records
 
 SPLIT_SEED = 20_240_229
-_SPAN = 2**64
 
 
 def fixed_split(train_size: int, test_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -33,7 +32,7 @@ def split_by_content(
     permutation of all rows, neighbouring files would get training sets that differ in many
     records. Equal rows stay together.
     """
-    threshold = round(test_fraction * _SPAN)
+    threshold = round(test_fraction * 2**64)
     rows = np.ascontiguousarray(features).reshape(len(features), -1)
     in_test = np.empty(len(rows), dtype=bool)
     for i, (row, label) in enumerate(zip(rows, labels.tolist(), strict=True)):
@@ -67,17 +66,17 @@ def split_public(records: Records, share: float, seed: int = SPLIT_SEED) -> tupl
         f"{about}{public_size} of {declared} records were given up as public: epsilon does not "
         "cover them"
     )
-    given_up = place < count
+    is_public = place < count
     public = replace(
-        records.take(given_up),
-        record_ids=place[given_up],
+        records.take(is_public),
+        record_ids=place[is_public],
         public_size=public_size,
         num_ids=count,
         name=f"{records.name}, public share",
     )
     private = replace(
-        records.take(~given_up),
-        record_ids=(place - count)[~given_up],
+        records.take(~is_public),
+        record_ids=(place - count)[~is_public],
         public_size=declared - public_size,
         num_ids=num_ids - count,
         notes=(*records.notes, note),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 import math
+import zipfile
+import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tacit.data.file_formats import array_names, read_arrays
 from tacit.errors import DataError
 
 if TYPE_CHECKING:
@@ -100,26 +101,30 @@ def _read_csv_rows(reader: CsvReader, path: Path, target: str) -> Table:
     header = tuple(name.strip() for name in next(reader, ()))
     if not header:
         raise DataError(f"{path} is empty; give a CSV file with a header row")
-    at, features = _find_target(target, header, path)
+    position, features = _find_target(target, header, path)
     values, labels, lines = array("d"), [], array("q")
     for row in reader:
         if not row:
             continue  # a blank line
-        place = f"line {reader.line_num} of {path}"
+        line = reader.line_num
         if len(row) != len(header):
             raise DataError(
-                f"{place} has {len(row)} cells and the header has {len(header)}; give every "
-                "column a cell in each line"
+                f"line {line} of {path} has {len(row)} cells and the header has {len(header)}; "
+                "give every column a cell in each line"
             )
-        label = row.pop(at).strip()
+        label = row.pop(position).strip()
         if not label:
-            raise _empty_cell(place, target)
+            raise _empty_cell(f"line {line} of {path}", target)
         labels.append(label)
-        lines.append(reader.line_num)
-        try:
-            values.extend([_number(cell) for cell in row])
-        except ValueError:
-            raise _bad_cell(path, reader.line_num, features, row) from None
+        lines.append(line)
+        for name, cell in zip(features, row, strict=True):
+            try:
+                values.append(_number(cell))
+            except ValueError:
+                if not cell.strip():
+                    raise _empty_cell(f"line {line} of {path}", name) from None
+                found = f"line {line} has {cell!r}"
+                raise _not_numeric(f"column {name!r}", path, found) from None
     table = np.frombuffer(values, np.float64) if values else np.empty(0)
     table = table.reshape(len(labels), len(features))
     names = [f"column {name!r}" for name in features]
@@ -130,18 +135,6 @@ def _number(cell: str) -> float:
     if "_" in cell:  # float() reads 1_000 as a thousand; in a file it is a name
         raise ValueError
     return float(cell)
-
-
-def _bad_cell(path: Path, line: int, columns: Sequence[str], row: Sequence[str]) -> DataError:
-    """The error for the first cell of the row that is not a number."""
-    for name, cell in zip(columns, row, strict=True):
-        if not cell.strip():
-            return _empty_cell(f"line {line} of {path}", name)
-        try:
-            _number(cell)
-        except ValueError:
-            return _not_numeric(f"column {name!r}", path, f"line {line} has {cell!r}")
-    raise AssertionError("a cell was refused before")
 
 
 def _read_parquet(path: Path, target: str) -> Table:
@@ -158,7 +151,7 @@ def _read_parquet(path: Path, target: str) -> Table:
         table = pyarrow.parquet.ParquetFile(path).read()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is damaged or is not a Parquet file ({error})") from error
-    at, features = _find_target(target, tuple(table.column_names), path)
+    _, features = _find_target(target, tuple(table.column_names), path)
     for name in table.column_names:
         column = table.column(name)
         if column.null_count:
@@ -170,7 +163,7 @@ def _read_parquet(path: Path, target: str) -> Table:
         if not _is_number(column.type):
             raise _not_numeric(where, path, f"it has type {column.type}")
         values[:, i] = _as_float32(column.to_numpy(), path, where)
-    return Table(path, values, _labels(table.column(at), target, path), features)
+    return Table(path, values, _labels(table.column(target), target, path), features)
 
 
 def _labels(column: Any, name: str, path: Path) -> np.ndarray:
@@ -192,18 +185,16 @@ def _is_number(kind: Any) -> bool:
 
 def _read_npz(path: Path, target: str) -> Table:
     """`target` names the targets; the inputs are named X or inputs, or are the only other array."""
-    names = array_names(path)
-    others = [name for name in names if name != target]
-    if target not in names:
-        raise DataError(f"{path} has no array {target!r}; it has {', '.join(names) or 'none'}")
-    inputs_names = [name for name in _INPUT_NAMES if name in others] or others
-    if len(inputs_names) != 1:
-        raise DataError(
-            f"{path} has the arrays {', '.join(names)}; name the inputs X or inputs, so that "
-            f"they can be told from {target!r} and the others"
-        )
-    where = f"array {inputs_names[0]!r}"
-    inputs, labels = read_arrays(path, (inputs_names[0], target))
+    with _open_npz(path) as archive:
+        labels = _array_in(archive, path, target)
+        others = [name for name in archive.files if name != target]
+        input_names = [name for name in _INPUT_NAMES if name in others] or others
+        if len(input_names) != 1:
+            raise DataError(
+                f"{path} has the arrays {', '.join(archive.files)}; name the inputs X or inputs, "
+                f"so that they can be told from {target!r} and the others"
+            )
+        inputs, where = _array_in(archive, path, input_names[0]), f"array {input_names[0]!r}"
     if inputs.ndim < 2:
         raise DataError(
             f"{where} of {path} has shape {inputs.shape}; give one row per record, "
@@ -216,6 +207,46 @@ def _read_npz(path: Path, target: str) -> Table:
     if labels.dtype.kind == "S":
         labels = np.char.decode(labels, "utf-8")
     return Table(path, _as_float32(inputs, path, where), labels)
+
+
+def read_arrays(path: Path, names: Sequence[str]) -> list[np.ndarray]:
+    """The named arrays of an `.npz` file, in that order. Pickled arrays, which run code, are
+    refused."""
+    with _open_npz(path) as archive:
+        return [_array_in(archive, path, name) for name in names]
+
+
+def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
+    try:
+        archive = np.load(path, allow_pickle=False)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}; check the path") from error
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{path} is truncated or is not an .npz archive ({error}); "
+            "write it with numpy.savez or numpy.savez_compressed"
+        ) from error
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise DataError(f"{path} holds a single array, not an .npz archive; use numpy.savez")
+    return archive
+
+
+def _array_in(archive: np.lib.npyio.NpzFile, path: Path, name: str) -> np.ndarray:
+    if name not in archive.files:
+        raise DataError(
+            f"{path} has no array {name!r}; it has {', '.join(archive.files) or 'none'}"
+        )
+    try:
+        return archive[name]
+    except ValueError as error:
+        if "pickle" in str(error).lower():
+            raise DataError(
+                f"array {name!r} of {path} holds Python objects, and reading them could run code; "
+                "save numbers or strings of a fixed width instead"
+            ) from error
+        raise DataError(f"array {name!r} of {path} cannot be read: {error}") from error
+    except (EOFError, OSError, zlib.error, zipfile.BadZipFile, NotImplementedError) as error:
+        raise DataError(f"array {name!r} of {path} is damaged ({error})") from error
 
 
 _READERS: dict[str, Callable[[Path, str], Table]] = {
@@ -232,8 +263,8 @@ def _find_target(target: str, columns: tuple[str, ...], path: Path) -> tuple[int
         raise DataError(f"{path} has more than one column named {doubled[0]!r}; rename one")
     if target not in columns:
         raise DataError(f"{path} has no column {target!r}; its columns are {', '.join(columns)}")
-    at = columns.index(target)
-    return at, columns[:at] + columns[at + 1 :]
+    position = columns.index(target)
+    return position, columns[:position] + columns[position + 1 :]
 
 
 def _as_float32(

@@ -16,7 +16,7 @@ import torch
 
 from tacit.data.scaling import Constants, RangeScaler, Scaler, as_scalers, scaled
 from tacit.data.splits import split_by_content
-from tacit.data.table_formats import Table, read_table
+from tacit.data.table_formats import read_table
 from tacit.errors import DataError, UndeclaredConstant
 from tacit.records import Records
 
@@ -54,28 +54,26 @@ def load_file(
     if public_size is not None and public_size < 1:
         raise ValueError(f"public_size is {public_size}; declare a positive number of records")
     scalers = file_scalers(scale, feature_range)
-    declared = None if classes is None else _declared(classes)
+    declared = None if classes is None else _names_of(classes)
     train = read_table(Path(path), target)
     if test_path is None:
         rows = split_by_content(train.features, train.labels, test_fraction)
         if not len(rows[0]):
             raise DataError(f"no record of {train.path} is left for training; give test_path")
-        test, kept = train, 1 - test_fraction
+        test, train_share = train, 1 - test_fraction
         split = (
             f"each record by a hash of itself, about {test_fraction:g} of all for test; epsilon "
             "is for a training record, and one in its place that falls to training too"
         )
     else:
-        test, kept = read_table(Path(test_path), target).like(train), 1.0
+        test, train_share = read_table(Path(test_path), target).like(train), 1.0
         rows = np.arange(len(train.labels)), np.arange(len(test.labels))
         split = f"the test records are those of {test.path.name}"
 
-    origins = [f"target {target!r} of {table.path}" for table in (train, test)]
-    labels = [
-        _canonical(table.labels, origin)
-        for table, origin in zip((train, test), origins, strict=True)
-    ]
-    names = declared or _read_off(labels, origins[0])
+    tables = train, test
+    origins = [f"target {target!r} of {table.path}" for table in tables]
+    labels = [_canonical(t.labels, origin) for t, origin in zip(tables, origins, strict=True)]
+    names = declared or _names_in(labels, origins[0])
     notes = (
         f"split: {split}",
         _class_note(names, declared is not None),
@@ -84,22 +82,22 @@ def load_file(
     )
     sizes: tuple[int | None, int | None] = (None, None)
     if public_size is not None:
-        num_train = max(1, round(kept * public_size))
+        num_train = max(1, round(train_share * public_size))
         sizes = (num_train, public_size - num_train or None)
 
-    def records(i: int, table: Table) -> Records:
+    def records(i: int) -> Records:
         return Records(
-            scaled(table.features[rows[i]], scalers),
+            scaled(tables[i].features[rows[i]], scalers),
             torch.from_numpy(_encode(labels[i], names, origins[i])[rows[i]]),
             num_classes=len(names),
             public_size=sizes[i],
-            name=table.path.name,
+            name=tables[i].path.name,
             record_ids=torch.from_numpy(rows[i].astype(np.int64)),
             num_ids=public_size,
             notes=notes,
         )
 
-    return records(0, train), records(1, test)
+    return records(0), records(1)
 
 
 def file_scalers(
@@ -133,11 +131,15 @@ def _canonical(labels: np.ndarray, origin: str) -> np.ndarray:
         except ValueError:
             return labels
         labels, kind = labels.astype(np.float64), "f"
+    if kind not in "biuf":
+        raise DataError(
+            f"{origin} has type {labels.dtype}; give classes as whole numbers or strings"
+        )
     if kind == "f":
-        bad = np.flatnonzero(~np.isfinite(labels))
-        if len(bad):
+        without = np.flatnonzero(~np.isfinite(labels))
+        if len(without):
             raise DataError(
-                f"{origin} is {labels[bad[0]]} in record {bad[0] + 1}; drop the records "
+                f"{origin} is {labels[without[0]]} in record {without[0] + 1}; drop the records "
                 "without a class"
             )
         fractions = np.flatnonzero(labels != np.round(labels))
@@ -147,14 +149,10 @@ def _canonical(labels: np.ndarray, origin: str) -> np.ndarray:
                 f"{fractions[0] + 1}); Tacit trains classifiers only: give classes as whole "
                 "numbers or strings"
             )
-    elif kind not in "biu":
-        raise DataError(
-            f"{origin} has type {labels.dtype}; give classes as whole numbers or strings"
-        )
     return labels.astype(np.int64)
 
 
-def _read_off(labels: Sequence[np.ndarray], origin: str) -> tuple[object, ...]:
+def _names_in(labels: Sequence[np.ndarray], origin: str) -> tuple[str, ...]:
     """The distinct labels in sorted order: whole numbers by value, anything else as strings."""
     whole = all(part.dtype.kind == "i" for part in labels)
     distinct = set().union(*(np.unique(part).tolist() for part in labels))
@@ -168,38 +166,37 @@ def _read_off(labels: Sequence[np.ndarray], origin: str) -> tuple[object, ...]:
             f"{origin} has the one class {distinct.pop()!r}; give at least two classes, "
             "or declare them with classes="
         )
-    return tuple(sorted(distinct) if whole else sorted(str(label) for label in distinct))
+    return tuple(map(str, sorted(distinct) if whole else sorted(set(map(str, distinct)))))
 
 
-def _declared(classes: int | Sequence[object]) -> tuple[object, ...]:
-    """The labels of classes 0..K-1: the sequence given, or 0..K-1 for a number K."""
+def _names_of(classes: int | Sequence[object]) -> tuple[str, ...]:
+    """The declared labels of classes 0..K-1; 3, 3.0 and "3" are the same label."""
     if isinstance(classes, str) or (isinstance(classes, int) and classes < 2):
         raise ValueError(f"classes is {classes!r}; give their number, at least 2, or their labels")
-    labels = tuple(range(classes)) if isinstance(classes, int) else tuple(classes)
-    if len({_key(label) for label in labels}) != len(labels) or len(labels) < 2:
+    labels = range(classes) if isinstance(classes, int) else classes
+    names = tuple(
+        str(int(label))
+        if isinstance(label, bool | np.bool_) or (isinstance(label, float) and label.is_integer())
+        else str(label)
+        for label in labels
+    )
+    if len(set(names)) != len(names) or len(names) < 2:
         raise ValueError(f"classes is {list(labels)}; give at least two, each of them once")
-    return labels
+    return names
 
 
-def _encode(labels: np.ndarray, classes: Sequence[object], origin: str) -> np.ndarray:
-    """The position of each label in `classes`. 3 and "3" are the same label."""
-    position = {_key(label): i for i, label in enumerate(classes)}
+def _encode(labels: np.ndarray, names: tuple[str, ...], origin: str) -> np.ndarray:
+    """The position of each label in `names`."""
+    position = {name: i for i, name in enumerate(names)}
     distinct, inverse = np.unique(labels, return_inverse=True)
     for label in distinct.tolist():
-        if _key(label) not in position:
+        if str(label) not in position:
             record = int(np.flatnonzero(labels == label)[0]) + 1
             raise DataError(
                 f"{origin} is {label!r} in record {record}, which is none of the classes "
-                f"{', '.join(list(position)[:20])}; declare all of them with classes="
+                f"{', '.join(names[:20])}; declare all of them with classes="
             )
-    codes = np.array([position[_key(label)] for label in distinct.tolist()], dtype=np.int64)
-    return codes[inverse]
-
-
-def _key(label: object) -> str:
-    if isinstance(label, bool | np.bool_) or (isinstance(label, float) and label.is_integer()):
-        return str(int(label))
-    return str(label)
+    return np.array([position[str(label)] for label in distinct.tolist()], dtype=np.int64)[inverse]
 
 
 _UNSCALED = (
@@ -208,10 +205,10 @@ _UNSCALED = (
 )
 
 
-def _class_note(names: tuple[object, ...], were_declared: bool) -> str:
+def _class_note(names: tuple[str, ...], declared: bool) -> str:
     shown = ", ".join(f"{i} = {name}" for i, name in enumerate(names[:20]))
     shown += ", ..." if len(names) > 20 else ""
-    if were_declared:
+    if declared:
         return f"classes were declared: {shown}"
     return (
         "classes were read from the file and are treated as public; "
@@ -220,9 +217,9 @@ def _class_note(names: tuple[object, ...], were_declared: bool) -> str:
 
 
 def _size_note(public_size: int | None) -> str:
-    if public_size is None:
-        return (
-            "the number of records is private: public_size was not declared, so rates and "
-            "divisors must be"
-        )
-    return f"the number of records was declared public: {public_size}"
+    if public_size is not None:
+        return f"the number of records was declared public: {public_size}"
+    return (
+        "the number of records is private: public_size was not declared, so rates and divisors "
+        "must be"
+    )

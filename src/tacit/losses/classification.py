@@ -131,15 +131,15 @@ class TokenCrossEntropy(LipschitzLoss):
                 f"{tuple(targets.shape)}"
             )
         targets = self.aligned(targets)
-        each = F.cross_entropy(
+        losses_BT = F.cross_entropy(
             outputs.flatten(0, 1),
             targets.flatten(),
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
             reduction="none",
-        )
+        ).view(targets.shape)
         count_B = (targets != self.ignore_index).sum(dim=1)
-        return each.view(targets.shape).sum(dim=1) / count_B.clamp_min(1)
+        return losses_BT.sum(dim=1) / count_B.clamp_min(1)
 
     def aligned(self, targets: Tensor) -> Tensor:
         """The target of each position's output. With `shift` it is the next token, at last none."""

@@ -136,48 +136,48 @@ def check_loss(
     example = torch.zeros(1, dtype=torch.long) if targets is None else targets[:1]
     task = task_of(loss, torch.zeros(1, num_outputs), example)
     shape = (_POSITIONS, num_outputs) if task is Task.TOKENS else (num_outputs,)
-    tried = _targets(task, num_outputs) if targets is None else targets
+    targets = _targets(task, num_outputs) if targets is None else targets
     generator = torch.Generator().manual_seed(0)
     for size in (1.0, 0.0, 1e-6, 1e4):
         for dtype in (torch.float64, torch.float32):
             h = size * torch.randn(_RECORDS, *shape, generator=generator, dtype=torch.float64)
-            rows = torch.randint(len(tried), (_RECORDS,), generator=generator)
+            rows = torch.randint(len(targets), (_RECORDS,), generator=generator)
             rows[0] = 0  # alone in its class, mostly
-            y = tried[rows]
+            y = targets[rows]
             _check_batch(loss, h.to(dtype), y.to(dtype) if y.is_floating_point() else y)
     constant, share = loss_constant_or_none(loss, math.prod(shape)), None
     if constant is not None:
         flat = WithConstant(lambda h, y: loss(h.reshape(len(h), *shape), y), constant)
-        share = attack_constant(flat, math.prod(shape), targets=tried, steps=steps)
+        share = attack_constant(flat, math.prod(shape), targets=targets, steps=steps)
     return LossCheck(task, constant, share)
 
 
 def _check_batch(loss: Any, h: Tensor, y: Tensor) -> None:
-    alone, alone_gradients = _one_by_one(loss, h, y)
-    if not (alone.isfinite().all() and alone_gradients.isfinite().all()):
+    single, single_gradients = _one_by_one(loss, h, y)
+    if not (single.isfinite().all() and single_gradients.isfinite().all()):
         raise ValueError(
             f"{name_of(loss)} is not finite, or its gradient is not, at outputs of size "
             f"{float(h.abs().max()):g} in {h.dtype}; bound or clamp what overflows"
         )
     together, gradients = _losses_and_gradients(loss, h, y)
-    expected, expected_gradients = alone, alone_gradients
+    expected, expected_gradients = single, single_gradients
     if together.dim() == 0:  # the sum or the mean, whichever is nearer
-        reductions = (alone.sum(), alone_gradients), (alone.mean(), alone_gradients / len(h))
+        reductions = (single.sum(), single_gradients), (single.mean(), single_gradients / len(h))
         expected, expected_gradients = min(reductions, key=lambda r: float((r[0] - together).abs()))
     digits = torch.finfo(h.dtype).eps
     if not torch.allclose(together, expected, rtol=1e3 * digits, atol=digits):
         raise ValueError(
-            f"{name_of(loss)} gives {together.tolist()} for records together and {alone.tolist()} "
+            f"{name_of(loss)} gives {together.tolist()} for records together and {single.tolist()} "
             "one by one: one number depends on other records. Use no statistic of the batch; give "
             "one number per record, or their mean or sum"
         )
-    most = max(float(alone_gradients.abs().max()), float(alone.abs().max()) * digits) + 1e-30
+    most = max(float(single_gradients.abs().max()), float(single.abs().max()) * digits) + 1e-30
     if not (gradients - expected_gradients).abs().max() <= 1e3 * digits * most:
         raise ValueError(
             f"{name_of(loss)} has other gradients for records together than one by one: a record's "
             "gradient depends on other records. Use no statistic of the batch, detached or not"
         )
-    if not torch.equal(_one_by_one(loss, h, y)[0], alone):
+    if not torch.equal(_one_by_one(loss, h, y)[0], single):
         raise ValueError(
             f"{name_of(loss)} gives other numbers when it is called again with the same records; "
             "it must keep no state between calls and draw nothing at random"

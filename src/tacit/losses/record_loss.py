@@ -100,8 +100,8 @@ def loss_constant_or_none(loss: object, num_outputs: int) -> float | None:
     PyTorch's own losses have none: a record chooses its targets, and cross-entropy of a soft label
     of 10⁶, or of many positions summed, has no gradient of norm √2.
     """
-    ask: Callable[[int], float] | None = getattr(loss, "lipschitz_for", None)
-    constant = getattr(loss, "lipschitz", None) if ask is None else ask(num_outputs)
+    declared = getattr(loss, "lipschitz_for", None)
+    constant = getattr(loss, "lipschitz", None) if declared is None else declared(num_outputs)
     return None if constant is None else float(constant)
 
 
@@ -113,8 +113,8 @@ class ClippedLoss:
     max_norm: float
 
     def lipschitz_for(self, num_outputs: int) -> float:
-        own = loss_constant_or_none(self.loss, num_outputs)
-        return self.max_norm if own is None else min(self.max_norm, own)
+        constant = loss_constant_or_none(self.loss, num_outputs)
+        return self.max_norm if constant is None else min(self.max_norm, constant)
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,10 @@ class WeightedSum(RecordLoss):
         return replace(self, parts=tuple(fresh(part) for part in self.parts))
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        # Each part by its own right: one of them may be a user's.
-        each = (losses_of(part, outputs, targets) for part in self.parts)
-        return torch.stack([w * l_B for w, l_B in zip(self.weights, each, strict=True)]).sum(dim=0)
+        # `losses_of`, not `per_record`: one of the parts may be a user's.
+        losses = (losses_of(part, outputs, targets) for part in self.parts)
+        weighted = [w * l_B for w, l_B in zip(self.weights, losses, strict=True)]
+        return torch.stack(weighted).sum(dim=0)
 
 
 @dataclass(frozen=True)
@@ -292,85 +293,80 @@ def losses_of(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> Tens
       (a mean or a sum over the batch), the loss is evaluated on batches of one record: by `vmap`,
       or in a loop where `vmap` cannot.
     """
-    kind: Any = type(loss)
-    if kind is WithConstant:
-        return losses_of(loss.loss, outputs, targets)  # type: ignore[attr-defined]
+    if type(loss) is WithConstant:
+        return losses_of(loss.loss, outputs, targets)
     if isinstance(loss, RecordLoss):
         h, y = tensors_for(loss, outputs, targets)
-        # By exact type, since a subclass may let records meet.
-        return loss.per_record(h, y) if _is_ours(kind) else _taken_apart(loss, h, y)
-    known = _TorchLoss.of(loss)
+        # By exact type, since a user's subclass may let records meet.
+        ours = type(loss).__module__.startswith("tacit.losses.")
+        return loss.per_record(h, y) if ours else _one_by_one(loss, h, y)
+    known = _pytorch_loss(loss)
     if known is not None:
         h, y = tensors_for(loss, outputs, targets)
-        found = known.per_record(h, y)
-        return _taken_apart(loss, h, y) if found is None else found
-    return _of_callable(loss, outputs, targets)
+        losses_B = _pytorch_losses(*known, h, y)
+        return _one_by_one(loss, h, y) if losses_B is None else losses_B
+    rows = _num_records(outputs, targets)
+    if rows == 0 or loss in _one_number:
+        return _one_by_one(loss, outputs, targets)
+    value = loss(outputs, targets)
+    if isinstance(value, Tensor) and value.dim() == 0 and rows > 1:
+        _one_number.add(loss)
+        return _one_by_one(loss, outputs, targets)
+    return _one_per_record(value, rows, name_of(loss))
 
 
-@functools.cache
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.startswith("tacit.losses.")
-
-
-@dataclass
-class _TorchLoss:
-    """One of PyTorch's losses: its function's name, its unreduced form, and its options."""
-
-    name: str
-    unreduced: Callable[..., Tensor]
-    options: dict[str, Any]
-
-    @classmethod
-    def of(cls, loss: Any) -> _TorchLoss | None:
-        function, given = loss, {}
-        if isinstance(loss, functools.partial):
-            function, given = loss.func, loss.keywords
-            if loss.args or {"reduce", "size_average"} & set(given):
-                return None
-        known = torch_loss(function)
-        if known is None:
+def _pytorch_loss(loss: Any) -> tuple[str, Callable[..., Tensor], dict[str, Any]] | None:
+    """The function's name, the unreduced form and the options, if the loss is one of PyTorch's."""
+    function, options = loss, {}
+    if isinstance(loss, functools.partial):
+        function, options = loss.func, loss.keywords
+        if loss.args or {"reduce", "size_average"} & set(options):
             return None
-        if not isinstance(function, nn.Module):
-            unreduced: Any = functools.partial(loss, reduction="none")
-            return cls(known[0], unreduced, {"reduction": "mean", **given})
-        if function is not loss or "forward" in vars(loss):
-            return None
-        # A copy, so that the user's own keeps its reduction; `copy.copy` takes 20 µs.
-        unreduced = type(loss).__new__(type(loss))
-        vars(unreduced).update(vars(loss), reduction="none")
-        return cls(known[0], unreduced, {n: getattr(loss, n) for n in _OPTIONS if hasattr(loss, n)})
+    known = torch_loss(function)
+    if known is None:
+        return None
+    if not isinstance(function, nn.Module):
+        return known[0], functools.partial(loss, reduction="none"), {"reduction": "mean", **options}
+    if function is not loss or "forward" in vars(loss):
+        return None
+    # A copy, so that the user's own keeps its reduction; `copy.copy` takes 20 µs.
+    unreduced = type(loss).__new__(type(loss))
+    vars(unreduced).update(vars(loss), reduction="none")
+    return known[0], unreduced, {n: getattr(loss, n) for n in _OPTIONS if hasattr(loss, n)}
 
-    def per_record(self, h: Tensor, y: Tensor) -> Tensor | None:
-        """ℓ_i of each record; None where the batch might not be its records one by one."""
-        by_class = self.name in ("cross_entropy", "nll_loss")
-        weights = [w for w in map(self.options.get, ("weight", "pos_weight")) if w is not None]
-        # (B, 1) against (B,) broadcasts to B² pairs, and weights of B rows meet other records.
-        pairs = h.shape == y.shape and all(w.dim() < h.dim() for w in weights)
-        if not (by_class or pairs or self.name in _BY_ROW):
-            return None
-        each = self.unreduced(h, y)
-        reduction = self.options["reduction"]
-        if reduction == "none":
-            return _one_per_record(each, len(h), self.name)
-        each = each.flatten(1) if each.dim() > 1 else each.unsqueeze(1)
-        if reduction == "mean" and by_class and not y.is_floating_point():
-            return self._mean_over_classes(each, y)
-        return each.mean(dim=1) if reduction == "mean" else each.sum(dim=1)
 
-    def _mean_over_classes(self, each: Tensor, y: Tensor) -> Tensor:
-        """Σ_t ℓ_t / Σ_t w(y_t) over the positions t that are not ignored."""
-        weight, ignored = self.options.get("weight"), self.options.get("ignore_index", -100)
-        if weight is None and y.dim() == 1:
-            return each.squeeze(1)
-        y = y.reshape(len(y), -1)
-        kept = y != ignored
-        if weight is None:
-            total = kept.sum(dim=1)
-        else:
-            if y.shape[1] == 1:
-                warnings.warn(_WEIGHTS_CANCEL, stacklevel=4)
-            total = torch.where(kept, weight[torch.where(kept, y, 0)], 0.0).sum(dim=1)
-        return each.sum(dim=1) / torch.where(total > 0, total, 1)
+def _pytorch_losses(
+    name: str, unreduced: Callable[..., Tensor], options: dict[str, Any], h: Tensor, y: Tensor
+) -> Tensor | None:
+    """ℓ_i of each record; None where the batch might not be its records one by one."""
+    by_class = name in ("cross_entropy", "nll_loss")
+    weights = [w for w in map(options.get, ("weight", "pos_weight")) if w is not None]
+    # (B, 1) against (B,) broadcasts to B² pairs, and weights of B rows meet other records.
+    pairs = h.shape == y.shape and all(w.dim() < h.dim() for w in weights)
+    if not (by_class or pairs or name in _BY_ROW):
+        return None
+    losses, reduction = unreduced(h, y), options["reduction"]
+    if reduction == "none":
+        return _one_per_record(losses, len(h), name)
+    losses_BT = losses.flatten(1) if losses.dim() > 1 else losses.unsqueeze(1)
+    if reduction != "mean":
+        return losses_BT.sum(dim=1)
+    if not by_class or y.is_floating_point():
+        return losses_BT.mean(dim=1)
+    # Σ_t ℓ_t / Σ_t w(y_t) over the positions t that are not ignored.
+    weight, ignored = options.get("weight"), options.get("ignore_index", -100)
+    if weight is None and y.dim() == 1:
+        return losses_BT.squeeze(1)
+    y_BT = y.reshape(len(y), -1)
+    counted_BT = y_BT != ignored
+    if weight is None:
+        total_B = counted_BT.sum(dim=1)
+    else:
+        if y_BT.shape[1] == 1:
+            warnings.warn(_WEIGHTS_CANCEL, stacklevel=3)
+        weights_BT = weight[torch.where(counted_BT, y_BT, 0)]
+        total_B = torch.where(counted_BT, weights_BT, 0.0).sum(dim=1)
+    return losses_BT.sum(dim=1) / torch.where(total_B > 0, total_B, 1)
 
 
 _WEIGHTS_CANCEL = (
@@ -381,48 +377,33 @@ _OPTIONS = ("reduction", "weight", "pos_weight", "ignore_index")
 _BY_ROW = ("multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss")
 
 
-class _Seen:
+class _LossSet:
     """Losses by identity, which it does not keep alive."""
 
     def __init__(self) -> None:
-        self._held: dict[int, weakref.ref[Any]] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}
 
     def __contains__(self, loss: object) -> bool:
-        found = self._held.get(id(loss))
-        return found is not None and found() is loss
+        reference = self._references.get(id(loss))
+        return reference is not None and reference() is loss
 
     def add(self, loss: Any) -> None:
         key = id(loss)
-        with contextlib.suppress(TypeError):  # of a class with slots, which is asked each time
-            self._held[key] = weakref.ref(loss, lambda _: self._held.pop(key, None))
+        with contextlib.suppress(TypeError):  # of a class with slots, which is never remembered
+            self._references[key] = weakref.ref(loss, lambda _: self._references.pop(key, None))
 
 
-# Losses that gave a single number, and those that vmap cannot take: asking again costs a pass over
-# the outputs. Batches of one are right for every loss, so a loss that behaves otherwise later only
-# loses time.
-_one_number, _loops = _Seen(), _Seen()
+# Losses that gave a single number, and those that vmap cannot take: finding out again costs a pass
+# over the outputs. Batches of one are right for every loss, so a loss that behaves otherwise later
+# only loses time.
+_one_number, _loops = _LossSet(), _LossSet()
 
 
-def _of_callable(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> Tensor:
-    rows = _num_records(outputs, targets)
-    if rows == 0 or loss in _one_number:
-        return _taken_apart(loss, outputs, targets)
-    value = loss(outputs, targets)
-    if isinstance(value, Tensor) and value.dim() == 0 and rows > 1:
-        _one_number.add(loss)
-        return _taken_apart(loss, outputs, targets)
-    return _one_per_record(value, rows, name_of(loss))
-
-
-def _taken_apart(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> Tensor:
+def _one_by_one(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> Tensor:
     """The loss of batches of one record: exact for every loss."""
     rows = _num_records(outputs, targets)
-    left_out = [
-        place
-        for name, tree in (("outputs", outputs), ("targets", targets))
-        for place, leaf in named_leaves(tree, name)
-        if not _has_rows(leaf, rows)
-    ]
+    leaves = (*named_leaves(outputs, "outputs"), *named_leaves(targets, "targets"))
+    left_out = [place for place, leaf in leaves if not _has_rows(leaf, rows)]
     tree: Any = (outputs, targets)
     if left_out:  # such as a mean over all records, which no record may see
         tree = map_leaves(lambda leaf: leaf if _has_rows(leaf, rows) else None, tree)
@@ -440,7 +421,7 @@ def _taken_apart(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> T
         except Exception as error:
             reason = str(error).strip().split("\n")[0]
     try:
-        found = torch.stack([of_one(*(t[i] for t in tensors)) for i in range(rows)])
+        losses_B = torch.stack([of_one(*(t[i] for t in tensors)) for i in range(rows)])
     except Exception as error:
         if not left_out:
             raise
@@ -458,7 +439,7 @@ def _taken_apart(loss: Callable[..., Tensor], outputs: Tree, targets: Tree) -> T
             "exact, and slow; have it return one number per record",
             stacklevel=2,
         )
-    return found
+    return losses_B
 
 
 def _one_per_record(value: Any, rows: int, name: str) -> Tensor:

@@ -40,12 +40,12 @@ def task_of(loss: object, outputs: Tensor, targets: Tensor) -> Task | None:
     There is no guess for other losses: a single output may be a regression, and reading it as two
     classes would give a false accuracy.
     """
-    ask = getattr(loss, "task_for", None)
-    declared = getattr(loss, "task", None) if ask is None else ask(outputs, targets)
-    if declared is not None:
-        return Task(declared)
-    known = torch_loss(loss)
-    return None if known is None else known[1]
+    task_for = getattr(loss, "task_for", None)
+    task = getattr(loss, "task", None) if task_for is None else task_for(outputs, targets)
+    if task is not None:
+        return Task(task)
+    _, task_of_pytorch = torch_loss(loss) or (None, None)
+    return task_of_pytorch
 
 
 # PyTorch's losses: module, function of torch.nn.functional, task.
@@ -97,9 +97,9 @@ def register_loss(
         raise ValueError(f"name is {name!r}; give lower-case letters without blanks: my-loss")
 
     def register(loss: Kind) -> Kind:
-        known = _REGISTERED.get(name)
-        if known is not None and _origin(known) != _origin(loss):
-            raise ValueError(f"the name {name!r} belongs to {_origin(known)} already; give another")
+        owner = _REGISTERED.get(name, loss)
+        if _origin(owner) != _origin(loss):
+            raise ValueError(f"the name {name!r} belongs to {_origin(owner)} already; give another")
         for attribute, value in (("task", task and Task(task)), ("lipschitz", lipschitz)):
             if value is not None:
                 setattr(loss, attribute, value)
@@ -145,9 +145,9 @@ def _known(name: str) -> Callable[..., Any]:
 
 def _says_task(loss: Any) -> bool:
     """By `task`, or by a `task_for` of its own, which sees the targets and may serve several."""
-    own = getattr(loss, "task_for", None)
+    task_for = getattr(loss, "task_for", None)
     return getattr(loss, "task", None) is not None or (
-        own is not None and own.__qualname__ != "RecordLoss.task_for"
+        task_for is not None and task_for.__qualname__ != "RecordLoss.task_for"
     )
 
 

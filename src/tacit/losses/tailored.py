@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -100,8 +100,8 @@ class TailoredLoss(RecordLoss):
         if not 0 <= epoch < math.inf:
             raise ValueError(f"epoch is {epoch}; give 0 or a number above")
         self._epoch = float(epoch)
-        for held in self._alphas.values():
-            held.fill_(self.alpha)
+        for alpha in self._alphas.values():
+            alpha.fill_(self.alpha)
 
     def fresh(self) -> TailoredLoss:
         """The same loss at epoch 0."""
@@ -181,7 +181,7 @@ def mean_squares(outputs: Tensor, loss: object) -> Tensor:
             "own that contains this one sets needs_pre_activations = True. A query that takes the "
             "loss's gradient in the outputs alone, such as Clipless, cannot train with it"
         )
-    return watch.mean_squares(outputs, loss)
+    return watch.total(outputs, loss)
 
 
 # The last forward pass that was watched in this thread.
@@ -189,10 +189,9 @@ _here = threading.local()
 
 
 class _Watch:
-    """Adds up ‖h‖²/d of one layer after the other, and leaves the last one out.
+    """Notes ‖h‖²/d of one layer after the other, in the thread that it was made in.
 
-    A layer is the last if no other follows, so each layer's share is held back until the next is
-    called. Layers that run again in a backward pass (checkpoints, engines) do not count again.
+    Layers that run again in a backward pass (checkpoints, engines) do not count again.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -204,18 +203,22 @@ class _Watch:
     def forget(self) -> None:
         self.running = False
         self.rows = 0
-        self.before_last: Tensor | None = None
-        self.last: Tensor | None = None
+        self.mean_squares: list[Tensor] = []
 
     def hooks(self) -> Iterator[Any]:
-        for layer in self.layers:
-            yield layer.register_forward_hook(self._called)
-        # A model may be a layer itself: what ends its pass is registered after what it counts by.
-        yield self.model.register_forward_pre_hook(self._begins, with_kwargs=True)
-        yield self.model.register_forward_hook(self._ends)
+        def in_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
+            return lambda *args: hook(*args) if threading.get_ident() == self.thread else None
 
-    def mean_squares(self, outputs: Tensor, loss: object) -> Tensor:
-        if self.layers and self.last is None:
+        for layer in self.layers:
+            yield layer.register_forward_hook(in_this_thread(self._called))
+        # A model may be a layer itself: what ends its pass is registered after what it counts by.
+        begins, ends = in_this_thread(self._begins), in_this_thread(self._ends)
+        yield self.model.register_forward_pre_hook(begins, with_kwargs=True)
+        yield self.model.register_forward_hook(ends)
+
+    def total(self, outputs: Tensor, loss: object) -> Tensor:
+        """The sum over all layers but the last one that was called."""
+        if self.layers and not self.mean_squares:
             raise UnsupportedModule(
                 f"{type(self.model).__name__} has {len(self.layers)} convolutions and linear "
                 f"layers and called none of them, so {type(loss).__name__} has no pre-activations; "
@@ -227,36 +230,29 @@ class _Watch:
                 f"{self.rows}; give it the outputs of that pass. To combine losses add them "
                 "(a * loss + b * other): an engine cuts a loss it does not know into single records"
             )
-        if self.before_last is None:
+        if len(self.mean_squares) < 2:
             return torch.zeros(len(outputs), dtype=outputs.dtype, device=outputs.device)
-        return self.before_last.to(outputs.device)
-
-    def _elsewhere(self) -> bool:
-        return threading.get_ident() != self.thread
+        total = self.mean_squares[0]
+        for mean_squares_B in self.mean_squares[1:-1]:
+            total = total + mean_squares_B.to(total.device)
+        return total.to(outputs.device)
 
     def _begins(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._elsewhere():
-            return
         self.forget()
         self.rows = next((len(t) for t in tensors_of((args, kwargs)) if t.dim()), 0)
         self.running = True
 
     def _ends(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not self._elsewhere():
-            self.running = False
-            _here.latest = self
+        self.running = False
+        _here.latest = self
 
     def _called(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self._elsewhere() or not isinstance(output, Tensor):
+        if not isinstance(output, Tensor):
             return
         # A checkpoint that runs again must save what it saved before: so this comes first.
-        share_B = self._mean_square(layer, output)
-        if not self.running:
-            return
-        if self.last is not None:
-            total = self.before_last
-            self.before_last = self.last if total is None else total + self.last.to(total.device)
-        self.last = share_B
+        mean_square_B = self._mean_square(layer, output)
+        if self.running:
+            self.mean_squares.append(mean_square_B)
 
     def _mean_square(self, layer: nn.Module, h: Tensor) -> Tensor:
         """‖h‖²/d of each record. In a batch of one, everything belongs to that record."""

@@ -40,11 +40,8 @@ class Draw:
     released: bool = False
     pid: int = field(default_factory=os.getpid)
 
-    def __copy__(self) -> Draw:
-        return self  # a copied batch is still the same draw
-
     def __deepcopy__(self, memo: object) -> Draw:
-        return self
+        return self  # a copied batch is still the same draw
 
     def __reduce__(self) -> str:
         raise TypeError(

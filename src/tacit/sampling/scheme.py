@@ -124,11 +124,11 @@ class UnregisteredScheme(UnsupportedEvent):
 
 
 @overload
-def register_scheme(cls: type[T], /) -> type[T]: ...
+def register_scheme(cls: type[T], /, *, name: str | None = None) -> type[T]: ...
 
 
 @overload
-def register_scheme(*, name: str) -> Callable[[type[T]], type[T]]: ...
+def register_scheme(*, name: str | None) -> Callable[[type[T]], type[T]]: ...
 
 
 def register_scheme(
@@ -147,34 +147,31 @@ def register_scheme(
         ... class Ordered(tacit.sampling.Scheme): ...
     """
 
-    def register(cls: type[T]) -> type[T]:
-        called = cls.__name__ if name is None else name
-        if not (is_dataclass(cls) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
-            raise ValueError(
-                f"{cls.__name__} is not a frozen dataclass; put @dataclass(frozen=True) below "
-                "@register_scheme"
-            )
-        abstract = getattr(cls, "__abstractmethods__", ())
-        missing = [m for m in _METHODS if m in abstract or not callable(getattr(cls, m, None))]
-        if missing:
-            raise ValueError(
-                f"scheme {cls.__name__} lacks {', '.join(missing)}; tacit.sampling.Scheme says "
-                "what they return"
-            )
-        if any(field.name == "kind" for field in fields(cls)):
-            raise ValueError(
-                f"scheme {cls.__name__} has a field 'kind', which is reserved; rename it"
-            )
-        known = _registered.get(called)
-        if known is not None and _path(known) != _path(cls):
-            raise ValueError(
-                f"the scheme name {called!r} belongs to {_path(known)}; register {_path(cls)} with "
-                "@register_scheme(name=...) of its own"
-            )
-        _registered[called] = cls
-        return cls
-
-    return register if cls is None else register(cls)
+    if cls is None:
+        return lambda cls: register_scheme(cls, name=name)
+    name = cls.__name__ if name is None else name
+    if not (is_dataclass(cls) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        raise ValueError(
+            f"{cls.__name__} is not a frozen dataclass; put @dataclass(frozen=True) below "
+            "@register_scheme"
+        )
+    abstract = getattr(cls, "__abstractmethods__", ())
+    missing = [m for m in _METHODS if m in abstract or not callable(getattr(cls, m, None))]
+    if missing:
+        raise ValueError(
+            f"scheme {cls.__name__} lacks {', '.join(missing)}; tacit.sampling.Scheme says what "
+            "they return"
+        )
+    if any(field.name == "kind" for field in fields(cls)):
+        raise ValueError(f"scheme {cls.__name__} has a field 'kind', which is reserved; rename it")
+    owner = _registered.get(name, cls)
+    if _path(owner) != _path(cls):
+        raise ValueError(
+            f"the scheme name {name!r} belongs to {_path(owner)}; register {_path(cls)} with "
+            "@register_scheme(name=...) of its own"
+        )
+    _registered[name] = cls
+    return cls
 
 
 def _path(cls: type) -> str:
@@ -200,8 +197,8 @@ def scheme_from_fields(stored: dict[str, Any]) -> Scheme:
         raise TypeError(f"the name of a scheme is {name!r}, which is no text")
     if name not in _registered:
         raise UnregisteredScheme(name)
-    made: Scheme = _registered[name](**values)
-    return made
+    scheme: Scheme = _registered[name](**values)
+    return scheme
 
 
 def accounted_relation(relation: Relation, unit: Unit) -> Relation:
@@ -230,11 +227,11 @@ def require_replace_one(relation: Relation, what: str, why: str) -> None:
         )
 
 
-def set_probability(scheme: Scheme, name: str, called: str) -> None:
+def set_probability(scheme: Scheme, name: str, description: str) -> None:
     """Check a field of a frozen scheme and make it a Python float, which JSON can store."""
     value = getattr(scheme, name)
     if not 0 < value <= 1:
-        raise ValueError(f"{called} is {value!r}; give a probability above 0 and at most 1")
+        raise ValueError(f"{description} is {value!r}; give a probability above 0 and at most 1")
     object.__setattr__(scheme, name, float(value))
 
 

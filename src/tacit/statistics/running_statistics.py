@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import dp_accounting as dpa
@@ -78,21 +78,21 @@ class PublicStatistics:
     @torch.no_grad()
     def apply(self, model: nn.Module) -> None:
         """Set the running statistics of all norms that are not frozen; weights stay as they are."""
-        found: dict[nn.Module, list[Tensor]] = {n: [] for n in unfrozen_norms(model).values()}
+        by_norm: dict[nn.Module, list[Tensor]] = {n: [] for n in unfrozen_norms(model).values()}
 
         def add(norm: nn.Module, x: Tensor) -> None:
-            found[norm].append(_mean_and_variance(norm, x.double()))
+            by_norm[norm].append(_mean_and_variance(norm, x.double()))
 
-        with evaluating(model), without_running_statistics(model), _inputs_watched(found, add):
-            for norm in found:
+        with evaluating(model), without_running_statistics(model), _inputs_watched(by_norm, add):
+            for norm in by_norm:
                 norm.train()
             for start in range(0, len(self.public) - self.set_size + 1, self.set_size):
                 rows = slice(start, start + self.set_size)
                 _run(model, take_rows(self.public.inputs, rows))
-        for norm, each in found.items():
-            if not each:  # a norm that the forward pass does not use has no inputs
+        for norm, statistics in by_norm.items():
+            if not statistics:  # a norm that the forward pass does not use has no inputs
                 continue
-            mean_C, variance_C = torch.stack(each).mean(0)
+            mean_C, variance_C = torch.stack(statistics).mean(0)
             if not (mean_C.isfinite() & variance_C.isfinite()).all():
                 raise ValueError(
                     f"the inputs of a {type(norm).__name__} are not finite on the public records "
@@ -100,10 +100,10 @@ class PublicStatistics:
                     "such records out"
                 )
             origin = f"from the public records {self.public.name!r}"
-            _set_statistics(norm, mean_C, variance_C, len(each), origin)
+            _set_statistics(norm, mean_C, variance_C, len(statistics), origin)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class ReleasedStatistics:
     """Running statistics of private records, as one Gaussian mechanism of multiplier z.
 
@@ -135,7 +135,7 @@ class ReleasedStatistics:
     _: KW_ONLY
     scale: float = 1.0
     max_physical_batch: int = 256
-    seed: int | None = None
+    seed: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.records = as_records(self.records)
@@ -146,12 +146,6 @@ class ReleasedStatistics:
         if self.max_physical_batch < 1:
             raise ValueError(f"max_physical_batch is {self.max_physical_batch}; give at least 1")
         self.divisor = self.records.require_public_size("the mean of BatchNorm's inputs")
-
-    def __repr__(self) -> str:
-        return (
-            f"ReleasedStatistics({self.records!r}, noise_multiplier={self.noise_multiplier:g}, "
-            f"max_norm={self.max_norm:g}, scale={self.scale:g})"
-        )
 
     @property
     def event(self) -> dpa.GaussianDpEvent:
@@ -291,7 +285,7 @@ def _require_one_row_per_record(norm: nn.Module, x: Tensor, rows: Tree) -> None:
 
 
 def _require_records_apart(norm: nn.Module, model: nn.Module, records: Records) -> None:
-    """Half of some random rows, which are nobody's data, are exchanged: the others must stay."""
+    """Every other one of some random rows, which are nobody's data, changes: the rest must not."""
     generator = torch.Generator().manual_seed(0x7AC17)
 
     def random(column: Tensor) -> Tensor:
@@ -300,14 +294,14 @@ def _require_records_apart(norm: nn.Module, model: nn.Module, records: Records) 
             return torch.randn(shape, generator=generator).to(column)
         return torch.randint(0, 2, shape, generator=generator).to(column)
 
-    def exchanged(rows: Tensor) -> Tensor:
+    def changed(rows: Tensor) -> Tensor:
         rows = rows.clone()
         rows[::2] = 1e3 * rows[::2] if rows.is_floating_point() else 1 - rows[::2].long()
         return rows
 
     rows = map_tensors(random, records.inputs)
     before = _input_at(norm, model, rows)[1::2]
-    after = _input_at(norm, model, map_tensors(exchanged, rows))[1::2]
+    after = _input_at(norm, model, map_tensors(changed, rows))[1::2]
     if not torch.allclose(before, after, rtol=1e-3, atol=1e-3 * float(before.abs().max())):
         raise UnsupportedModule(
             f"records meet before {type(norm).__name__}: its input for one record changes with the "
@@ -319,9 +313,8 @@ def _require_records_apart(norm: nn.Module, model: nn.Module, records: Records) 
 def _mean_and_variance(norm: nn.Module, x: Tensor) -> Tensor:
     """(2, C): the mean and the unbiased variance that the norm itself would take from x."""
     if isinstance(norm, InstanceNorm):
-        x = x if x.dim() > norm._get_no_batch_dim() else x[None]
-        each_BCP = x.flatten(2)
-        return torch.stack((each_BCP.mean(2).mean(0), each_BCP.var(2).mean(0)))
+        x_BCP = (x if x.dim() > norm._get_no_batch_dim() else x[None]).flatten(2)
+        return torch.stack((x_BCP.mean(2).mean(0), x_BCP.var(2).mean(0)))
     x_CR = x.transpose(0, 1).flatten(1)
     return torch.stack((x_CR.mean(1), x_CR.var(1)))
 
@@ -338,10 +331,7 @@ def _set_statistics(
 
 
 class _Reached(Exception):
-    """Ends a forward pass at the norm whose input was wanted."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
+    """Ends a forward pass at a norm; its argument is the norm's input."""
 
 
 def _input_at(norm: nn.Module, model: nn.Module, rows: Tree) -> Tensor:
@@ -352,7 +342,8 @@ def _input_at(norm: nn.Module, model: nn.Module, rows: Tree) -> Tensor:
         with _inputs_watched([norm], stop):
             _run(model, rows)
     except _Reached as reached:
-        return reached.x
+        x: Tensor = reached.args[0]
+        return x
     raise UnsupportedModule(
         f"{type(norm).__name__} was met by a pass of zeros and not by these records; which "
         "modules run must not depend on the records: use PublicStatistics"

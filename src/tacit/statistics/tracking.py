@@ -69,8 +69,11 @@ def set_origin(module: nn.Module, origin: str) -> None:
 
 def _statistics(module: nn.Module) -> dict[str, Tensor]:
     """The running statistics that it holds; a lazy module's have no values yet."""
-    held = {n: b for n, b in module.named_buffers(recurse=False) if n in _INITIAL}
-    return {n: b for n, b in held.items() if not isinstance(b, nn.UninitializedBuffer)}
+    return {
+        name: buffer
+        for name, buffer in module.named_buffers(recurse=False)
+        if name in _INITIAL and not isinstance(buffer, nn.UninitializedBuffer)
+    }
 
 
 def _fingerprint(module: nn.Module) -> str:
@@ -83,7 +86,6 @@ def _fingerprint(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-_BATCH_NORM_FORWARDS = (BatchNorm.forward, nn.SyncBatchNorm.forward)
 _APPLY = "_apply_instance_norm"
 
 
@@ -105,16 +107,13 @@ def without_running_statistics(model: nn.Module) -> Iterator[None]:
     Raises UnsupportedModule for a BatchNorm whose forward pass is not PyTorch's own, since what
     that one remembers is not known, and for a lazy one that has no channels yet.
     """
-    batch_norms: list[BatchNorm] = []
-    instance_norms: list[InstanceNorm] = []
-    for name, module in model.named_modules():
-        if not tracks_statistics(module):
-            continue
+    norms = {name: m for name, m in model.named_modules() if tracks_statistics(m)}
+    for name, module in norms.items():
         _require_known(name, module)
-        if isinstance(module, BatchNorm) and module.track_running_stats:
-            batch_norms.append(module)
-        if isinstance(module, InstanceNorm) and _APPLY not in vars(module):
-            instance_norms.append(module)
+    batch_norms = [m for m in norms.values() if isinstance(m, BatchNorm) and m.track_running_stats]
+    instance_norms = [
+        m for m in norms.values() if isinstance(m, InstanceNorm) and _APPLY not in vars(m)
+    ]
     try:
         for batch_norm in batch_norms:
             batch_norm.track_running_stats = False
@@ -146,9 +145,9 @@ def unfrozen_norms(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _instance_norm(module: InstanceNorm, x: Tensor) -> Tensor:
-    own = module.training or not module.track_running_stats
-    mean, variance = (None, None) if own else (module.running_mean, module.running_var)
-    return F.instance_norm(x, mean, variance, module.weight, module.bias, own, 0.0, module.eps)
+    of_input = module.training or not module.track_running_stats
+    mean, variance = (None, None) if of_input else (module.running_mean, module.running_var)
+    return F.instance_norm(x, mean, variance, module.weight, module.bias, of_input, 0.0, module.eps)
 
 
 def _require_known(name: str, module: nn.Module) -> None:
@@ -160,10 +159,10 @@ def _require_known(name: str, module: nn.Module) -> None:
             "through the model in evaluation mode first"
         )
     if isinstance(module, BatchNorm):
-        known = kind.forward in _BATCH_NORM_FORWARDS
+        known = kind.forward in (BatchNorm.forward, nn.SyncBatchNorm.forward)
     else:
-        own = (InstanceNorm.forward, InstanceNorm._apply_instance_norm)
-        known = (kind.forward, kind._apply_instance_norm) == own  # type: ignore[attr-defined]
+        methods = (InstanceNorm.forward, InstanceNorm._apply_instance_norm)
+        known = (kind.forward, kind._apply_instance_norm) == methods  # type: ignore[attr-defined]
     if not known or "forward" in vars(module):
         raise UnsupportedModule(
             f"{where} ({kind.__name__}) has a forward pass of its own, and what it stores of "
