@@ -74,16 +74,17 @@ def privacy_loss(
     parts = components_of(event)
     if not_private(parts):
         return None
-    interval = interval or _interval(parts, grid)
+    interval = interval or grid_step(parts, grid)
     total = dpa_pld.identity(value_discretization_interval=interval)
     for part, count in parts.items():
-        total = total.compose(_composed_part(part, count, relation, interval))
+        if part.is_gaussian:
+            # T Gaussians are one of multiplier z / √T: exact, and no convolution is needed.
+            loss = _gaussian(part.noise_multiplier / math.sqrt(count), interval)
+        else:
+            loss = _sampled_part(part, relation, interval)
+            loss = loss.self_compose(count) if count > 1 else loss
+        total = total.compose(loss)
     return total
-
-
-def grid_step(event: dpa.DpEvent, grid: Grid = FINE) -> float:
-    """The grid step that suits the event: see `_interval`."""
-    return _interval(components_of(event), grid)
 
 
 def not_private(parts: Iterable[Component]) -> bool:
@@ -126,7 +127,7 @@ def num_convolutions(event: dpa.DpEvent) -> int:
     return sum(1 if part.is_gaussian else count for part, count in components_of(event).items())
 
 
-def _interval(parts: Counter[Component], grid: Grid) -> float:
+def grid_step(parts: Counter[Component], grid: Grid = FINE) -> float:
     """A grid step, a power of two, that suits the loss's own scale.
 
     A fixed step is too coarse for large noise (the rounding of thousands of tiny losses adds
@@ -159,14 +160,6 @@ def _interval(parts: Counter[Component], grid: Grid) -> float:
         whole / _MAX_POINTS,
     )
     return 2.0 ** math.floor(math.log2(step))
-
-
-def _composed_part(part: Component, count: int, relation: Relation, interval: float) -> PrivacyLoss:
-    if part.is_gaussian:
-        # T Gaussians are one of multiplier z / √T: exact, and no convolution is needed.
-        return _gaussian(part.noise_multiplier / math.sqrt(count), interval)
-    single = _sampled_part(part, relation, interval)
-    return single.self_compose(count) if count > 1 else single
 
 
 @lru_cache(maxsize=16)
@@ -262,15 +255,14 @@ def profile_of(loss: PrivacyLoss, count: int = 2000) -> tuple[np.ndarray, np.nda
     """
     directions = masses(loss)
     step = directions[0][0]
-    last = max(1, *(_last_index(lowest, probs) for _, lowest, probs, _ in directions))
-    indices = np.unique(
-        np.concatenate(
-            [
-                np.linspace(0, last, min(count, last + 1)).round(),
-                np.geomspace(1, last, count).round(),
-            ]
-        )
-    )
+    tails = [np.cumsum(probs[::-1])[::-1] for _, _, probs, _ in directions]
+    lasts = [
+        lowest + int(np.count_nonzero(tail > _NEGLIGIBLE))
+        for (_, lowest, _, _), tail in zip(directions, tails, strict=True)
+    ]
+    last = max(1, *lasts)
+    even = np.linspace(0, last, min(count, last + 1)).round()
+    indices = np.union1d(even, np.geomspace(1, last, count).round())
     deltas = np.maximum.reduce([_deltas(indices, *direction) for direction in directions])
     return indices * step, np.minimum(deltas * (1 + _RELATIVE_ROUNDING), 1.0)
 
@@ -287,11 +279,6 @@ def masses(loss: PrivacyLoss) -> list[tuple[float, int, np.ndarray, float]]:
         )
         for pmf in distinct.values()
     ]
-
-
-def _last_index(lowest: int, probs: np.ndarray) -> int:
-    tail = np.cumsum(probs[::-1])[::-1]
-    return lowest + int(np.count_nonzero(tail > _NEGLIGIBLE))
 
 
 def _deltas(

@@ -36,8 +36,7 @@ import dp_accounting as dpa
 from torch import nn
 
 from tacit.accounting.events import Release
-from tacit.accounting.plan import Plan
-from tacit.accounting.scheme_check import check_counts
+from tacit.accounting.plan import Plan, check_counts
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded, PlanChanged, TacitError
 from tacit.ledger.policy import LedgerState, RunState, budget_fields, event_limit
@@ -434,7 +433,7 @@ class Ledger:
         self._log.append("claim", run=run.id, claim=claim, noise_multiplier=noise)
 
     def _add_attempt(self, run: RunState, own: Budget) -> int:
-        attempt = len(run.held) + 1
+        attempt = len(run.attempts) + 1
         self._log.append("attempt", run=run.id, attempt=attempt, budget=budget_fields(own))
         return attempt
 

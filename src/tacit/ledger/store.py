@@ -185,8 +185,8 @@ class LedgerLog:
                 return
             query = "SELECT count(*) FROM log WHERE digest = ?"
             assert self._open is not None
-            (found,) = self._open.execute(query, (head.strip().lower(),)).fetchone()
-            if not found:
+            (count,) = self._open.execute(query, (head.strip().lower(),)).fetchone()
+            if not count:
                 raise LedgerDamaged(
                     f"{self._called} has no row with digest {head}: it is an older copy, another "
                     f"ledger, or was rewritten; {RESTORE}"
@@ -434,23 +434,21 @@ def require_sqlite(file: Path, called: object) -> None:
 
 def _require_tables(db: sqlite3.Connection, called: object) -> None:
     """The two tables as they were made; no other table, no trigger, no view."""
-    found = {
-        row[0]: row[1]
-        for row in db.execute("SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_master")
-    }
-    if found == {name.encode(): sql.encode() for name, sql in _TABLES.items()}:
+    query = "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_master"
+    tables = dict(db.execute(query))
+    if tables == {name.encode(): sql.encode() for name, sql in _TABLES.items()}:
         return
-    names = {str(name or b"", "utf-8", "replace") for name in found}
+    names = {str(name or b"", "utf-8", "replace") for name in tables}
     if {"budget", "runs"} <= names:
         raise LedgerDamaged(
             f"{called} is a ledger of format 1, made by Tacit 0.1, whose stored limits cannot be "
             "checked; see with Tacit 0.1 what is charged (tacit ledger show), and start a new "
             "ledger with the epsilon and delta that are left"
         )
-    strange = sorted(names - set(_TABLES))
+    unknown = sorted(names - set(_TABLES))
     what = "its tables are not those of a ledger"
-    if strange:
-        what = f"its table {strange[0]!r} is not one of a ledger's"
+    if unknown:
+        what = f"its table {unknown[0]!r} is not one of a ledger's"
     raise LedgerDamaged(f"{called} is an SQLite database, but no ledger: {what}; {_GIVE_LEDGER}")
 
 
@@ -464,19 +462,16 @@ def _read_anchor(file: Path) -> tuple[str, Head]:
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
         identity, head = stored["ledger"], Head(stored["seq"], stored["digest"])
+        if not (isinstance(identity, str) and isinstance(head.digest, str)):
+            raise TypeError("a digest is no text")
+        if type(head.seq) is not int or not 1 <= head.seq < 2**63:
+            raise TypeError("the number of a row is none")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise _no_anchor(file) from error
-    texts = isinstance(identity, str) and isinstance(head.digest, str)
-    if not texts or type(head.seq) is not int or not 1 <= head.seq < 2**63:
-        raise _no_anchor(file)
+        raise LedgerDamaged(
+            f"{file} is not the anchor of a ledger, or was changed; check the ledger by other "
+            "means, delete the file, and write it anew: tacit ledger anchor LEDGER ANCHOR"
+        ) from error
     return identity, head
-
-
-def _no_anchor(file: Path) -> LedgerDamaged:
-    return LedgerDamaged(
-        f"{file} is not the anchor of a ledger, or was changed; check the ledger by other means, "
-        "delete the file, and write it anew: tacit ledger anchor LEDGER ANCHOR"
-    )
 
 
 def _write_anchor(file: Path, identity: str, head: Head) -> None:
