@@ -84,12 +84,17 @@ class ProcessLock:
 
 
 _locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
-_process = object()  # of this process: a forked child has another
+_token = object()  # of this process: a forked child has another
+
+
+def current_process() -> tuple[int, object]:
+    """The process that runs this. A forked child differs, even if it has its parent's number."""
+    return os.getpid(), _token
 
 
 def _after_fork() -> None:
-    global _process
-    _process = object()
+    global _token
+    _token = object()
     for lock in _locks:
         lock._lock = threading.RLock()
 
@@ -116,7 +121,7 @@ class Randomness:
         self.seed = None if seed is None else operator.index(seed)
         if isinstance(seed, bool):
             raise TypeError(f"the seed is {seed}; give a whole number, or None")
-        self._process = _process
+        self._process = current_process()
         self._master = self._new_master()
 
     def __repr__(self) -> str:
@@ -135,10 +140,10 @@ class Randomness:
 
     def stream(self, purpose: str, *step: Address) -> Stream:
         """The stream of one purpose at one step. Equal arguments give equal draws."""
-        if self._process is not _process:
+        if self._process != current_process():
             # A forked process has its parent's memory: with the same key it would repeat it.
             self._master = self._new_master()
-            self._process = _process
+            self._process = current_process()
         return Stream(_hash(self._master, (purpose, *step)))
 
     def fingerprint(self, *context: Address) -> str | None:

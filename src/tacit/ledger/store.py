@@ -37,6 +37,7 @@ from typing import Any
 from tacit.budget import Budget
 from tacit.errors import LedgerDamaged
 from tacit.ledger.policy import FORMAT, LedgerState, budget_fields
+from tacit.randomness import current_process
 
 WAIT_SECONDS = 60.0
 _MAGIC = b"SQLite format 3\0"
@@ -104,7 +105,7 @@ class LedgerLog:
         self._tip = START  # the last row that `_state` holds
         self._seen: Head | None = None  # the last row known to be on disk
         self.identity = ""
-        self._pid = os.getpid()
+        self._process = current_process()
         self._open: sqlite3.Connection | None = None
         self._in_memory: sqlite3.Connection | None = None
         if self.path is None:
@@ -120,7 +121,8 @@ class LedgerLog:
                 _create(file, lambda db: _write_tables(db, budget))
             require_sqlite(file, self._called)
             self._check_pages()
-        with self.transaction():
+        with self.transaction() as state:
+            self.budget = state.budget
             if self.anchor is not None and not self.anchor.exists() and self._tip.seq > 1:
                 raise LedgerDamaged(
                     f"there is no anchor at {self.anchor}, and {self._called} has been used; if "
@@ -198,7 +200,7 @@ class LedgerLog:
             _write_anchor(Path(anchor).absolute(), self.identity, self._tip)
 
     def close(self) -> None:
-        if self._in_memory is not None and os.getpid() == self._pid:
+        if self._in_memory is not None and self._process == current_process():
             self._in_memory.close()
 
     def _follow(self, db: sqlite3.Connection, anchor: Path) -> None:
@@ -212,7 +214,7 @@ class LedgerLog:
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         if self._in_memory is not None:
-            if os.getpid() != self._pid:
+            if self._process != current_process():
                 raise RuntimeError(
                     "a ledger in memory was carried into a forked process, where it would be "
                     "spent twice; give the ledger a file"
