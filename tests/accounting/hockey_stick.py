@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 Mixture = Sequence[tuple[float, float]]  # (weight, mean) of Gaussians of one deviation
@@ -84,8 +83,3 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
             middle = (low + high) / 2
             low, high = (middle, high) if excess(middle) > 0 else (low, middle)
         return float(high)
-
-
-def epsilon_where(delta_of: Callable[[float], float], delta: float, most: float = 100.0) -> float:
-    """ε with delta_of(ε) = δ, for a decreasing function."""
-    return float(brentq(lambda e: math.log(max(delta_of(e), 1e-300) / delta), 0.0, most))
