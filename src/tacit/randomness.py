@@ -354,7 +354,7 @@ def view_stream() -> Stream:
 
 @contextmanager
 def step_draws(source: Randomness, step: int, device: torch.device) -> Iterator[None]:
-    """Key everything that a query draws in this step; the process's generators come back after it.
+    """Key everything that a query draws in this step, and restore the process's generators.
 
     What a model draws by itself (dropout) comes from PyTorch's generators, which are keyed anew for
     each step, so that neither a known `torch.manual_seed` nor the masks of earlier steps tell

@@ -83,3 +83,12 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
             middle = (low + high) / 2
             low, high = (middle, high) if excess(middle) > 0 else (low, middle)
         return float(high)
+
+
+def delta_of_losses(
+    step: float, first: int, masses: np.ndarray, infinity: float, epsilon: float
+) -> float:
+    """Σ_{l > ε} P(l)·(1 − e^(ε−l)) + P(∞) for losses l = step·first, step·(first + 1), …"""
+    losses = step * np.arange(first, first + len(masses))
+    above = losses > epsilon
+    return infinity + float(np.sum(masses[above] * -np.expm1(epsilon - losses[above])))

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hockey_stick import delta_between
+from hockey_stick import delta_between, delta_of_losses
 from scipy.stats import norm
 from tiny_run import ADD, REPLACE
 from two_point import product, response, type_two
@@ -22,7 +22,7 @@ from tacit.accounting import (
     tensor_power,
     tensor_product,
 )
-from tacit.accounting.pld import privacy_loss
+from tacit.accounting.pld import masses, privacy_loss
 from tacit.sampling import MiniSets, Poisson, WithoutReplacement
 from tacit.sampling.scheme import Unit
 
@@ -75,12 +75,12 @@ def test_a_product_that_forgets_a_factor_would_be_seen(points):
 def test_a_grid_that_rounds_losses_down_would_be_seen(monkeypatch):
     """The planted mistake, inside: each loss gets the δ of the next grid point."""
     module = importlib.import_module("tacit.accounting.f_dp")
-    honest = module.symmetric_pmf
+    honest = module.symmetric_loss
 
-    def lower(deltas, interval):
-        return honest(np.append(deltas[1:], deltas[-1]), interval)
+    def lower(profile, largest, interval):
+        return honest(lambda epsilons: profile(epsilons + interval), largest, interval)
 
-    monkeypatch.setattr(module, "symmetric_pmf", lower)
+    monkeypatch.setattr(module, "symmetric_loss", lower)
     exact = type_two(product(*[response(0.7)] * 6), ALPHAS)
     assert np.any(tensor_power(TradeOff([0.7], [0.0]), 6)(ALPHAS) > exact + 1e-4)
 
@@ -239,8 +239,8 @@ def test_one_sampled_step_is_the_event_s_distribution_in_both_directions(scheme,
     np.testing.assert_allclose(ours(FINE_ALPHAS), run(FINE_ALPHAS), atol=5e-6)
     loss = privacy_loss(Plan(scheme, z, REPLACE, 1, unit).event(1), REPLACE)
     epsilons = np.linspace(0, 2 / z, 21)
-    for direction in (loss._pmf_remove, loss._pmf_add):
-        theirs = np.array(direction.get_delta_for_epsilon(epsilons))
+    for direction in masses(loss):
+        theirs = [delta_of_losses(*direction, e) for e in epsilons]
         np.testing.assert_allclose(ours.delta(epsilons), theirs, rtol=1e-3, atol=1e-8)
 
 

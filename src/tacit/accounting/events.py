@@ -36,7 +36,7 @@ class Component:
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether everybody takes part for certain."""
+        """Whether it is a Gaussian in which every record takes part."""
         gaussian_or_poisson = dpa.GaussianDpEvent | dpa.PoissonSampledDpEvent
         return self.probability == 1 and isinstance(self.event, gaussian_or_poisson)
 

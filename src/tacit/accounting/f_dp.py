@@ -30,7 +30,7 @@ from tacit.accounting.pld import (
     num_convolutions,
     privacy_loss,
     profile_of,
-    symmetric_pmf,
+    symmetric_loss,
 )
 from tacit.budget import Relation
 from tacit.sampling.sampler import Sampler
@@ -294,9 +294,8 @@ def _joint_loss(
         total = total.compose(privacy_loss(release.event, under, interval=interval))
     for curve, count in outlines:
         # A pair with this symmetric curve, its losses rounded to the grid so that δ only grows.
-        num = math.ceil(curve.epsilons[-1] / interval) + 1
-        pmf = symmetric_pmf(curve.delta(np.arange(num + 1) * interval), interval)
-        total = total.compose(PrivacyLoss(pmf).self_compose(count))
+        loss = symmetric_loss(curve.delta, curve.epsilons[-1], interval)
+        total = total.compose(loss.self_compose(count))
     return total
 
 
@@ -364,7 +363,7 @@ def plot_trade_offs(
     """Each run's exact curve, by name; its CLT curve dashed; G_μ and the perfect 1 − α in grey.
 
     A test's errors lie on or above the curve of its run. The nearer a curve is to 1 − α, the less
-    there is to see.
+    a test detects.
     """
     if not curves:
         raise ValueError("no curves to draw; give at least one, by name")

@@ -92,7 +92,13 @@ class Plan:
             raise ValueError(f"noise multiplier is {self.noise_multiplier}; give 0 or more")
         # Numbers that JSON and SQLite know, not NumPy's.
         object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
-        object.__setattr__(self, "prelude", tuple(map(_with_float, self.prelude)))
+        prelude = tuple(
+            dpa.GaussianDpEvent(float(event.noise_multiplier))
+            if type(event) is dpa.GaussianDpEvent
+            else event
+            for event in self.prelude
+        )
+        object.__setattr__(self, "prelude", prelude)
         if self.steps is not None:
             if self.steps < 0:
                 raise ValueError(f"steps is {self.steps}; give 0 or more")
@@ -154,7 +160,11 @@ class Plan:
         if self.noise_multiplier == 0 or spent(1) > budget.epsilon:
             return 0
         # RDP over-estimates ε and is linear in the steps: what it allows is a first lower bound.
-        low, high = 1, max(1, self._steps_by_rdp(budget))
+        before = renyi_curve(self.event_of_count(0), self.accounted_relation)
+        one = renyi_curve(self.step_event, self.accounted_relation)
+        events = float(copies_within(one, budget, before).max())
+        by_rdp = self.scheme.steps_within(int(min(max(events, 0.0), _MAX_STEPS)))
+        low, high = 1, max(1, by_rdp)
         if high >= _MAX_STEPS:
             return _MAX_STEPS
         while spent(high) <= budget.epsilon:
@@ -169,12 +179,6 @@ class Plan:
         while spent(steps + 1) <= budget.epsilon:
             steps += 1
         return steps
-
-    def _steps_by_rdp(self, budget: Budget) -> int:
-        before = renyi_curve(self.event_of_count(0), self.accounted_relation)
-        one = renyi_curve(self.step_event, self.accounted_relation)
-        events = float(copies_within(one, budget, before).max())
-        return self.scheme.steps_within(int(min(max(events, 0.0), _MAX_STEPS)))
 
     def to_json(self) -> str:
         """Text from which `from_json` makes an equal plan, without running stored code.
@@ -230,12 +234,6 @@ class Plan:
             unit=Unit(stored["unit"]),
             prelude=tuple(dpa.GaussianDpEvent(z) for z in stored["prelude"]),
         )
-
-
-def _with_float(event: dpa.DpEvent) -> dpa.DpEvent:
-    if type(event) is dpa.GaussianDpEvent:
-        return dpa.GaussianDpEvent(float(event.noise_multiplier))
-    return event
 
 
 def epsilon(

@@ -7,8 +7,8 @@ Each rule is decided inside one write transaction, so that processes cannot over
 2. A second run is chosen after looking at the first, so runs together are held to the ledger's
    budget by an RDP filter (see `accounting.rdp`), at one order fixed when the first run begins.
 3. A first run whose planned RDP would not pass the filter may still run, held to the ledger's
-   budget by PLD alone. It is then *exclusive*: no other run is ever let in. Either the filter
-   holds in all outcomes or PLD does; letting the outcome choose would prove neither.
+   budget by PLD alone. It is then *exclusive*: no other run is ever admitted. Either the filter
+   holds in all outcomes or PLD does; if the outcome chose between them, neither would be proved.
 4. Events are charged in leases, durably, before their noise is drawn. A lease is at most one
    percent of the run's events, or one event. A crash wastes at most one lease. A clean end, also
    by an exception, Ctrl-C or sys.exit, returns what was not used.
@@ -152,7 +152,8 @@ class Ledger:
     def head(self) -> str:
         """The digest of the last row. Keep it, so that `verify` can expose an old copy."""
         with self._transaction():
-            return self._log.head.digest
+            pass  # other processes may have added rows
+        return self._log.head.digest
 
     def verify(self, head: str | None = None) -> None:
         """Check the whole chain, and that `head`, if given, is in it; raise LedgerDamaged."""
@@ -470,7 +471,7 @@ class Ledger:
         current.attempt.lease += events
 
 
-# Ledgers with a run under way: kept here, they are still alive when Python ends.
+# Ledgers with a current run. The reference keeps them alive until Python ends.
 _under_way: set[Ledger] = set()
 
 
@@ -478,7 +479,7 @@ _under_way: set[Ledger] = set()
 def _end_all() -> None:
     """End the runs of ledgers that were left open, also after Ctrl-C and sys.exit.
 
-    In a forked process they are the parent's, and stay.
+    In a forked process the runs are the parent's, and go on.
     """
     for ledger in list(_under_way):
         lease = ledger._run is not None and ledger._run.attempt.lease

@@ -101,9 +101,8 @@ class LedgerLog:
         self.path = None if path is None else Path(path).absolute()
         self.anchor = None if anchor is None else Path(anchor).absolute()
         self._called = called or self.path or "the ledger in memory"
-        self._state: LedgerState | None = None
-        self._tip = START  # the last row that `_state` holds
-        self._seen: Head | None = None  # the last row known to be on disk
+        self.head = START  # the last row that is known to be on disk
+        self._forget()
         self.identity = ""
         self._process = current_process()
         self._open: sqlite3.Connection | None = None
@@ -131,11 +130,9 @@ class LedgerLog:
         if self.anchor is not None and not self.anchor.exists():
             self.write_anchor(self.anchor)
 
-    @property
-    def head(self) -> Head:
-        """The last row, as of the latest transaction."""
-        assert self._seen is not None
-        return self._seen
+    def _forget(self) -> None:
+        self._state = LedgerState()
+        self._tip = START  # the last row that `_state` holds: none, or the head
 
     @contextmanager
     def transaction(self) -> Iterator[LedgerState]:
@@ -159,11 +156,11 @@ class LedgerLog:
                     if db.in_transaction:
                         db.execute("ROLLBACK")
                     raise
-                self._seen = self._tip
+                self.head = self._tip
                 if self.anchor is not None and self._tip != before:
                     self._follow(db, self.anchor)
         except BaseException as error:
-            self._state, self._tip = None, START  # it may hold rows that were not committed
+            self._forget()  # the state may hold rows that were not committed
             self._refuse_if_damaged(error)
             raise
         finally:
@@ -172,14 +169,13 @@ class LedgerLog:
     def append(self, kind: str, **body: Any) -> None:
         """Add a row. It is replayed as it will be read: what is unreadable is not committed."""
         assert self._open is not None, "only inside a transaction"
-        assert self._state is not None
         text = json.dumps(body, sort_keys=True, separators=(",", ":"))
         self._state.apply(kind, json.loads(text))
         self._tip = _insert(self._open, self._tip, kind, text)
 
     def verify(self, head: str | None = None) -> None:
         """Check the whole file again, and that `head` is the digest of one of its rows."""
-        self._state, self._tip = None, START
+        self._forget()
         if self.path is not None:
             self._check_pages()
         with self.transaction():
@@ -245,10 +241,11 @@ class LedgerLog:
         """Check what is new in the file, and that it continues what is known; replay it."""
         _require_tables(db, self._called)
         head = self._read_head(db)
-        if self._state is None:
-            self._state, self._tip = LedgerState(), START
-        elif self._digest_at(db, self._tip.seq) != self._tip.digest:
-            raise self._put_back()
+        if not self._contains(db, self.head):
+            raise LedgerDamaged(
+                f"{self._called} is not the file that this process has been charging: an older "
+                f"copy or another ledger was put in its place; {RESTORE}"
+            )
         rows = db.execute(
             "SELECT seq, kind, body, digest FROM log WHERE seq > ? ORDER BY seq", (self._tip.seq,)
         )
@@ -257,11 +254,9 @@ class LedgerLog:
         (count,) = db.execute("SELECT count(*) FROM log").fetchone()
         if head != self._tip or count != self._tip.seq:
             raise self._changed(f"its last row is {self._tip.seq}, where {head.seq} was written")
-        if self._seen is not None and self._digest_at(db, self._seen.seq) != self._seen.digest:
-            raise self._put_back()
         if self.anchor is not None and self.anchor.exists():
             identity, kept = _read_anchor(self.anchor)
-            if identity != self.identity or self._digest_at(db, kept.seq) != kept.digest:
+            if identity != self.identity or not self._contains(db, kept):
                 raise LedgerDamaged(
                     f"{self._called} does not contain row {kept.seq}, which the anchor "
                     f"{self.anchor} names: it is an older copy, another ledger, or was rewritten; "
@@ -269,12 +264,11 @@ class LedgerLog:
                 )
         return self._state
 
-    def _check_row(self, seq: int, *texts: object) -> None:
-        assert self._state is not None
+    def _check_row(self, seq: int, *texts: bytes) -> None:
         if seq != self._tip.seq + 1:
             raise self._changed(f"row {self._tip.seq + 1} is missing")
         try:
-            kind, body, digest = (_decoded(text) for text in texts)
+            kind, body, digest = (str(text, "utf-8") for text in texts)
             if digest != row_digest(self._tip, kind, body):
                 raise self._changed(f"row {seq} is not the one that was written")
             stored = json.loads(body)
@@ -295,18 +289,14 @@ class LedgerLog:
             raise self._changed("it does not say which row is the last")
         return Head(rows[0][0], rows[0][1].decode("utf-8", "replace"))
 
-    def _digest_at(self, db: sqlite3.Connection, seq: int) -> str | None:
-        row = db.execute("SELECT digest FROM log WHERE seq = ?", (seq,)).fetchone()
-        return None if row is None else bytes(row[0]).decode("utf-8", "replace")
+    def _contains(self, db: sqlite3.Connection, row: Head) -> bool:
+        """Whether the file has this row."""
+        query = "SELECT digest FROM log WHERE seq = ?"
+        digests = [str(digest, "utf-8", "replace") for (digest,) in db.execute(query, (row.seq,))]
+        return row == START or digests == [row.digest]
 
     def _changed(self, what: str) -> LedgerDamaged:
         return LedgerDamaged(f"{self._called} was changed outside of Tacit: {what}; {RESTORE}")
-
-    def _put_back(self) -> LedgerDamaged:
-        return LedgerDamaged(
-            f"{self._called} is not the file that this process has been charging: an older copy or "
-            f"another ledger was put in its place; {RESTORE}"
-        )
 
     def _check_pages(self) -> None:
         """SQLite's own check of the file, once when it is opened."""
@@ -344,12 +334,6 @@ class LedgerLog:
                 f"there is no ledger at {self._called}, and the anchor {self.anchor} belongs to "
                 f"one; {RESTORE}, or give a new ledger an anchor of its own"
             )
-
-
-def _decoded(value: object) -> str:
-    if not isinstance(value, bytes):
-        raise TypeError("it does not hold text")
-    return value.decode("utf-8")
 
 
 def row_digest(before: Head, kind: str, body: str) -> str:
