@@ -7,10 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from hockey_stick import delta_between, delta_of_losses
+from brute_force import delta_between, delta_of_losses, product, response, type_two
 from scipy.stats import norm
 from tiny_run import ADD, REPLACE
-from two_point import product, response, type_two
 
 from tacit import trade_off
 from tacit.accounting import (

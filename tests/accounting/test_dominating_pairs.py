@@ -8,7 +8,7 @@ from itertools import combinations
 import dp_accounting as dpa
 import numpy as np
 import pytest
-from hockey_stick import delta_between, gaussian_delta, log_density
+from brute_force import delta_between, gaussian_delta, log_density
 from tiny_run import ADD, REPLACE
 
 from tacit import epsilon

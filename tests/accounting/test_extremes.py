@@ -12,8 +12,8 @@ from pathlib import Path
 import dp_accounting as dpa
 import numpy as np
 import pytest
+from brute_force import renyi_between
 from forked import Forked
-from hockey_stick import renyi_between
 from tiny_run import ADD, REPLACE
 
 from tacit import epsilon

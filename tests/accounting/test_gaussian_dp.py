@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hockey_stick import gaussian_delta
+from brute_force import gaussian_delta
 from scipy.stats import norm
 from tiny_run import ADD, one_weight
 

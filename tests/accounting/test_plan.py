@@ -9,7 +9,7 @@ import attr
 import dp_accounting as dpa
 import numpy as np
 import pytest
-from hockey_stick import gaussian_epsilon
+from brute_force import gaussian_epsilon
 from tiny_run import ADD, REPLACE, ROOMY, gradient, one_weight
 
 from tacit import Budget, Ledger, calibrate, epsilon, steps_within

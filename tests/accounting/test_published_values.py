@@ -8,9 +8,9 @@ from importlib.metadata import version
 import dp_accounting as dpa
 import numpy as np
 import pytest
+from brute_force import delta_of_losses, gaussian_epsilon
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import RdpAccountant
-from hockey_stick import delta_of_losses, gaussian_epsilon
 from tiny_run import ADD, REPLACE
 
 from tacit import Budget, calibrate, epsilon

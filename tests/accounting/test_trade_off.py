@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from hockey_stick import delta_between, gaussian_delta, gaussian_epsilon
+from brute_force import delta_between, gaussian_delta, gaussian_epsilon, response, type_two
 from scipy.stats import norm
 from tiny_run import ADD, REPLACE
-from two_point import response, type_two
 
 from tacit import epsilon, trade_off
 from tacit.accounting import Plan, TradeOff, gaussian_trade_off

@@ -20,7 +20,7 @@ from scipy.special import ndtr, ndtri
 
 from tacit import canvas
 from tacit.accounting.events import components_of
-from tacit.accounting.plan import ROUNDING_A_STEP, Plan, require_delta, scheme_of
+from tacit.accounting.plan import ROUNDING_A_STEP, Plan, scheme_of
 from tacit.accounting.pld import (
     PrivacyLoss,
     gaussian_multiplier,
@@ -32,7 +32,7 @@ from tacit.accounting.pld import (
     profile_of,
     symmetric_loss,
 )
-from tacit.budget import Relation
+from tacit.budget import Relation, require_delta
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.scheme import Scheme, Unit
 
@@ -189,7 +189,12 @@ def trade_off(
     unit: Unit = Unit.RECORD,
     prelude: Sequence[dpa.DpEvent] = (),
 ) -> TradeOff:
-    """The trade-off curve of a whole run, both directions of the relation taken together."""
+    """The trade-off curve of a whole run, both directions of the relation taken together.
+
+    Example:
+        >>> curve = tacit.trade_off(1.0, tacit.sampling.Poisson(0.01), 1000)
+        >>> curve(0.01)  # 0.97: the least type II error at a type I error of 1%
+    """
     plan = Plan(scheme_of(sampling), noise_multiplier, relation, steps, unit, tuple(prelude))
     return _composed([(AccountedEvent(plan.event(steps), plan.accounted_relation), 1)], relation)
 

@@ -30,7 +30,7 @@ from tacit.accounting.pld import (
     privacy_loss,
 )
 from tacit.accounting.rdp import copies_within, epsilon_of_curve, renyi_curve
-from tacit.budget import Budget, Relation
+from tacit.budget import Budget, Relation, require_delta
 from tacit.errors import BudgetExceeded, UnsupportedEvent
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.scheme import (
@@ -248,8 +248,11 @@ def epsilon(
 ) -> float:
     """ε of `steps` noisy steps at this δ, by privacy loss distributions. [Koskela 2020]
 
-    The parameters must have been fixed before the first step. `sampling` is a scheme, such as
-    `Poisson(rate)`, or a sampler, whose own number of steps is the default.
+    All steps together are (ε, δ)-DP under `relation`, if the parameters were fixed before the first
+    one. `sampling` is a scheme, or a sampler, whose own number of steps is the default.
+
+    Example:
+        >>> tacit.epsilon(1.0, tacit.sampling.Poisson(0.01), 1000, delta=1e-5)  # 1.83
     """
     steps, scheme = steps_of(sampling, steps), scheme_of(sampling)
     plan = Plan(scheme, noise_multiplier, relation, steps, unit, tuple(prelude))
@@ -280,7 +283,12 @@ def steps_within(
     unit: Unit = Unit.RECORD,
     prelude: Sequence[dpa.DpEvent] = (),
 ) -> int:
-    """The largest number of steps whose ε is within the budget; one more would pass it."""
+    """The largest number of steps whose ε is within the budget; one more would pass it.
+
+    Example:
+        >>> budget = tacit.Budget(epsilon=3.0, delta=1e-5)
+        >>> tacit.steps_within(budget, 1.0, tacit.sampling.Poisson(0.01))  # 2666
+    """
     scheme = scheme_of(sampling)
     plan = Plan(scheme, noise_multiplier, budget.relation, None, unit, tuple(prelude))
     return plan.steps_within(budget)
@@ -294,7 +302,12 @@ def calibrate(
     unit: Unit = Unit.RECORD,
     prelude: Sequence[dpa.DpEvent] = (),
 ) -> float:
-    """The least noise multiplier (to five digits, rounded up) whose ε is within the budget."""
+    """The least noise multiplier (to five digits, rounded up) whose ε is within the budget.
+
+    Example:
+        >>> budget = tacit.Budget(epsilon=3.0, delta=1e-5)
+        >>> tacit.calibrate(budget, tacit.sampling.Poisson(0.01), 1000)  # 0.81
+    """
     steps = steps_of(sampling, steps)
     plan = Plan(scheme_of(sampling), 1.0, budget.relation, steps, unit, tuple(prelude))
     if plan.epsilon_of_count(0, budget.delta) >= budget.epsilon:
@@ -370,11 +383,6 @@ def steps_of(sampling: Scheme | Sampler, steps: int | None) -> int:
     if not isinstance(sampling, Sampler):
         raise ValueError("give the number of steps; a scheme has none of its own")
     return sampling.steps
-
-
-def require_delta(delta: float) -> None:
-    if not 0 < delta < 1:
-        raise ValueError(f"delta is {delta!r}; give a number strictly between 0 and 1")
 
 
 _COUNTS = (*range(34), 100, 999, 12_345)
