@@ -44,8 +44,13 @@ class Budget:
         object.__setattr__(self, "relation", Relation(self.relation))
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise ValueError(f"epsilon is {self.epsilon!r}; give a finite number above 0")
-        if not 0 < self.delta < 1:
-            raise ValueError(
-                f"delta is {self.delta!r}; give a number strictly between 0 and 1, "
-                "well below one over the number of records"
-            )
+        require_delta(self.delta)
+
+
+def require_delta(delta: float) -> None:
+    """Refuse a delta that promises nothing."""
+    if not 0 < delta < 1:
+        raise ValueError(
+            f"delta is {delta!r}; give a number strictly between 0 and 1, well below one over the "
+            "number of records"
+        )

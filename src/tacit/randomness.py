@@ -58,10 +58,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
 NORMALS_PER_BLOCK = 8
-_BLOCK_BYTES = 64
 _MASK_53 = (1 << 53) - 1
 _CHUNK = 1 << 14  # normals at a time: they stay in the cache
-_ZEROS = memoryview(bytes(8 * _CHUNK))  # what is encrypted to get the keystream itself
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype=np.uint32)
 
 Address = str | int
@@ -86,12 +84,17 @@ class ProcessLock:
 
 
 _locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
-_process = object()  # of this process: a forked child has another
+_token = object()  # of this process: a forked child has another
+
+
+def current_process() -> tuple[int, object]:
+    """The process that runs this. A forked child differs, even if it has its parent's number."""
+    return os.getpid(), _token
 
 
 def _after_fork() -> None:
-    global _process
-    _process = object()
+    global _token
+    _token = object()
     for lock in _locks:
         lock._lock = threading.RLock()
 
@@ -118,7 +121,7 @@ class Randomness:
         self.seed = None if seed is None else operator.index(seed)
         if isinstance(seed, bool):
             raise TypeError(f"the seed is {seed}; give a whole number, or None")
-        self._process = _process
+        self._process = current_process()
         self._master = self._new_master()
 
     def __repr__(self) -> str:
@@ -137,10 +140,10 @@ class Randomness:
 
     def stream(self, purpose: str, *step: Address) -> Stream:
         """The stream of one purpose at one step. Equal arguments give equal draws."""
-        if self._process is not _process:
+        if self._process != current_process():
             # A forked process has its parent's memory: with the same key it would repeat it.
             self._master = self._new_master()
-            self._process = _process
+            self._process = current_process()
         return Stream(_hash(self._master, (purpose, *step)))
 
     def fingerprint(self, *context: Address) -> str | None:
@@ -199,8 +202,8 @@ class Stream:
         """
         if offsets.is_cuda and _cuda() is not None:
             return _cuda().blocks(self.key, parameter, offsets)
-        found = _blocks_by_numpy(self.key, parameter, offsets.cpu().numpy())
-        return torch.from_numpy(found.astype(np.int64)).to(offsets.device)
+        words = _blocks_by_numpy(self.key, parameter, offsets.cpu().numpy())
+        return torch.from_numpy(words.astype(np.int64)).to(offsets.device)
 
     def normals(
         self,
@@ -216,47 +219,18 @@ class Stream:
         places = range(len(sizes)) if parameters is None else parameters
         if device.type == "cuda" and _cuda() is not None:
             return list(_cuda().normals(self.key, tuple(places), tuple(sizes), device))
-        drawn = _trimmed(self._padded_normals(sizes, places), sizes)
+        # The parameters lie one after the other in one buffer, each padded to whole blocks.
+        padded = [-(-size // NORMALS_PER_BLOCK) * NORMALS_PER_BLOCK for size in sizes]
+        numbers = np.empty(sum(padded))
+        drawn, start = [], 0
+        for parameter, size, whole in zip(places, sizes, padded, strict=True):
+            bits = numbers[start : start + whole].view(np.uint8)
+            self._cipher(parameter, 0).update_into(bytes(len(bits)), bits)
+            drawn.append(torch.from_numpy(numbers[start : start + size]))
+            start += whole
+        for start in range(0, len(numbers), _CHUNK):
+            _box_muller(numbers[start : start + _CHUNK])
         return drawn if device.type in ("cpu", "mps") else [t.to(device) for t in drawn]
-
-    def _padded_normals(self, sizes: Sequence[int], places: Sequence[int]) -> Tensor:
-        """Box-Muller over whole blocks: of two words, the first gives a radius, the other an angle.
-
-        Parameters lie one after the other, each padded to whole blocks. A chunk at a time is made,
-        which stays in the cache, however many parameters are in it.
-        """
-        blocks = [-(-size // NORMALS_PER_BLOCK) for size in sizes]
-        # By NumPy, in one thread: PyTorch's log and cos wake all threads even for a few numbers.
-        out = np.empty(NORMALS_PER_BLOCK * sum(blocks))
-        size = min(_CHUNK, len(out))
-        words = np.empty(size, dtype=np.int64)
-        raw = memoryview(words).cast("B")  # type: ignore[arg-type]
-        left = [(p, 0, count) for p, count in zip(places, blocks, strict=True) if count]
-        left.reverse()
-        for start in range(0, len(out), size or 1):
-            count = min(size, len(out) - start) // NORMALS_PER_BLOCK
-            at = 0
-            while at < count:
-                parameter, first, more = left.pop()
-                taken = min(more, count - at)
-                here = slice(_BLOCK_BYTES * at, _BLOCK_BYTES * (at + taken))
-                nothing = _ZEROS[: _BLOCK_BYTES * taken]
-                self._cipher(parameter, first).update_into(nothing, raw[here])
-                if taken < more:
-                    left.append((parameter, first + taken, more - taken))
-                at += taken
-            numbers = NORMALS_PER_BLOCK * count
-            np.bitwise_and(words, _MASK_53, out=words)
-            radius = np.add(words[:numbers:2], 0.5)
-            radius *= 2.0**-53
-            np.log(radius, out=radius)
-            radius *= -2
-            np.sqrt(radius, out=radius)
-            angle = np.multiply(words[1:numbers:2], math.pi * 2.0**-52)
-            made = out[start : start + numbers]
-            np.multiply(radius, np.cos(angle), out=made[::2])
-            np.multiply(radius, np.sin(angle, out=angle), out=made[1::2])
-        return torch.from_numpy(out)
 
     def coins(self, count: int, probability: float) -> np.ndarray:
         """`count` independent coins, True with probability floor(2^80 p)/2^80: never above p.
@@ -300,21 +274,29 @@ class Stream:
 
         Without ties every order of independent keys is equally likely, exactly.
         """
-        for attempt in range(1 << 16):
+        attempt = 0
+        while True:
             keys = self.words(count, np.uint64, parameter=attempt)
             order = ordered(keys)
             if not tied(keys[order]):
                 return order
-        raise AssertionError("65,536 draws of 64-bit keys with a tie each")
+            attempt += 1
 
 
-def _trimmed(padded: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Each parameter's numbers without the padding to whole blocks; views of one buffer."""
-    pieces, start = [], 0
-    for size in sizes:
-        pieces.append(padded[start : start + size])
-        start += -(-size // NORMALS_PER_BLOCK) * NORMALS_PER_BLOCK
-    return pieces
+def _box_muller(numbers: np.ndarray) -> None:
+    """Turn random bits into Gaussians in place: of two words one gives a radius, one an angle.
+
+    NumPy does it in one thread: PyTorch's log and cos wake all threads even for a few numbers.
+    """
+    words = numbers.view(np.int64) & _MASK_53
+    radius = words[::2] + 0.5
+    radius *= 2.0**-53
+    np.log(radius, out=radius)
+    radius *= -2
+    np.sqrt(radius, out=radius)
+    angle = words[1::2] * (math.pi * 2.0**-52)
+    np.multiply(radius, np.cos(angle), out=numbers[::2])
+    np.multiply(radius, np.sin(angle, out=angle), out=numbers[1::2])
 
 
 def _cuda() -> Any:
@@ -334,33 +316,28 @@ def _blocks_by_numpy(key: bytes, parameter: int, offsets: np.ndarray) -> np.ndar
     start[4:12] = np.frombuffer(key, dtype=np.uint32)[:, None]
     start[12], start[13] = counters & np.uint64(0xFFFFFFFF), counters >> np.uint64(32)
     start[14], start[15] = parameter & 0xFFFFFFFF, parameter >> 32
-    a, b, c, d = (start[4 * row : 4 * row + 4].copy() for row in range(4))
+    rows: Sequence[np.ndarray] = [start[4 * row : 4 * row + 4] for row in range(4)]
     for _ in range(10):
-        a, b, c, d = _quarter_rounds(a, b, c, d)
-        # The diagonal rounds are column rounds of rows turned by one, two and three.
-        a, b, c, d = _quarter_rounds(
-            a, np.roll(b, -1, axis=0), np.roll(c, -2, axis=0), np.roll(d, -3, axis=0)
-        )
-        b, c, d = np.roll(b, 1, axis=0), np.roll(c, 2, axis=0), np.roll(d, 3, axis=0)
-    return (np.concatenate([a, b, c, d]) + start).T
+        rows = _quarter_rounds(*rows)
+        # The diagonal rounds are column rounds of rows turned by zero, one, two and three.
+        rows = _quarter_rounds(*(np.roll(row, -turn, axis=0) for turn, row in enumerate(rows)))
+        rows = [np.roll(row, turn, axis=0) for turn, row in enumerate(rows)]
+    return (np.concatenate(rows) + start).T
 
 
 def _quarter_rounds(
     a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    a = a + b
-    d = _rotated(d ^ a, 16)
-    c = c + d
-    b = _rotated(b ^ c, 12)
-    a = a + b
-    d = _rotated(d ^ a, 8)
-    c = c + d
-    b = _rotated(b ^ c, 7)
+) -> Sequence[np.ndarray]:
+    for bits_d, bits_b in ((16, 12), (8, 7)):
+        a = a + b
+        d = _rotated(d ^ a, bits_d)
+        c = c + d
+        b = _rotated(b ^ c, bits_b)
     return a, b, c, d
 
 
-def _rotated(x: np.ndarray, by: int) -> np.ndarray:
-    return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
+def _rotated(x: np.ndarray, bits: int) -> np.ndarray:
+    return (x << np.uint32(bits)) | (x >> np.uint32(32 - bits))
 
 
 _MT_WORDS = 624
@@ -377,7 +354,7 @@ def view_stream() -> Stream:
 
 @contextmanager
 def step_draws(source: Randomness, step: int, device: torch.device) -> Iterator[None]:
-    """Key everything that a query draws in this step; the process's generators come back after it.
+    """Key everything that a query draws in this step, and restore the process's generators.
 
     What a model draws by itself (dropout) comes from PyTorch's generators, which are keyed anew for
     each step, so that neither a known `torch.manual_seed` nor the masks of earlier steps tell
@@ -392,9 +369,9 @@ def step_draws(source: Randomness, step: int, device: torch.device) -> Iterator[
     """
     stream = source.stream("model", step)
     with _one_at_a_time:
-        held_torch, held_python = torch.get_rng_state(), random.getstate()
-        held_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        held_numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        torch_state, python_state = torch.get_rng_state(), random.getstate()
+        cuda_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        numpy_generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
         numpy_state: Any = np.random.get_state(legacy=False)
         token = _views.set(source.stream("views", step))
         try:
@@ -405,7 +382,7 @@ def step_draws(source: Randomness, step: int, device: torch.device) -> Iterator[
             state[place] = torch.from_numpy(words.view(np.uint8))
             more = stream.words(8, np.uint64, parameter=1)
             torch.set_rng_state(state)
-            if held_cuda is not None:
+            if cuda_state is not None:
                 index = torch.cuda.current_device() if device.index is None else device.index
                 torch.cuda.default_generators[index].manual_seed(int(more[0]) >> 1)
             philox = np.random.Philox(key=more[2:4], counter=more[4:8])
@@ -414,10 +391,10 @@ def step_draws(source: Randomness, step: int, device: torch.device) -> Iterator[
             yield
         finally:
             _views.reset(token)
-            torch.set_rng_state(held_torch)
-            if held_cuda is not None:
-                torch.cuda.set_rng_state(held_cuda, device)
-            np.random.set_bit_generator(held_numpy)  # type: ignore[attr-defined]
+            torch.set_rng_state(torch_state)
+            if cuda_state is not None:
+                torch.cuda.set_rng_state(cuda_state, device)
+            np.random.set_bit_generator(numpy_generator)  # type: ignore[attr-defined]
             if numpy_state["has_gauss"]:
                 np.random.set_state(numpy_state)  # exchanging generators drops a kept number
-            random.setstate(held_python)
+            random.setstate(python_state)

@@ -44,12 +44,8 @@ def die() -> None:
 
 def charge_late(self, private, into) -> None:
     """The planted mistake: release, then charge."""
-    if private.plan != self._plan:
-        self.begin(private.plan)
     private.draw_into(into)
-    if self._lease == 0:
-        self._lease = self._take_lease(self.lease_steps or 1)
-    self._lease -= 1
+    self._charge(private)
 
 
 def train(path, name, plan_text, lease_steps, side_file, kill_at=None, late=False) -> None:

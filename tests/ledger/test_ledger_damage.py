@@ -154,33 +154,35 @@ def test_the_last_charge_and_the_head_put_back_together_are_an_older_ledger(path
         ledger.verify(before[3])
 
 
+def added(kind, body):
+    return lambda rows: [*rows, (kind, body)]
+
+
+def charged(**changes):
+    return added("charge", {"run": 1, "attempt": 1, "events": 1} | changes)
+
+
 FORGED = {
-    "unknown kind": lambda rows: [*rows, ("refund", {"run": 1, "events": 5})],
+    "unknown kind": added("refund", {"run": 1, "events": 5}),
     "two budgets": lambda rows: [*rows, rows[0]],
     "no budget": lambda rows: rows[1:],
     "other format": lambda rows: [("ledger", rows[0][1] | {"format": 3}), *rows[1:]],
-    "no JSON": lambda rows: [*rows, ("charge", '{"run": 1, ')],
-    "deep JSON": lambda rows: [*rows, ("charge", '{"run": ' + "[" * 100_000)],
-    "endless number": lambda rows: [*rows, ("charge", '{"run": 1' + "0" * 5000 + "}")],
-    "no object": lambda rows: [*rows, ("charge", "[1, 2]")],
-    "nothing said": lambda rows: [*rows, ("charge", {})],
-    "more said": lambda rows: [*rows, ("drop", {"run": 2, "why": "because"})],
-    "unknown run": lambda rows: [*rows, ("charge", {"run": 9, "attempt": 1, "events": 1})],
-    "unknown attempt": lambda rows: [*rows, ("charge", {"run": 1, "attempt": 9, "events": 1})],
-    "negative charge": lambda rows: [*rows, ("charge", {"run": 1, "attempt": 1, "events": -5})],
-    "no whole charge": lambda rows: [*rows, ("charge", {"run": 1, "attempt": 1, "events": 0.5})],
-    "charge of NaN": lambda rows: [
-        *rows,
-        ("charge", {"run": 1, "attempt": 1, "events": float("nan")}),
-    ],
-    "true charge": lambda rows: [*rows, ("charge", {"run": 1, "attempt": 1, "events": True})],
-    "huge charge": lambda rows: [*rows, ("charge", {"run": 1, "attempt": 1, "events": 10**30})],
-    "returned too much": lambda rows: [*rows, ("return", {"run": 1, "attempt": 1, "events": 8})],
-    "charged run dropped": lambda rows: [*rows, ("drop", {"run": 1})],
-    "claim of NaN": lambda rows: [
-        *rows,
-        ("claim", {"run": 1, "claim": "x", "noise_multiplier": float("nan")}),
-    ],
+    "no JSON": added("charge", '{"run": 1, '),
+    "deep JSON": added("charge", '{"run": ' + "[" * 100_000),
+    "endless number": added("charge", '{"run": 1' + "0" * 5000 + "}"),
+    "no object": added("charge", "[1, 2]"),
+    "nothing said": added("charge", {}),
+    "more said": added("drop", {"run": 2, "why": "because"}),
+    "unknown run": charged(run=9),
+    "unknown attempt": charged(attempt=9),
+    "negative charge": charged(events=-5),
+    "no whole charge": charged(events=0.5),
+    "charge of NaN": charged(events=float("nan")),
+    "true charge": charged(events=True),
+    "huge charge": charged(events=10**30),
+    "returned too much": added("return", {"run": 1, "attempt": 1, "events": 8}),
+    "charged run dropped": added("drop", {"run": 1}),
+    "claim of NaN": added("claim", {"run": 1, "claim": "x", "noise_multiplier": float("nan")}),
 }
 PLANS = {
     "noise of NaN": {"noise_multiplier": float("nan")},

@@ -210,27 +210,27 @@ def test_a_lease_is_at_least_one_step(lease_steps):
         Ledger(budget=ROOMY, lease_steps=lease_steps)
 
 
-def test_no_two_beginnings_are_one_life(tmp_path):
-    """Three processes take turns and give back: a charge comes again, a life does not."""
-    plan, lives, charges = gaussian_plan(steps=40), [], []
+def test_no_two_attempts_have_one_number(tmp_path):
+    """Ledgers take turns and return leases: a number of charges comes again, an attempt never."""
+    plan, attempts, charges = gaussian_plan(steps=40), [], []
     first, second = (Ledger(tmp_path / "ledger", ROOMY, lease_steps=8) for _ in range(2))
     first.begin(plan, name="one")
     second.begin(plan, name="one")  # nobody has released anything yet
-    lives += [first.attempt(), second.attempt()]
+    attempts += [first.attempt(), second.attempt()]
     assert release(first, plan, 2) == 2
     first.begin(plan, name="one")
-    lives.append(first.attempt())
+    attempts.append(first.attempt())
     charges.append(first.run_status()[0])
     first.begin(plan, name="one")
-    lives.append(first.attempt())
+    attempts.append(first.attempt())
     charges.append(first.run_status()[0])
     first.begin(gaussian_plan(steps=3), name="two")
-    lives.append(first.attempt())
+    attempts.append(first.attempt())
     first.close()
     second.close()
-    assert lives[0] == (1, 1)
+    assert attempts[0] == (1, 1)
     assert charges[0] == charges[1]
-    assert len(set(lives)) == len(lives)
+    assert len(set(attempts)) == len(attempts)
 
 
 def test_a_resumed_run_with_a_larger_budget_has_leases_of_its_first_plan(tmp_path):

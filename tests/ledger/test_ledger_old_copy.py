@@ -13,7 +13,6 @@ from tiny_run import gaussian_plan, release
 from tacit import Budget, Ledger
 from tacit.errors import LedgerDamaged
 from tacit.ledger.statement import verify_file
-from tacit.ledger.store import LedgerLog
 
 BUDGET = Budget(3.0, 1e-13)
 PLAN = gaussian_plan(1000.0, 50)
@@ -140,7 +139,7 @@ def test_a_crash_between_commit_and_anchor_leaves_a_ledger_that_can_be_used(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(LedgerLog, "_follow", die)
+        patch.setattr("tacit.ledger.store.os.replace", die)
         ledger = Ledger(path, anchor=anchor)
         with pytest.raises(KeyboardInterrupt):
             ledger.begin(PLAN, name="one")
@@ -204,6 +203,12 @@ def test_the_printed_head_finds_it(path):
             verify_file(path, wrong)
     with pytest.raises(LedgerDamaged, match="older copy"):
         verify_file(copy, head)
+
+
+def test_the_head_is_that_of_all_processes(path):
+    with Ledger(path, BUDGET) as ledger, Ledger(path) as other:
+        other.begin(PLAN, name="one")
+        assert ledger.head == other.head
 
 
 def test_the_identity_is_that_of_the_budget(tmp_path):

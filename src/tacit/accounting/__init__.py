@@ -19,8 +19,14 @@ from tacit.accounting.gaussian_dp import (
     layerwise_multiplier,
     no_privacy,
 )
-from tacit.accounting.plan import Plan, calibrate, epsilon, epsilon_rdp, steps_within
-from tacit.accounting.scheme_check import check_scheme
+from tacit.accounting.plan import (
+    Plan,
+    calibrate,
+    check_scheme,
+    epsilon,
+    epsilon_rdp,
+    steps_within,
+)
 
 __all__ = [
     "GaussianDpEstimate",

@@ -16,7 +16,7 @@ from tacit.budget import Relation
 from tacit.errors import UnsupportedEvent
 from tacit.sampling.mini_sets import RevealedSampleDpEvent
 
-_SAMPLED: dict[type[dpa.DpEvent], Callable[[Any], float]] = {
+_PROBABILITIES: dict[type[dpa.DpEvent], Callable[[Any], float]] = {
     dpa.PoissonSampledDpEvent: lambda event: event.sampling_probability,
     dpa.SampledWithoutReplacementDpEvent: lambda e: e.sample_size / e.source_dataset_size,
     RevealedSampleDpEvent: lambda event: event.probability,
@@ -36,32 +36,28 @@ class Component:
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether everybody takes part for certain."""
-        whole = isinstance(self.event, dpa.GaussianDpEvent | dpa.PoissonSampledDpEvent)
-        return whole and self.probability == 1
+        """Whether it is a Gaussian in which every record takes part."""
+        gaussian_or_poisson = dpa.GaussianDpEvent | dpa.PoissonSampledDpEvent
+        return self.probability == 1 and isinstance(self.event, gaussian_or_poisson)
 
 
-def components_of(event: dpa.DpEvent) -> Counter[Component]:
+def components_of(event: dpa.DpEvent, count: int = 1) -> Counter[Component]:
     """{part: how often}, with compositions unfolded; what releases nothing is left out."""
     parts: Counter[Component] = Counter()
-    _collect(event, 1, parts)
-    return parts
-
-
-def _collect(event: dpa.DpEvent, count: int, parts: Counter[Component]) -> None:
     if isinstance(event, dpa.NoOpDpEvent) or count == 0:
-        return
+        return parts
     if count < 0:
         raise ValueError(f"an event composed {count} times; give 0 or more")
     if isinstance(event, dpa.ComposedDpEvent):
         for inner in event.events:
-            _collect(inner, count, parts)
+            parts.update(components_of(inner, count))
     elif isinstance(event, dpa.SelfComposedDpEvent):
-        _collect(event.event, count * event.count, parts)
+        parts.update(components_of(event.event, count * event.count))
     else:
         part = component_of(event)
         if part.noise_multiplier < math.inf and part.probability > 0:
-            parts[part] += count
+            parts[part] = count
+    return parts
 
 
 def component_of(event: dpa.DpEvent) -> Component:
@@ -69,8 +65,8 @@ def component_of(event: dpa.DpEvent) -> Component:
     if isinstance(event, dpa.NonPrivateDpEvent):
         return Component(event, 0.0)
     gaussian, probability = event, 1.0
-    if type(event) in _SAMPLED:
-        gaussian, probability = event.event, float(_SAMPLED[type(event)](event))
+    if type(event) in _PROBABILITIES:
+        gaussian, probability = event.event, float(_PROBABILITIES[type(event)](event))
         if not isinstance(gaussian, dpa.GaussianDpEvent):
             raise UnsupportedEvent(
                 f"{type(event).__name__} of {type(gaussian).__name__} cannot be analysed; pass one "
@@ -86,7 +82,7 @@ def component_of(event: dpa.DpEvent) -> Component:
 
 def refuse(event: dpa.DpEvent, relation: object = "either relation") -> UnsupportedEvent:
     """The error for a part that has no sound analysis here."""
-    names = ", ".join(kind.__name__ for kind in (dpa.GaussianDpEvent, *_SAMPLED))
+    names = ", ".join(kind.__name__ for kind in (dpa.GaussianDpEvent, *_PROBABILITIES))
     return UnsupportedEvent(
         f"{event!r} has no sound analysis under {relation}; known are {names}, "
         "their compositions, NoOpDpEvent and NonPrivateDpEvent "
@@ -97,12 +93,12 @@ def refuse(event: dpa.DpEvent, relation: object = "either relation") -> Unsuppor
 class Release(dpa.GaussianDpEvent):
     """What a released value cost, and the name under which a ledger counts it.
 
-    A plan pays for so many Gaussians before its first step. Two processes that go on with one run
-    have one plan, and each could release a value of its own; the second would be paid by nobody.
-    So the name is a digest of the value. The same value again tells nothing new, and has the same
+    A plan pays for a number of Gaussians before its first step. Two processes that resume one run
+    have one plan, and each could release a value of its own; nobody would pay for the second. So
+    the name is a digest of the value: the same value again tells nothing new, and has the same
     name. `relation` is the one that the noise was made for.
 
-    It equals any Gaussian of the same multiplier, in a plan and outside. Without a name it is one.
+    It equals any Gaussian of the same multiplier. Without a name it is one.
     """
 
     def __init__(
@@ -129,6 +125,6 @@ class Release(dpa.GaussianDpEvent):
 
 
 def name_of(what: str, released: Tensor) -> str:
-    """What was released, and a digest of it."""
+    """A name for the value: `what` was released, and a digest of it."""
     digest = hashlib.sha256(released.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
     return f"{what} {digest[:32]}"

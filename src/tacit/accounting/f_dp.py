@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
 
 import dp_accounting as dpa
 import numpy as np
@@ -19,7 +20,7 @@ from scipy.special import ndtr, ndtri
 
 from tacit import canvas
 from tacit.accounting.events import components_of
-from tacit.accounting.plan import ROUNDING_A_STEP, Plan, require_delta, scheme_of
+from tacit.accounting.plan import ROUNDING_A_STEP, Plan, scheme_of
 from tacit.accounting.pld import (
     PrivacyLoss,
     gaussian_multiplier,
@@ -29,9 +30,9 @@ from tacit.accounting.pld import (
     num_convolutions,
     privacy_loss,
     profile_of,
-    symmetric_pmf,
+    symmetric_loss,
 )
-from tacit.budget import Relation
+from tacit.budget import Relation, require_delta
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.scheme import Scheme, Unit
 
@@ -49,6 +50,9 @@ class AccountedEvent:
     relation: Relation | None
 
 
+Factor: TypeAlias = "tuple[AccountedEvent | TradeOff, int]"
+
+
 @dataclass(frozen=True, eq=False)
 class TradeOff:
     """f(α): the least type II error of any test whose type I error is at most α.  [Dong 2022]
@@ -58,17 +62,14 @@ class TradeOff:
     Each point is a line that the true curve is above, so for any points whose δ is not too small
     **f is never above the truth**: no test does better than it says.
 
-    `relation` is the one the curve is for, where it is for one. `factors` is what it was composed
-    of, so that a tensor product can compose that and not its outline.
+    `relation` is the one the curve is for, where it is for one. `factors` says what it was
+    composed of and how often, so that a tensor product can compose that and not its outline.
     """
 
     epsilons: np.ndarray
     deltas: np.ndarray
     relation: Relation | None = None
-    factors: tuple[tuple[AccountedEvent | TradeOff, int], ...] = ()
-    _slopes: np.ndarray = field(init=False, repr=False)
-    _tops: np.ndarray = field(init=False, repr=False)
-    _corners: np.ndarray = field(init=False, repr=False)
+    factors: tuple[Factor, ...] = ()
 
     def __repr__(self) -> str:
         return f"TradeOff({len(self.epsilons)} points, relation={self.relation!r})"
@@ -85,25 +86,41 @@ class TradeOff:
             raise ValueError("epsilons must be finite, ascending, and 0 or more")
         if not np.all((deltas >= 0) & (deltas <= 1)):
             raise ValueError("a delta is not a probability; give numbers from 0 to 1")
-        # (ε, δ) holds for all larger ε too.
-        deltas = np.minimum.accumulate(deltas)
         object.__setattr__(self, "epsilons", epsilons)
-        object.__setattr__(self, "deltas", deltas)
-        low = epsilons <= _STEEPEST
-        slopes, tops = _lines(epsilons[low], deltas[low])
-        object.__setattr__(self, "_slopes", slopes)
-        object.__setattr__(self, "_tops", tops)
-        object.__setattr__(self, "_corners", np.diff(tops) / np.diff(slopes))
+        # (ε, δ) holds for all larger ε too.
+        object.__setattr__(self, "deltas", np.minimum.accumulate(deltas))
 
     def __call__(self, type_one: float | Sequence[float] | np.ndarray) -> np.ndarray:
         alphas = np.atleast_1d(np.asarray(type_one, dtype=np.float64))
         if not np.all((alphas >= 0) & (alphas <= 1)):
             raise ValueError(f"type I error {type_one} is not a probability")
+        slopes, tops, corners = self._envelope
         # Any line is below the curve: a corner misplaced by rounding costs nothing but height.
-        k = len(self._slopes) - 1 - np.searchsorted(self._corners[::-1], alphas)
-        best = self._tops[k] - self._slopes[k] * alphas
+        k = len(slopes) - 1 - np.searchsorted(corners[::-1], alphas)
+        best = tops[k] - slopes[k] * alphas
         best = np.where(alphas == 0, 1 - self.deltas[-1], best)
         return np.clip(best, 0.0, 1.0 - alphas)
+
+    @cached_property
+    def _envelope(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """−slope and top of every line of the curve, the flat one first, and where they meet."""
+        finite = self.epsilons <= _STEEPEST
+        epsilons, deltas = self.epsilons[finite], self.deltas[finite]
+        steep = np.exp(epsilons)
+        kept: list[int] = []
+        for k in range(len(epsilons)):
+            # Monotone chain: a point above the chord of its neighbours is never the best line.
+            while len(kept) > 1 and (deltas[kept[-1]] - deltas[kept[-2]]) * (
+                steep[k] - steep[kept[-2]]
+            ) >= (deltas[k] - deltas[kept[-2]]) * (steep[kept[-1]] - steep[kept[-2]]):
+                kept.pop()
+            kept.append(k)
+        epsilons, deltas = epsilons[kept], deltas[kept]
+        mirrored = epsilons > 0
+        slopes = np.concatenate([[0.0], np.exp(-epsilons[mirrored][::-1]), np.exp(epsilons)])
+        below = (np.exp(-epsilons) * (1 - deltas))[mirrored][::-1]
+        tops = np.concatenate([[0.0], below, 1 - deltas])
+        return slopes, tops, np.diff(tops) / np.diff(slopes)
 
     def delta(self, epsilon: float | np.ndarray) -> np.ndarray:
         """δ(ε) = sup_α 1 − f(α) − e^ε·α, the dual; between two points linear in e^ε."""
@@ -163,24 +180,6 @@ class TradeOff:
         return max(0.0, float(gaps.max(initial=0.0)))
 
 
-def _lines(epsilons: np.ndarray, deltas: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """−slope and top of every line of the envelope, the flat one first."""
-    kept: list[int] = []
-    steep = np.exp(epsilons)
-    for k in range(len(epsilons)):
-        # Monotone chain: a point above the chord of its neighbours is never the best line.
-        while len(kept) > 1 and (deltas[kept[-1]] - deltas[kept[-2]]) * (
-            steep[k] - steep[kept[-2]]
-        ) >= (deltas[k] - deltas[kept[-2]]) * (steep[kept[-1]] - steep[kept[-2]]):
-            kept.pop()
-        kept.append(k)
-    epsilons, deltas = epsilons[kept], deltas[kept]
-    mirrored = epsilons > 0
-    slopes = [[0.0], np.exp(-epsilons[mirrored][::-1]), np.exp(epsilons)]
-    tops = [[0.0], (np.exp(-epsilons) * (1 - deltas))[mirrored][::-1], 1 - deltas]
-    return np.concatenate(slopes), np.concatenate(tops)
-
-
 def trade_off(
     noise_multiplier: float,
     sampling: Scheme | Sampler,
@@ -190,38 +189,14 @@ def trade_off(
     unit: Unit = Unit.RECORD,
     prelude: Sequence[dpa.DpEvent] = (),
 ) -> TradeOff:
-    """The trade-off curve of a whole run, both directions of the relation taken together."""
+    """The trade-off curve of a whole run, both directions of the relation taken together.
+
+    Example:
+        >>> curve = tacit.trade_off(1.0, tacit.sampling.Poisson(0.01), 1000)
+        >>> curve(0.01)  # 0.97: the least type II error at a type I error of 1%
+    """
     plan = Plan(scheme_of(sampling), noise_multiplier, relation, steps, unit, tuple(prelude))
-    return curve_of_event(plan.event(steps), plan.accounted_relation, relation)
-
-
-def curve_of_event(
-    event: dpa.DpEvent, accounted: Relation | None, relation: Relation | None
-) -> TradeOff:
-    """The curve of an event under the relation it is accounted under."""
-    factors: tuple[tuple[AccountedEvent | TradeOff, int], ...] = (
-        (AccountedEvent(event, accounted), 1),
-    )
-    unsampled = gaussian_multiplier(event)
-    if unsampled is not None:
-        epsilons, deltas = _gaussian_points(1 / unsampled)
-        return TradeOff(epsilons, deltas, relation, factors)
-    loss = privacy_loss(event, accounted or Relation.ADD_OR_REMOVE_ONE)
-    return curve_of_loss(loss, num_convolutions(event), relation, factors)
-
-
-def curve_of_loss(
-    loss: PrivacyLoss | None,
-    convolutions: int,
-    relation: Relation | None,
-    factors: tuple[tuple[AccountedEvent | TradeOff, int], ...],
-) -> TradeOff:
-    """The curve of a pessimistic PLD (None: nothing is private); its rounding is added to δ."""
-    if loss is None:
-        return TradeOff(np.zeros(1), np.ones(1), relation, factors)
-    epsilons, deltas = profile_of(loss)
-    paid = np.minimum(deltas + convolutions * ROUNDING_A_STEP, 1.0)
-    return TradeOff(epsilons, paid, relation, factors)
+    return _composed([(AccountedEvent(plan.event(steps), plan.accounted_relation), 1)], relation)
 
 
 def gaussian_trade_off(mu: float) -> TradeOff:
@@ -229,7 +204,7 @@ def gaussian_trade_off(mu: float) -> TradeOff:
     if not mu >= 0:
         raise ValueError(f"mu is {mu}; give 0 or more")
     multiplier = 1 / mu if mu > 0 else math.inf
-    return curve_of_event(dpa.GaussianDpEvent(multiplier), None, None)
+    return _composed([(AccountedEvent(dpa.GaussianDpEvent(multiplier), None), 1)], None)
 
 
 def _gaussian_points(mu: float) -> tuple[np.ndarray, np.ndarray]:
@@ -243,8 +218,6 @@ def _gaussian_points(mu: float) -> tuple[np.ndarray, np.ndarray]:
 _MAX_POINTS = 2_000_000
 _POINTS_PER_DEVIATION = 500
 
-Factor = tuple[AccountedEvent | TradeOff, int]
-
 
 def tensor_product(*curves: TradeOff) -> TradeOff:
     """f ⊗ g ⊗ …: T(P × P', Q × Q') where f = T(P, Q) and g = T(P', Q').  [Dong 2022, Def. 3.1]
@@ -255,22 +228,30 @@ def tensor_product(*curves: TradeOff) -> TradeOff:
     closed form), else that of the curve itself, whose lines are the losses of a discrete pair.
     Every step rounds towards a lower curve, so that the product is never above the true one.
     """
-    return _composed([factor for curve in curves for factor in _factors(curve)], curves)
+    relations = sorted({str(curve.relation) for curve in curves if curve.relation})
+    if len(relations) > 1:
+        raise ValueError(
+            f"curves for {' and '.join(relations)} say nothing together: the neighbours differ; "
+            "make all of them for one relation"
+        )
+    factors = [factor for curve in curves for factor in _factors(curve)]
+    return _composed(factors, Relation(relations[0]) if relations else None)
 
 
 def tensor_power(curve: TradeOff, count: int) -> TradeOff:
     """f^{⊗T}: the same release T times."""
     if count < 0:
         raise ValueError(f"a curve composed {count} times; give 0 or more")
-    return _composed([(source, count * times) for source, times in _factors(curve)], [curve])
+    factors = [(source, count * times) for source, times in _factors(curve)]
+    return _composed(factors, curve.relation)
 
 
 def _factors(curve: TradeOff) -> tuple[Factor, ...]:
     return curve.factors or ((curve, 1),)
 
 
-def _composed(factors: Sequence[Factor], curves: Sequence[TradeOff]) -> TradeOff:
-    relation = _one_of({curve.relation for curve in curves} - {None})
+def _composed(factors: Sequence[Factor], relation: Relation | None) -> TradeOff:
+    """The curve of all factors together; the PLD's rounding is added to δ."""
     factors = tuple(factor for factor in factors if factor[1] > 0)
     events = [
         AccountedEvent(dpa.SelfComposedDpEvent(source.event, count), source.relation)
@@ -278,61 +259,66 @@ def _composed(factors: Sequence[Factor], curves: Sequence[TradeOff]) -> TradeOff
         if isinstance(source, AccountedEvent)
     ]
     outlines = [(source, count) for source, count in factors if isinstance(source, TradeOff)]
+    joint = dpa.ComposedDpEvent([release.event for release in events])
     accounted = {release.relation for release in events} - {None}
+    convolutions = num_convolutions(joint)
+    loss: PrivacyLoss | None
     if not outlines and len(accounted) < 2:
         under = next(iter(accounted), None)
-        joint = dpa.ComposedDpEvent([release.event for release in events])
-        return curve_of_event(joint, under, relation)
-    loss, convolutions = _loss(events, outlines)
-    return curve_of_loss(loss, convolutions, relation, factors)
+        factors = ((AccountedEvent(joint, under), 1),)
+        unsampled = gaussian_multiplier(joint)
+        if unsampled is not None:
+            return TradeOff(*_gaussian_points(1 / unsampled), relation, factors)
+        loss = privacy_loss(joint, under or Relation.ADD_OR_REMOVE_ONE)
+    else:
+        loss = _joint_loss(joint, events, outlines)
+        convolutions += sum(count + 1 for _, count in outlines) + len(events)
+    if loss is None:
+        return TradeOff(np.zeros(1), np.ones(1), relation, factors)
+    epsilons, deltas = profile_of(loss)
+    deltas = np.minimum(deltas + convolutions * ROUNDING_A_STEP, 1.0)
+    return TradeOff(epsilons, deltas, relation, factors)
 
 
-def _one_of(relations: Iterable[Relation | None]) -> Relation | None:
-    found = sorted(str(relation) for relation in relations)
-    if len(found) > 1:
-        raise ValueError(
-            f"curves for {' and '.join(found)} say nothing together: the neighbours differ; "
-            "make all of them for one relation"
-        )
-    return Relation(found[0]) if found else None
-
-
-def _loss(
-    events: Sequence[AccountedEvent], outlines: Sequence[tuple[TradeOff, int]]
-) -> tuple[PrivacyLoss | None, int]:
-    """The joint loss on one grid, and how many convolutions made it; None if nothing is private."""
-    every = dpa.ComposedDpEvent([release.event for release in events])
-    if not_private(components_of(every)):
-        return None, 0
-    interval = min(_interval(outlines), grid_step(every)) if events else _interval(outlines)
+def _joint_loss(
+    joint: dpa.DpEvent,
+    events: Sequence[AccountedEvent],
+    outlines: Sequence[tuple[TradeOff, int]],
+) -> PrivacyLoss | None:
+    """The loss of `joint`, which is all events, and of the outlines, on one grid; None if nothing
+    is private."""
+    parts = components_of(joint)
+    if not_private(parts):
+        return None
+    interval = _interval(outlines)
+    if events:
+        interval = min(interval, grid_step(parts))
     total = dpa_pld.identity(value_discretization_interval=interval)
     for release in events:
         under = release.relation or Relation.ADD_OR_REMOVE_ONE
-        loss = privacy_loss(release.event, under, interval=interval)
-        assert loss is not None
-        total = total.compose(loss)
+        total = total.compose(privacy_loss(release.event, under, interval=interval))
     for curve, count in outlines:
-        total = total.compose(loss_of_curve(curve, interval).self_compose(count))
-    copies = sum(count for _, count in outlines)
-    return total, num_convolutions(every) + copies + len(events) + len(outlines)
-
-
-def loss_of_curve(curve: TradeOff, interval: float) -> PrivacyLoss:
-    """A pair with this symmetric curve, its losses rounded to a grid so that δ only grows."""
-    num = math.ceil(curve.epsilons[-1] / interval) + 1
-    return PrivacyLoss(symmetric_pmf(curve.delta(np.arange(num + 1) * interval), interval))
+        # A pair with this symmetric curve, its losses rounded to the grid so that δ only grows.
+        loss = symmetric_loss(curve.delta, curve.epsilons[-1], interval)
+        total = total.compose(loss.self_compose(count))
+    return total
 
 
 def _interval(outlines: Sequence[tuple[TradeOff, int]]) -> float:
     """A power of two: h = √(V/N)/500 for N losses of joint variance V, if that fits in memory.
 
-    Rounding to a grid h adds at most h²/4 to the variance of each loss.
+    Rounding to a grid h adds at most h²/4 to the variance of each loss. Line by line, a finite
+    loss of ε has mass e^ε·Δα, which gives E_P[l²].
     """
     variance, reach, copies = 0.0, 0.0, 0
     for curve, count in outlines:
-        second, furthest = _moments(curve)
-        variance += count * second
-        reach = max(reach, furthest)
+        slopes, _, corners = curve._envelope
+        corners = np.concatenate([[1.0], np.clip(corners, 0.0, 1.0), [0.0]])
+        masses = np.maximum(-np.diff(corners), 0.0) * slopes
+        with np.errstate(divide="ignore"):
+            losses = np.where(slopes > 0, np.log(slopes), 0.0)
+        variance += count * float(np.sum(masses * losses**2))
+        reach = max(reach, float(curve.epsilons[-1]))
         copies += count
     if variance == 0:
         return 1e-4
@@ -341,16 +327,6 @@ def _interval(outlines: Sequence[tuple[TradeOff, int]]) -> float:
     whole = 2 * (11 * deviation + min(variance, math.sqrt(copies) * deviation) + reach)
     step = max(math.sqrt(variance / copies) / _POINTS_PER_DEVIATION, whole / _MAX_POINTS)
     return 2.0 ** math.floor(math.log2(step))
-
-
-def _moments(curve: TradeOff) -> tuple[float, float]:
-    """E_P[l²] of the finite losses, and the largest. Line by line: a loss of ε has mass e^ε·Δα."""
-    reach = float(curve.epsilons[-1])
-    corners = np.concatenate([[1.0], np.clip(curve._corners, 0.0, 1.0), [0.0]])
-    masses = np.maximum(-np.diff(corners), 0.0) * curve._slopes
-    with np.errstate(divide="ignore"):
-        losses = np.where(curve._slopes > 0, np.log(curve._slopes), 0.0)
-    return float(np.sum(masses * losses**2)), reach
 
 
 def subsample(curve: TradeOff, probability: float) -> TradeOff:
@@ -380,8 +356,6 @@ def subsample(curve: TradeOff, probability: float) -> TradeOff:
     return TradeOff(epsilons, (probability * deltas)[::-1][last], curve.relation)
 
 
-REFERENCES = (0.5, 1.0, 2.0)
-NOT_A_GUARANTEE = "CLT, not a guarantee"
 _GREY = "0.55"
 
 
@@ -394,7 +368,7 @@ def plot_trade_offs(
     """Each run's exact curve, by name; its CLT curve dashed; G_μ and the perfect 1 − α in grey.
 
     A test's errors lie on or above the curve of its run. The nearer a curve is to 1 − α, the less
-    there is to see.
+    a test detects.
     """
     if not curves:
         raise ValueError("no curves to draw; give at least one, by name")
@@ -404,7 +378,7 @@ def plot_trade_offs(
     axes.plot([0, 1], [1, 0], color=_GREY, linewidth=1)
     axes.text(0.53, 0.53, "perfect: 1 − α", rotation=-45, ha="center", va="center",
               rotation_mode="anchor", color=_GREY)  # fmt: skip
-    for mu in REFERENCES:
+    for mu in (0.5, 1.0, 2.0):
         axes.plot(alphas, ndtr(-ndtri(alphas) - mu), color=_GREY, linewidth=0.8, linestyle=":")
         at = float(ndtr(-mu / 2))
         axes.annotate(
@@ -418,7 +392,7 @@ def plot_trade_offs(
         axes.plot(alphas, curve(alphas), color=colour, linewidth=3.5, alpha=0.55, label=label)
         limit = (limits or {}).get(name)
         if limit is not None and np.isfinite(limit.mu):
-            words = NOT_A_GUARANTEE if limit.approximate else "exactly Gaussian"
+            words = "CLT, not a guarantee" if limit.approximate else "exactly Gaussian"
             label = f"$G_{{{limit.mu:.2f}}}$ ({words})"
             axes.plot(alphas, limit(alphas), color=colour, linestyle="--", label=label)
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")

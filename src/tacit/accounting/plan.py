@@ -2,7 +2,7 @@
 
 The three directions of accounting are ε from the noise, the noise from ε, and the steps from both.
 ε is by privacy loss distributions (`pld`); Rényi DP (`rdp`) is the cross-check and gives a first
-bound for the search.
+bound for the search. `check_scheme` tests whether plans with a sampling scheme can be accounted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise, product
 from typing import Any
 
 import dp_accounting as dpa
@@ -27,7 +30,7 @@ from tacit.accounting.pld import (
     privacy_loss,
 )
 from tacit.accounting.rdp import copies_within, epsilon_of_curve, renyi_curve
-from tacit.budget import Budget, Relation
+from tacit.budget import Budget, Relation, require_delta
 from tacit.errors import BudgetExceeded, UnsupportedEvent
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.scheme import (
@@ -89,7 +92,13 @@ class Plan:
             raise ValueError(f"noise multiplier is {self.noise_multiplier}; give 0 or more")
         # Numbers that JSON and SQLite know, not NumPy's.
         object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
-        object.__setattr__(self, "prelude", tuple(map(_with_float, self.prelude)))
+        prelude = tuple(
+            dpa.GaussianDpEvent(float(event.noise_multiplier))
+            if type(event) is dpa.GaussianDpEvent
+            else event
+            for event in self.prelude
+        )
+        object.__setattr__(self, "prelude", prelude)
         if self.steps is not None:
             if self.steps < 0:
                 raise ValueError(f"steps is {self.steps}; give 0 or more")
@@ -140,50 +149,36 @@ class Plan:
         if budget.relation is not self.relation:
             raise ValueError(f"the plan is for {self.relation}, the budget for {budget.relation}")
 
+        @cache
         def spent(steps: int) -> float:
             return self.epsilon(steps, budget.delta)
+
+        def excess(log_steps: float) -> float:
+            share = spent(round(math.exp(log_steps))) / budget.epsilon
+            return math.log(min(max(share, 1e-12), 1e300))
 
         if self.noise_multiplier == 0 or spent(1) > budget.epsilon:
             return 0
         # RDP over-estimates ε and is linear in the steps: what it allows is a first lower bound.
-        low = max(1, self._steps_by_rdp(budget))
-        if low >= _MAX_STEPS:
-            return _MAX_STEPS
-        at_low = spent(low)
-        if at_low > budget.epsilon:
-            low, at_low = 1, spent(1)
-        high, at_high = low, at_low
-        while at_high <= budget.epsilon:
-            low, at_low = high, at_high
-            if low == _MAX_STEPS:
-                return _MAX_STEPS
-            high = min(math.ceil(high * 1.3) + 1, _MAX_STEPS)
-            at_high = spent(high)
-        halve = False
-        while high - low > 1:
-            middle = (low + high) // 2
-            if not halve and at_low > 0:
-                # log ε is nearly linear in log steps; every other try halves, in case it is not.
-                slope = math.log(at_high / at_low) / math.log(high / low)
-                guess = middle
-                if slope > 0:
-                    guess = round(low * (budget.epsilon / at_low) ** (1 / slope))
-                middle = min(max(guess, low + 1), high - 1)
-            at_middle = spent(middle)
-            if at_middle <= budget.epsilon:
-                # A good guess lies next to the answer: look one further before anything else.
-                halve = not halve and middle - low < high - middle - 1
-                low, at_low = middle, at_middle
-            else:
-                halve = not halve and high - middle < middle - low - 1
-                high, at_high = middle, at_middle
-        return low
-
-    def _steps_by_rdp(self, budget: Budget) -> int:
         before = renyi_curve(self.event_of_count(0), self.accounted_relation)
         one = renyi_curve(self.step_event, self.accounted_relation)
         events = float(copies_within(one, budget, before).max())
-        return self.scheme.steps_within(int(min(max(events, 0.0), _MAX_STEPS)))
+        by_rdp = self.scheme.steps_within(int(min(max(events, 0.0), _MAX_STEPS)))
+        low, high = 1, max(1, by_rdp)
+        if high >= _MAX_STEPS:
+            return _MAX_STEPS
+        while spent(high) <= budget.epsilon:
+            if high == _MAX_STEPS:
+                return high
+            low, high = high, min(math.ceil(high * 1.3) + 1, _MAX_STEPS)
+        # log ε is nearly linear in log steps; the root is exact to a quarter of a step.
+        root = brentq(excess, math.log(low), math.log(high), xtol=0.25 / high)
+        steps = round(math.exp(root))
+        while spent(steps) > budget.epsilon:
+            steps -= 1
+        while spent(steps + 1) <= budget.epsilon:
+            steps += 1
+        return steps
 
     def to_json(self) -> str:
         """Text from which `from_json` makes an equal plan, without running stored code.
@@ -208,17 +203,15 @@ class Plan:
             text = json.dumps(stored, sort_keys=True)
             again = Plan.from_json(text)
             hash(again)
+            if again != self:
+                raise ValueError(f"{again.scheme} is read back for {self.scheme}")
         except (TypeError, ValueError) as error:
-            raise self._unreadable(str(error)) from error
-        if again != self:
-            raise self._unreadable(f"{again.scheme} is read back for {self.scheme}")
+            raise UnsupportedEvent(
+                f"a plan with {type(self.scheme).__name__} cannot be stored and read back "
+                f"({error}); its fields must be numbers, strings, booleans or None, and its "
+                "constructor must take them"
+            ) from error
         return text
-
-    def _unreadable(self, why: str) -> UnsupportedEvent:
-        return UnsupportedEvent(
-            f"a plan with {type(self.scheme).__name__} cannot be stored and read back ({why}); its "
-            "fields must be numbers, strings, booleans or None, and its constructor must take them"
-        )
 
     @staticmethod
     def from_json(text: str) -> Plan:
@@ -243,12 +236,6 @@ class Plan:
         )
 
 
-def _with_float(event: dpa.DpEvent) -> dpa.DpEvent:
-    if type(event) is dpa.GaussianDpEvent:
-        return dpa.GaussianDpEvent(float(event.noise_multiplier))
-    return event
-
-
 def epsilon(
     noise_multiplier: float,
     sampling: Scheme | Sampler,
@@ -261,8 +248,11 @@ def epsilon(
 ) -> float:
     """ε of `steps` noisy steps at this δ, by privacy loss distributions. [Koskela 2020]
 
-    The parameters must have been fixed before the first step. `sampling` is a scheme, such as
-    `Poisson(rate)`, or a sampler, whose own number of steps is the default.
+    All steps together are (ε, δ)-DP under `relation`, if the parameters were fixed before the first
+    one. `sampling` is a scheme, or a sampler, whose own number of steps is the default.
+
+    Example:
+        >>> tacit.epsilon(1.0, tacit.sampling.Poisson(0.01), 1000, delta=1e-5)  # 1.83
     """
     steps, scheme = steps_of(sampling, steps), scheme_of(sampling)
     plan = Plan(scheme, noise_multiplier, relation, steps, unit, tuple(prelude))
@@ -293,7 +283,12 @@ def steps_within(
     unit: Unit = Unit.RECORD,
     prelude: Sequence[dpa.DpEvent] = (),
 ) -> int:
-    """The largest number of steps whose ε is within the budget; one more would pass it."""
+    """The largest number of steps whose ε is within the budget; one more would pass it.
+
+    Example:
+        >>> budget = tacit.Budget(epsilon=3.0, delta=1e-5)
+        >>> tacit.steps_within(budget, 1.0, tacit.sampling.Poisson(0.01))  # 2666
+    """
     scheme = scheme_of(sampling)
     plan = Plan(scheme, noise_multiplier, budget.relation, None, unit, tuple(prelude))
     return plan.steps_within(budget)
@@ -307,7 +302,12 @@ def calibrate(
     unit: Unit = Unit.RECORD,
     prelude: Sequence[dpa.DpEvent] = (),
 ) -> float:
-    """The least noise multiplier (to five digits, rounded up) whose ε is within the budget."""
+    """The least noise multiplier (to five digits, rounded up) whose ε is within the budget.
+
+    Example:
+        >>> budget = tacit.Budget(epsilon=3.0, delta=1e-5)
+        >>> tacit.calibrate(budget, tacit.sampling.Poisson(0.01), 1000)  # 0.81
+    """
     steps = steps_of(sampling, steps)
     plan = Plan(scheme_of(sampling), 1.0, budget.relation, steps, unit, tuple(prelude))
     if plan.epsilon_of_count(0, budget.delta) >= budget.epsilon:
@@ -385,6 +385,99 @@ def steps_of(sampling: Scheme | Sampler, steps: int | None) -> int:
     return sampling.steps
 
 
-def require_delta(delta: float) -> None:
-    if not 0 < delta < 1:
-        raise ValueError(f"delta is {delta!r}; give a number strictly between 0 and 1")
+_COUNTS = (*range(34), 100, 999, 12_345)
+_GRID_ERROR = 1e-3  # PLD works on a grid: values that are equal on paper may differ by so much
+
+
+def check_scheme(scheme: Scheme) -> None:
+    """Check what can be checked of the contract of `tacit.sampling.Scheme`.
+
+    Storage and reading back; the counts of events and steps; epochs; that PLD and RDP accounting
+    take the event for every relation that the scheme admits, with an ε that grows with the steps
+    and shrinks with the noise; and that a scheme without amplification costs the Gaussian alone.
+    It does not prove that the event bounds the sampling: that is the author's proof.
+
+    Raises UnsupportedEvent with the rule that is broken.
+
+    Example:
+        >>> tacit.accounting.check_scheme(tacit.sampling.Poisson(0.1))
+    """
+    check_counts(scheme)
+    epochs = [scheme.epochs(steps) for steps in (0, 1, 2, 100)]
+    if epochs[0] != 0 or not all(map(math.isfinite, epochs)) or epochs != sorted(epochs):
+        raise _broken(scheme, "epochs(steps) must be 0 at 0 steps, finite, and not decrease")
+    if not 0 < epochs[1] <= 1:
+        rule = f"epochs(1) is {epochs[1]}; a step is a part of an epoch, above 0"
+        raise _broken(scheme, rule)
+    description, amplifies = scheme.describe(), scheme.amplifies()
+    if not (isinstance(description, str) and description.strip()):
+        raise _broken(scheme, f"describe() is {description!r}; return a few words")
+    if not isinstance(amplifies, bool):
+        raise _broken(scheme, f"amplifies() is {amplifies!r}; return True or False")
+    admitted = []
+    for relation, unit in product(Relation, Unit):
+        with suppress(UnsupportedEvent):
+            admitted.append(Plan(scheme, 1.0, relation, 10, unit))
+    if not admitted:
+        rule = "no relation and unit is admitted; require() refuses both relations"
+        raise _broken(scheme, rule)
+    for plan in admitted:
+        plan.to_json()
+        _check_epsilon(plan)
+
+
+def check_counts(scheme: Scheme) -> None:
+    """Part 2 of the contract, which a ledger relies on: a step is at most one event."""
+    events = [scheme.num_events(steps) for steps in _COUNTS]
+    steps = [scheme.steps_within(count) for count in _COUNTS]
+    if not all(type(count) is int for count in events + steps):
+        raise _broken(scheme, "num_events and steps_within must return integers")
+    if events[0] != 0 or steps[0] != 0:
+        raise _broken(scheme, "num_events(0) and steps_within(0) must be 0")
+    for given, count, covered in zip(_COUNTS[1:], events[1:], steps[1:], strict=True):
+        if not 1 <= count <= given:
+            raise _broken(
+                scheme,
+                f"num_events({given}) is {count}; a step is one event at the most, and one "
+                "step or more is at least one event",
+            )
+        if scheme.steps_within(count) < given:
+            raise _broken(scheme, f"steps_within(num_events({given})) is below {given}")
+        if scheme.num_events(covered) > given:
+            raise _broken(scheme, f"num_events(steps_within({given})) is above {given}")
+    if events != sorted(events) or steps != sorted(steps):
+        raise _broken(scheme, "num_events and steps_within must not decrease")
+
+
+def _check_epsilon(admitted: Plan) -> None:
+    """ε at δ = 1e-5 by both accountants: more with more steps, less with more noise."""
+    scheme, relation, delta = admitted.scheme, admitted.relation, 1e-5
+    plans = [replace(admitted, noise_multiplier=z) for z in (0.8, 2.5)]
+    for accountant, account in (("PLD", Plan.epsilon), ("RDP", Plan.epsilon_rdp)):
+        table = [[account(plan, steps, delta) for steps in (1, 2, 20)] for plan in plans]
+        where = f"under {relation}, by {accountant}, "
+        for row in table:
+            if not all(math.isfinite(value) and value >= 0 for value in row):
+                raise _broken(scheme, f"{where}ε is {row}; it must be finite and 0 or more")
+            if any(b < a * (1 - _GRID_ERROR) for a, b in pairwise(row)):
+                raise _broken(scheme, f"{where}ε falls with more steps: {row}")
+        for less_noise, more_noise in zip(*table, strict=True):
+            if more_noise > less_noise * (1 + _GRID_ERROR):
+                column = (less_noise, more_noise)
+                raise _broken(scheme, f"{where}ε rises with more noise: {column}")
+    # Without amplification one step costs what the Gaussian costs, whoever was drawn.
+    gaussian = gaussian_epsilon(plans[0].noise_multiplier, delta)
+    step = plans[0].epsilon(1, delta)
+    if not scheme.amplifies() and step < gaussian * (1 - _GRID_ERROR):
+        raise _broken(
+            scheme,
+            f"amplifies() is False, and under {relation} a step costs ε = {step:.4g}, less than "
+            f"the Gaussian alone, {gaussian:.4g}; return True, so that ledgers refuse repeated "
+            "seeds",
+        )
+
+
+def _broken(scheme: Scheme, rule: str) -> UnsupportedEvent:
+    return UnsupportedEvent(
+        f"{type(scheme).__name__} does not meet the contract of tacit.sampling.Scheme: {rule}"
+    )

@@ -11,7 +11,7 @@ Poisson, replace:     (1−q)·N(0) + q·N(½) against (1−q)·N(0) + q·N(−�
     where ‖g‖, ‖g'‖ ≤ Δ/2. Take any test S and write a = N(0)(S). By Neyman and Pearson
     N(g)(S) ≤ Φ(Φ⁻¹(a) + Δ/2s) and N(g')(S) ≥ Φ(Φ⁻¹(a) − Δ/2s), and the half-line attains
     both at once for g = Δ/2, g' = −Δ/2. So that pair dominates, in any dimension.
-Without replacement, replace: C_p(G_{1/z}), p = m/N [Dong 2022, Thm 4.1]; see `_subset_pmf`.
+Without replacement, replace: C_p(G_{1/z}), p = m/N [Dong 2022, Thm 4.1]; see `_subset_loss`.
 Revealed sample:      with probability p the Gaussian pair, else no loss.
 
 dp-accounting has no public way to read the masses of a distribution: `masses` is the one place
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -74,23 +74,24 @@ def privacy_loss(
     parts = components_of(event)
     if not_private(parts):
         return None
-    interval = interval or _interval(parts, grid)
+    interval = interval or grid_step(parts, grid)
     total = dpa_pld.identity(value_discretization_interval=interval)
     for part, count in parts.items():
-        total = total.compose(_composed_part(part, count, relation, interval))
+        if part.is_gaussian:
+            # T Gaussians are one of multiplier z / √T: exact, and no convolution is needed.
+            loss = _gaussian(part.noise_multiplier / math.sqrt(count), interval)
+        else:
+            loss = _sampled_part(part, relation, interval)
+            loss = loss.self_compose(count) if count > 1 else loss
+        total = total.compose(loss)
     return total
-
-
-def grid_step(event: dpa.DpEvent, grid: Grid = FINE) -> float:
-    """The grid step that suits the event: see `_interval`."""
-    return _interval(components_of(event), grid)
 
 
 def not_private(parts: Iterable[Component]) -> bool:
     """Whether some part gives everything away.
 
-    So little noise that losses leave floating point on the way counts as none: ε = ∞ is never too
-    small. A Gaussian that is not sampled is computed in closed form, and goes on further.
+    Noise so small that losses overflow counts as none, which is sound: ε = ∞ is never too small.
+    An unsampled Gaussian is computed in closed form, so it may have less noise.
     """
     return any(
         part.noise_multiplier < (_LEAST_ALONE if part.is_gaussian else LEAST_NOISE)
@@ -126,7 +127,7 @@ def num_convolutions(event: dpa.DpEvent) -> int:
     return sum(1 if part.is_gaussian else count for part, count in components_of(event).items())
 
 
-def _interval(parts: Counter[Component], grid: Grid) -> float:
+def grid_step(parts: Counter[Component], grid: Grid = FINE) -> float:
     """A grid step, a power of two, that suits the loss's own scale.
 
     A fixed step is too coarse for large noise (the rounding of thousands of tiny losses adds
@@ -161,14 +162,6 @@ def _interval(parts: Counter[Component], grid: Grid) -> float:
     return 2.0 ** math.floor(math.log2(step))
 
 
-def _composed_part(part: Component, count: int, relation: Relation, interval: float) -> PrivacyLoss:
-    if part.is_gaussian:
-        # T Gaussians are one of multiplier z / √T: exact, and no convolution is needed.
-        return _gaussian(part.noise_multiplier / math.sqrt(count), interval)
-    single = _sampled_part(part, relation, interval)
-    return single.self_compose(count) if count > 1 else single
-
-
 @lru_cache(maxsize=16)
 def _gaussian(z: float, interval: float) -> PrivacyLoss:
     return dpa_pld.from_gaussian_mechanism(z, value_discretization_interval=interval)
@@ -189,7 +182,7 @@ def _sampled_part(part: Component, relation: Relation, interval: float) -> Priva
             else dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
         )
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent) and relation is Relation.REPLACE_ONE:
-        return PrivacyLoss(_subset_pmf(z, part.probability, interval))
+        return _subset_loss(z, part.probability, interval)
     if isinstance(event, RevealedSampleDpEvent):
         nothing = dpa_pld.identity(value_discretization_interval=interval)
         return _gaussian(z, interval).compute_mixture(nothing, part.probability)
@@ -203,31 +196,36 @@ def gaussian_profile(epsilon: np.ndarray, z: float) -> np.ndarray:
     return np.clip(upper - lower, 0.0, 1.0)
 
 
-def _subset_pmf(z: float, probability: float, interval: float) -> pld_pmf.PLDPmf:
+def _subset_loss(z: float, probability: float, interval: float) -> PrivacyLoss:
     """The privacy loss of C_p(G_{1/z}), p the chance of being drawn without replacement.
 
     Profile: δ(ε) = p·δ_G(log(1 + (e^ε − 1)/p)) for ε ≥ 0, and the trade-off function is
-    symmetric [Dong 2022, Def. 4.2; Balle 2018, Thm 9]. Symmetry means P(−l) = e^(−l)·P(l), so
-    only ε ≥ 0 is differenced, where δ is small and its rounding is too; differencing δ near 1
-    would lose eight digits.
+    symmetric [Dong 2022, Def. 4.2; Balle 2018, Thm 9].
     """
     reach = _TAIL_DEVIATIONS / z + 0.5 / z**2
     # log(1 + (e^ε − 1)/p) = reach, solved for ε.
     largest = math.log1p(probability * math.expm1(reach)) if reach < 700 else reach
+
+    def profile(epsilons: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            inner = np.log1p(np.expm1(epsilons) / probability)
+        inner = np.where(epsilons > 700, epsilons - math.log(probability), inner)
+        return probability * gaussian_profile(inner, z)
+
+    return symmetric_loss(profile, largest, interval)
+
+
+def symmetric_loss(
+    profile: Callable[[np.ndarray], np.ndarray], largest: float, interval: float
+) -> PrivacyLoss:
+    """The losses of the symmetric curve with profile δ(ε), connected at ε = 0, h, … `largest`.
+
+    Symmetry means P(−l) = e^(−l)·P(l), so only ε ≥ 0 is differenced, where δ is small and its
+    rounding is too; differencing δ near 1 would lose eight digits.
+    """
     num = math.ceil(largest / interval) + 1
     epsilons = np.arange(num + 1) * interval
-    with np.errstate(over="ignore"):
-        inner = np.log1p(np.expm1(epsilons) / probability)
-    inner = np.where(epsilons > 700, epsilons - math.log(probability), inner)
-    deltas = probability * gaussian_profile(inner, z)
-    return symmetric_pmf(deltas, interval)
-
-
-def symmetric_pmf(deltas: np.ndarray, interval: float) -> pld_pmf.PLDPmf:
-    """The losses of the symmetric curve with profile `deltas` at ε = 0, h, 2h, …, connected."""
-    num = len(deltas) - 1
-    epsilons = np.arange(num + 1) * interval
-    deltas = np.minimum.accumulate(deltas)
+    deltas = np.minimum.accumulate(profile(epsilons))
     # p_i for the points 1 … n as in the connected-dots profile with mass at 0 left open.
     differences = np.diff(deltas)
     positive = np.empty(num)
@@ -239,13 +237,8 @@ def symmetric_pmf(deltas: np.ndarray, interval: float) -> pld_pmf.PLDPmf:
     infinity = float(deltas[-1])
     centre = max(0.0, 1.0 - math.fsum(positive) - math.fsum(negative) - infinity)
     probabilities = np.concatenate([negative[::-1], [centre], positive])
-    return pld_pmf.DensePLDPmf(
-        discretization=interval,
-        lower_loss=-num,
-        probs=probabilities,
-        infinity_mass=infinity,
-        pessimistic_estimate=True,
-    )
+    pmf = pld_pmf.DensePLDPmf(interval, -num, probabilities, infinity, pessimistic_estimate=True)
+    return PrivacyLoss(pmf)
 
 
 _NEGLIGIBLE = 1e-13  # losses above the point with this tail are left to the last tangent
@@ -262,15 +255,14 @@ def profile_of(loss: PrivacyLoss, count: int = 2000) -> tuple[np.ndarray, np.nda
     """
     directions = masses(loss)
     step = directions[0][0]
-    last = max(1, *(_last_index(lowest, probs) for _, lowest, probs, _ in directions))
-    indices = np.unique(
-        np.concatenate(
-            [
-                np.linspace(0, last, min(count, last + 1)).round(),
-                np.geomspace(1, last, count).round(),
-            ]
-        )
-    )
+    tails = [np.cumsum(probs[::-1])[::-1] for _, _, probs, _ in directions]
+    lasts = [
+        lowest + int(np.count_nonzero(tail > _NEGLIGIBLE))
+        for (_, lowest, _, _), tail in zip(directions, tails, strict=True)
+    ]
+    last = max(1, *lasts)
+    even = np.linspace(0, last, min(count, last + 1)).round()
+    indices = np.union1d(even, np.geomspace(1, last, count).round())
     deltas = np.maximum.reduce([_deltas(indices, *direction) for direction in directions])
     return indices * step, np.minimum(deltas * (1 + _RELATIVE_ROUNDING), 1.0)
 
@@ -287,11 +279,6 @@ def masses(loss: PrivacyLoss) -> list[tuple[float, int, np.ndarray, float]]:
         )
         for pmf in distinct.values()
     ]
-
-
-def _last_index(lowest: int, probs: np.ndarray) -> int:
-    tail = np.cumsum(probs[::-1])[::-1]
-    return lowest + int(np.count_nonzero(tail > _NEGLIGIBLE))
 
 
 def _deltas(

@@ -7,8 +7,8 @@ Each rule is decided inside one write transaction, so that processes cannot over
 2. A second run is chosen after looking at the first, so runs together are held to the ledger's
    budget by an RDP filter (see `accounting.rdp`), at one order fixed when the first run begins.
 3. A first run whose planned RDP would not pass the filter may still run, held to the ledger's
-   budget by PLD alone. It is then *exclusive*: no other run is ever let in. Either the filter
-   holds in all outcomes or PLD does; letting the outcome choose would prove neither.
+   budget by PLD alone. It is then *exclusive*: no other run is ever admitted. Either the filter
+   holds in all outcomes or PLD does; if the outcome chose between them, neither would be proved.
 4. Events are charged in leases, durably, before their noise is drawn. A lease is at most one
    percent of the run's events, or one event. A crash wastes at most one lease. A clean end, also
    by an exception, Ctrl-C or sys.exit, returns what was not used.
@@ -30,20 +30,20 @@ import sys
 import threading
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import dp_accounting as dpa
 from torch import nn
 
 from tacit.accounting.events import Release
-from tacit.accounting.plan import Plan
-from tacit.accounting.scheme_check import check_counts
+from tacit.accounting.plan import Plan, check_counts
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded, PlanChanged, TacitError
 from tacit.ledger.policy import LedgerState, RunState, budget_fields, event_limit
 from tacit.ledger.statement import Statement, statement_of
 from tacit.ledger.store import LedgerLog
-from tacit.randomness import ProcessLock
+from tacit.randomness import ProcessLock, current_process
 from tacit.sampling.scheme import UnregisteredScheme
 
 
@@ -68,6 +68,30 @@ class Pending(Protocol):
         ...
 
 
+@dataclass
+class _Attempt:
+    """One process's part of a run. What a forked process inherits of it is its parent's."""
+
+    process: object = field(default_factory=current_process)
+    number: int = 0  # 0: not logged yet
+    lease: int = 0  # events charged and not used
+    epochs: set[Hashable] = field(default_factory=set)  # those that are paid for
+    drawn: dict[str, set[int | None]] = field(default_factory=dict)  # steps of seeded streams
+
+
+@dataclass
+class _CurrentRun:
+    """The run that a ledger has begun; `budget` and `limit` are those of this attempt."""
+
+    id: int
+    plan: Plan
+    budget: Budget
+    limit: int
+    attempt: _Attempt
+    num_releases: int = 0
+    thread: int = field(default_factory=threading.get_ident)
+
+
 class Ledger:
     """Charges privacy before it is spent, in one SQLite file for all runs over the same data.
 
@@ -89,9 +113,6 @@ class Ledger:
         ...     ledger.release(mechanism.privatise(model, loss, batch), into=model)
     """
 
-    _run_id: int | None
-    _plan: Plan | None
-
     def __init__(
         self,
         path: str | os.PathLike[str] | None = None,
@@ -109,16 +130,14 @@ class Ledger:
             raise ValueError(f"no ledger at {path}; give a budget to make a new one")
         self._log = LedgerLog(path, budget, anchor=anchor)
         self.path = self._log.path
-        with self._log.transaction() as state:
-            self.budget = state.budget
+        self.budget = self._log.budget
         if budget is not None and budget != self.budget:
             raise ValueError(
                 f"the ledger at {path} was made for {self.budget}, not {budget}; open it without "
                 "a budget, or keep another ledger for other data"
             )
         self._lock = ProcessLock()
-        self._owner = threading.get_ident()
-        self._clear_run()
+        self._run: _CurrentRun | None = None
 
     def __repr__(self) -> str:
         return f"Ledger({str(self.path) if self.path else None!r}, {self.budget})"
@@ -133,7 +152,8 @@ class Ledger:
     def head(self) -> str:
         """The digest of the last row. Keep it, so that `verify` can expose an old copy."""
         with self._transaction():
-            return self._log.head.digest
+            pass  # other processes may have added rows
+        return self._log.head.digest
 
     def verify(self, head: str | None = None) -> None:
         """Check the whole chain, and that `head`, if given, is in it; raise LedgerDamaged."""
@@ -152,22 +172,19 @@ class Ledger:
         charged; resuming it uses what is left. What comes before the first step (`plan.prelude`)
         is charged here: release it after this call, not before.
         """
-        own = budget or self.budget
+        run_budget = budget or self.budget
         with self._lock:
-            if os.getpid() == self._pid:
-                self._require_owner()
+            self._require_own_thread()
             self.end()
-            if (
-                plan.relation is not self.budget.relation
-                or own.relation is not self.budget.relation
-            ):
-                raise ValueError(
-                    f"the run is for {plan.relation}, the ledger for {self.budget.relation}; "
-                    "give both the same relation"
-                )
+            for relation in (plan.relation, run_budget.relation):
+                if relation is not self.budget.relation:
+                    raise ValueError(
+                        f"the run is for {relation}, the ledger for {self.budget.relation}; "
+                        "give both the same relation"
+                    )
             stored = json.loads(plan.to_json())  # refuses what could not be read back
             check_counts(plan.scheme)
-            limit = event_limit(plan, own, self.budget)
+            limit = event_limit(plan, run_budget, self.budget)
             if plan.prelude and limit == 0:
                 raise BudgetExceeded(
                     "what comes before the first step leaves no budget for any step; "
@@ -182,7 +199,7 @@ class Ledger:
                 name = state.free_name() if name is None else name
                 run = state.named(name)
                 if run is None:
-                    run = self._admit(state, name, stored, own)
+                    run = self._admit(state, name, stored, run_budget)
                 elif run.plan != plan:
                     raise PlanChanged(
                         f"run {name!r} began with {run.plan}, not {plan}; give the new run "
@@ -193,11 +210,8 @@ class Ledger:
                 for event in plan.prelude:
                     if isinstance(event, Release) and event.name and event.name not in run.claims:
                         self._add_claim(run, event, event.name)
-                attempt = self._add_attempt(run, own)
-            self._owner = threading.get_ident()
-            self._run_id, self._attempt, self._plan = run.id, attempt, plan
-            self._run_budget, self._run_limit = own, limit
-            self._amplifies = plan.scheme.amplifies()
+                attempt = _Attempt(number=self._add_attempt(run, run_budget))
+            self._run = _CurrentRun(run.id, plan, run_budget, limit, attempt)
             if self.path is not None:
                 _under_way.add(self)
 
@@ -208,40 +222,42 @@ class Ledger:
         """
         pending.uncovered(into)  # raises if the release cannot succeed
         with self._lock:
-            self._charge(pending)
-            self._released += 1
-            pending.draw_into(into, self.identity, *self.attempt(), self._released)
+            run = self._charge(pending)
+            run.num_releases += 1
+            pending.draw_into(into, self.identity, *self.attempt(), run.num_releases)
 
-    def _charge(self, pending: Pending) -> None:
+    def _charge(self, pending: Pending) -> _CurrentRun:
         self._notice_fork()
-        if pending.plan != self._plan:
-            if self._plan is not None:
-                raise PlanChanged(
-                    f"this run planned {self._plan}, and was handed {pending.plan}; a run's noise, "
-                    "sampling and relation are fixed when it begins: begin another run"
-                )
+        if self._run is None:
             self.begin(pending.plan)
-        batches = pending.sampling if self._amplifies else None
-        step = pending.sampling_step
-        if batches is not None and step is not None and step in self._drawn.get(batches, ()):
+        run = self._running()
+        if pending.plan != run.plan:
+            raise PlanChanged(
+                f"this run planned {run.plan}, and was handed {pending.plan}; a run's noise, "
+                "sampling and relation are fixed when it begins: begin another run"
+            )
+        attempt, step = run.attempt, pending.sampling_step
+        batches = pending.sampling if run.plan.scheme.amplifies() else None
+        if batches is not None and step is not None and step in attempt.drawn.get(batches, ()):
             raise PlanChanged(
                 "this run has released a gradient of these very records before: two samplers with "
                 "one seed draw the same batches; give the sampler another seed, or none"
             )
-        new_batches = None if batches in self._drawn else batches
-        paid = pending.epoch is not None and pending.epoch in self._epochs
+        new_batches = None if batches in attempt.drawn else batches
+        is_paid = pending.epoch is not None and pending.epoch in attempt.epochs
         wanted = 0
-        if not paid and self._lease <= 0:
+        if not is_paid and attempt.lease <= 0:
             # An epoch is charged when it begins: whether there will be another is not known.
-            wanted = max(1, self._run_limit) if pending.epoch is None else 1
+            wanted = max(1, run.limit) if pending.epoch is None else 1
         if wanted or new_batches is not None:
-            self._lease += self._take_lease(wanted, new_batches)
+            self._take_lease(run, wanted, new_batches)
         if batches is not None:
-            self._drawn.setdefault(batches, set()).add(step)
-        if not paid:
-            self._lease -= 1
+            attempt.drawn.setdefault(batches, set()).add(step)
+        if not is_paid:
+            attempt.lease -= 1
         if pending.epoch is not None:
-            self._epochs.add(pending.epoch)
+            attempt.epochs.add(pending.epoch)
+        return run
 
     def claim(self, event: dpa.GaussianDpEvent, what: str) -> None:
         """Use a Gaussian of the run's prelude for the release `what`.
@@ -285,8 +301,8 @@ class Ledger:
         """Of the current run: the events charged, without the unused part of this process's lease,
         and the most there can be. Leases of other processes count as used."""
         with self._transaction() as state:
-            run = self._current(state)
-            return run.charged - self._lease, min(run.limit, self._run_limit)
+            run, current = self._current(state), self._running()
+            return run.charged - current.attempt.lease, min(run.limit, current.limit)
 
     def planned_events(self) -> int:
         """The most events the current run may take, as fixed when it first began.
@@ -306,11 +322,10 @@ class Ledger:
         """
         with self._lock:
             self._notice_fork()
-            if self._run_id is None:
-                raise ValueError("no run has begun; begin one, or release a gradient")
-            if self._attempt == 0:
-                self._take_lease(0)
-            return self._run_id, self._attempt
+            run = self._running()
+            if run.attempt.number == 0:
+                self._take_lease(run, 0)
+            return run.id, run.attempt.number
 
     def end(self) -> None:
         """End the current run and return the unused part of its lease.
@@ -320,18 +335,18 @@ class Ledger:
         """
         with self._lock:
             self._notice_fork()
-            run_id, attempt, lease = self._run_id, self._attempt, self._lease
-            self._clear_run()
-            if run_id is None or attempt == 0:
+            run, self._run = self._run, None
+            _under_way.discard(self)
+            if run is None or run.attempt.number == 0:
                 return
+            number, lease = run.attempt.number, run.attempt.lease
             with self._log.transaction() as state:
-                run = state.runs[run_id]
-                if run.dropped:
+                if state.runs[run.id].dropped:
                     return
                 if lease:
-                    self._log.append("return", run=run_id, attempt=attempt, events=lease)
-                if run.charged == 0 and not run.plan.prelude:
-                    self._log.append("drop", run=run_id)
+                    self._log.append("return", run=run.id, attempt=number, events=lease)
+                if state.runs[run.id].charged == 0 and not run.plan.prelude:
+                    self._log.append("drop", run=run.id)
 
     def close(self) -> None:
         with self._lock:
@@ -355,34 +370,21 @@ class Ledger:
             # Accounting is slow, and other processes must not wait for the file meanwhile.
             return statement_of(state, self._log.head.digest)
 
-    def _clear_run(self) -> None:
-        self._run_id, self._plan = None, None
-        self._run_budget, self._run_limit = self.budget, 0
-        self._amplifies = True
-        self._released = 0
-        self._clear_attempt()
-        _under_way.discard(self)
-
-    def _clear_attempt(self) -> None:
-        self._pid = os.getpid()
-        self._attempt = 0  # 0: none yet in this process
-        self._lease = 0
-        self._epochs: set[Hashable] = set()
-        self._drawn: dict[str, set[int | None]] = {}  # steps released of each seeded stream
-
     def _notice_fork(self) -> None:
         """The attempt, its lease and the epochs it paid for belong to the parent process."""
-        if os.getpid() != self._pid:
-            self._clear_attempt()
+        if self._run is not None and self._run.attempt.process != current_process():
+            self._run.attempt = _Attempt()
 
-    def _require_owner(self) -> None:
+    def _require_own_thread(self) -> None:
         """Refuse to end a run that another thread began: that thread would report a wrong ε.
 
         Steps of one run may come from several threads; each is charged.
         """
-        other = self._owner != threading.get_ident()
+        run = self._run
+        if run is None or run.attempt.process != current_process():
+            return
         # Not Thread.is_alive(), which is always true of threads that Python did not start.
-        if self._run_id is not None and other and self._owner in sys._current_frames():
+        if run.thread != threading.get_ident() and run.thread in sys._current_frames():
             raise RuntimeError(
                 "the ledger has a run that another thread began; end it first with ledger.end() "
                 "(claims stay), or open the ledger's file again in this thread"
@@ -395,30 +397,33 @@ class Ledger:
             with self._log.transaction() as state:
                 yield state
 
+    def _running(self) -> _CurrentRun:
+        if self._run is None:
+            raise ValueError("no run has begun; begin one, or release a gradient")
+        return self._run
+
     def _current(self, state: LedgerState) -> RunState:
         """The current run, unless another process ended it before anything was charged."""
-        if self._run_id is None:
-            raise ValueError("no run has begun; begin one, or release a gradient")
-        run = state.runs[self._run_id]
+        run = state.runs[self._running().id]
         if run.dropped:
             raise PlanChanged("another process ended this run; begin it again")
         return run
 
     def _planned(self, state: LedgerState, event: dpa.GaussianDpEvent, what: str) -> RunState:
         """The current run, which must have such an event in its plan's prelude."""
-        if self._run_id is None or self._plan is None or event not in self._plan.prelude:
+        if self._run is None or event not in self._run.plan.prelude:
             raise PlanChanged(
                 f"{what}: the release costs {event}, and the ledger's current run did not plan for "
                 "that; give it to the Trainer, or begin a run with it in Plan(prelude=...)"
             )
         return self._current(state)
 
-    def _admit(self, state: LedgerState, name: str, plan: object, own: Budget) -> RunState:
+    def _admit(self, state: LedgerState, name: str, plan: object, budget: Budget) -> RunState:
         """Rules 2 and 3: admit the run, alone or under the filter, or refuse it."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         number = len(state.runs) + 1
         self._log.append(
-            "run", run=number, name=name, started=now, plan=plan, budget=budget_fields(own)
+            "run", run=number, name=name, started=now, plan=plan, budget=budget_fields(budget)
         )
         run = state.runs[number]
         if not run.first and run.cost(state.filter()[0], 0) > state.room_beside(run):
@@ -433,27 +438,27 @@ class Ledger:
         noise = float(event.noise_multiplier)
         self._log.append("claim", run=run.id, claim=claim, noise_multiplier=noise)
 
-    def _add_attempt(self, run: RunState, own: Budget) -> int:
-        attempt = len(run.held) + 1
-        self._log.append("attempt", run=run.id, attempt=attempt, budget=budget_fields(own))
-        return attempt
+    def _add_attempt(self, run: RunState, budget: Budget) -> int:
+        number = len(run.attempts) + 1
+        self._log.append("attempt", run=run.id, attempt=number, budget=budget_fields(budget))
+        return number
 
-    def _take_lease(self, wanted: int, batches: str | None = None) -> int:
+    def _take_lease(self, current: _CurrentRun, wanted: int, batches: str | None = None) -> None:
         """Charge up to `wanted` events, at least one if any is wanted, or raise BudgetExceeded.
 
         Logs the attempt where this process has none: a forked one that continues the run.
         `batches` is the fingerprint of seeded batches that this attempt begins to draw.
         """
         with self._log.transaction() as state:
-            run, attempt = self._current(state), self._attempt
-            if attempt == 0:
-                attempt = self._add_attempt(run, self._run_budget)
-            if batches is not None and state.require_new_batches(run.id, attempt, batches):
-                self._log.append("sampling", run=run.id, attempt=attempt, fingerprint=batches)
-            limit, events = min(run.limit, self._run_limit), 0
+            run, number = self._current(state), current.attempt.number
+            if number == 0:
+                number = self._add_attempt(run, current.budget)
+            if batches is not None and state.require_new_batches(run.id, number, batches):
+                self._log.append("sampling", run=run.id, attempt=number, fingerprint=batches)
+            limit, events = min(run.limit, current.limit), 0
             if wanted:
-                most = min(max(1, limit // 100), self.lease_steps or wanted)
-                events = state.events_left(run, min(wanted, most), limit)
+                largest = min(max(1, limit // 100), self.lease_steps or wanted)
+                events = state.events_left(run, min(wanted, largest), limit)
                 if events == 0:
                     raise BudgetExceeded(
                         f"one more step of run {run.name!r} would pass its budget: {run.charged} "
@@ -461,12 +466,12 @@ class Ledger:
                         f"{self.budget.epsilon:g} at delta {self.budget.delta:g}; nothing was "
                         "released"
                     )
-                self._log.append("charge", run=run.id, attempt=attempt, events=events)
-        self._attempt = attempt
-        return events
+                self._log.append("charge", run=run.id, attempt=number, events=events)
+        current.attempt.number = number
+        current.attempt.lease += events
 
 
-# Ledgers with a run under way: kept here, they are still alive when Python ends.
+# Ledgers with a current run. The reference keeps them alive until Python ends.
 _under_way: set[Ledger] = set()
 
 
@@ -474,10 +479,10 @@ _under_way: set[Ledger] = set()
 def _end_all() -> None:
     """End the runs of ledgers that were left open, also after Ctrl-C and sys.exit.
 
-    In a forked process they are the parent's, and stay.
+    In a forked process the runs are the parent's, and go on.
     """
     for ledger in list(_under_way):
-        lease = ledger._lease
+        lease = ledger._run is not None and ledger._run.attempt.lease
         try:
             ledger.end()
         except (TacitError, sqlite3.Error, OSError) as error:

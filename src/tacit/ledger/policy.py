@@ -87,11 +87,15 @@ class RunState:
     plan_text: str
     budget: Budget
     ledger_budget: Budget
-    first: bool  # no other run was on the ledger when it was let in
-    charged: int = 0
-    held: list[int] = field(default_factory=list)  # events charged and not returned, by attempt
+    first: bool  # no other run was on the ledger when it was admitted
+    attempts: list[int] = field(default_factory=list)  # events charged and not returned, of each
     claims: dict[str, float] = field(default_factory=dict)
     dropped: bool = False
+
+    @property
+    def charged(self) -> int:
+        """Events charged and not returned, in all attempts."""
+        return sum(self.attempts)
 
     @cached_property
     def plan(self) -> Plan:
@@ -103,7 +107,7 @@ class RunState:
         return event_limit(self.plan, self.budget, self.ledger_budget)
 
     def cost(self, order: float, events: int | None = None) -> float:
-        """RDP at `order` of so many events (those charged, by default) and of the prelude."""
+        """RDP at `order` of the prelude and of this many events (by default, those charged)."""
         count = self.charged if events is None else events
         base, event = _costs(self.plan, order)
         return base + (event * count if count else 0.0)
@@ -130,8 +134,7 @@ class LedgerState:
     def __init__(self) -> None:
         self._budget: Budget | None = None  # until the first row
         self.runs: dict[int, RunState] = {}
-        self._order_run: RunState | None = None
-        self._sampled: dict[str, tuple[int, int]] = {}
+        self._sampled: dict[str, tuple[int, int]] = {}  # fingerprints: their run and attempt
 
     @property
     def budget(self) -> Budget:
@@ -155,12 +158,11 @@ class LedgerState:
 
     def filter(self) -> tuple[float, float]:
         """The filter's order and the RDP that it allows, fixed by the plan of the first run."""
-        first = self._order_run
-        assert first is not None
+        first = next(run for run in reversed(self.runs.values()) if run.first)
         return _filter(first.plan, first.limit, self.budget)
 
     def exclusive(self, run: RunState) -> bool:
-        """Whether the run holds the ledger alone: let in first, and too large for the filter."""
+        """Whether it has the ledger to itself: admitted first, and too large for the filter."""
         if not run.first:
             return False
         order, allowed = self.filter()
@@ -231,8 +233,7 @@ class LedgerState:
         own, text = _budget(budget), json.dumps(plan, sort_keys=True)
         if own.relation is not self.budget.relation:
             raise ValueError(f"run {number} has a budget for {own.relation}")
-        first = not self.live()
-        run = RunState(number, name, _text(started), text, own, self.budget, first)
+        run = RunState(number, name, _text(started), text, own, self.budget, not self.live())
         try:
             relation = run.plan.relation
         except UnregisteredScheme:
@@ -240,29 +241,25 @@ class LedgerState:
         if relation is not self.budget.relation:
             raise ValueError(f"run {number} has a plan for {relation}")
         self.runs[number] = run
-        if first:
-            self._order_run = run
 
     def _add_attempt(self, run: RunState, attempt: int, budget: Any) -> None:
-        if _count(attempt) != len(run.held) + 1:
+        if _count(attempt) != len(run.attempts) + 1:
             raise ValueError(f"attempt {attempt} of run {run.id} is not the next")
         _budget(budget)
-        run.held.append(0)
+        run.attempts.append(0)
 
     def _add_sampling(self, run: RunState, attempt: int, fingerprint: str) -> None:
-        if not 1 <= _count(attempt) <= len(run.held) or _text(fingerprint) in self._sampled:
+        if not 1 <= _count(attempt) <= len(run.attempts) or _text(fingerprint) in self._sampled:
             raise ValueError(f"attempt {attempt} of run {run.id} cannot draw these batches")
         self._sampled[fingerprint] = run.id, attempt
 
     def _add_charge(self, run: RunState, attempt: int, events: int) -> None:
-        run.held[_count(attempt) - 1] += _count(events)
-        run.charged += events
+        run.attempts[_count(attempt) - 1] += _count(events)
         _count(run.charged)
 
     def _add_return(self, run: RunState, attempt: int, events: int) -> None:
-        run.held[_count(attempt) - 1] -= _count(events)
-        run.charged -= events
-        if run.held[attempt - 1] < 0:
+        run.attempts[_count(attempt) - 1] -= _count(events)
+        if run.attempts[attempt - 1] < 0:
             raise ValueError(f"attempt {attempt} of run {run.id} returns more than it was charged")
 
     def _add_claim(self, run: RunState, claim: str, noise_multiplier: float) -> None:

@@ -63,7 +63,7 @@ class Statement:
 def statement_of(state: LedgerState, head: str) -> Statement:
     """Every run and the total, computed from the plans."""
     budget, live = state.budget, state.live()
-    runs = tuple(_charge(state, run) for run in live)
+    runs = tuple(_charge_of(state, run) for run in live)
     if not runs:
         return Statement(budget, runs, 0.0, 0.0, "nothing was released", head)
     if len(runs) == 1:
@@ -77,21 +77,21 @@ def statement_of(state: LedgerState, head: str) -> Statement:
     return Statement(budget, runs, budget.epsilon, charged, method, head)
 
 
-def _charge(state: LedgerState, run: RunState) -> RunCharge:
+def _charge_of(state: LedgerState, run: RunState) -> RunCharge:
+    name, started, charged, delta = run.name, run.started, run.charged, state.budget.delta
     try:
-        plan, limit = run.plan, run.limit
-        exclusive = state.exclusive(run)
+        plan, limit, exclusive = run.plan, run.limit, state.exclusive(run)
     except UnregisteredScheme as error:
         return RunCharge(
-            run.name, run.started, run.charged, None, math.inf, math.inf, False, None, str(error)
+            name, started, charged, None, math.inf, math.inf, False, None, note=str(error)
         )
     return RunCharge(
-        name=run.name,
-        started=run.started,
-        steps=plan.scheme.steps_within(run.charged),
+        name,
+        started,
+        steps=plan.scheme.steps_within(charged),
         step_limit=plan.scheme.steps_within(limit),
-        epsilon=plan.epsilon_of_count(run.charged, state.budget.delta),
-        epsilon_planned=plan.epsilon_of_count(max(limit, run.charged), state.budget.delta),
+        epsilon=plan.epsilon_of_count(charged, delta),
+        epsilon_planned=plan.epsilon_of_count(max(limit, charged), delta),
         exclusive=exclusive,
         plan=plan,
     )
@@ -126,35 +126,34 @@ def _opened_copy(
 ) -> Iterator[LedgerLog]:
     """A copy of the ledger at `path`, to read from; the file itself is not even locked.
 
-    SQLite makes files of its own beside a database that it reads. The copy is repeated until
-    nobody wrote meanwhile. Raises LedgerDamaged, and makes nothing, where there is no ledger.
+    SQLite makes files of its own beside a database that it reads. The database and its write-ahead
+    log are copied again until nobody wrote meanwhile. Raises LedgerDamaged, and makes nothing,
+    where there is no ledger.
     """
     source = Path(os.path.realpath(path))
     require_sqlite(source, path)
+    write_ahead_log = Path(f"{source}-wal")
     with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "ledger"
+        copy = Path(folder) / "ledger"
+        log_copy = Path(f"{copy}-wal")
         deadline = time.monotonic() + WAIT_SECONDS
-        while not _copy(source, target):
+        while True:
+            before = _modified(source), _modified(write_ahead_log)
+            shutil.copyfile(source, copy)
+            log_copy.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                shutil.copyfile(write_ahead_log, log_copy)
+            if before == (_modified(source), _modified(write_ahead_log)):
+                break
             if time.monotonic() > deadline:
                 raise ValueError(f"{path} is written to all the time; look again later")
             time.sleep(0.01)
-        yield LedgerLog(target, anchor=anchor, called=path)
-
-
-def _copy(source: Path, target: Path) -> bool:
-    """Copy a database and its write-ahead log; False if somebody wrote to one of them meanwhile."""
-    log, log_copy = (Path(f"{name}-wal") for name in (source, target))
-    before = _modified(source), _modified(log)
-    shutil.copyfile(source, target)
-    log_copy.unlink(missing_ok=True)
-    with suppress(FileNotFoundError):
-        shutil.copyfile(log, log_copy)
-    return before == (_modified(source), _modified(log))
+        yield LedgerLog(copy, anchor=anchor, called=path)
 
 
 def _modified(file: Path) -> tuple[int, int, int] | None:
     try:
-        found = file.stat()
+        status = file.stat()
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -37,6 +37,7 @@ from typing import Any
 from tacit.budget import Budget
 from tacit.errors import LedgerDamaged
 from tacit.ledger.policy import FORMAT, LedgerState, budget_fields
+from tacit.randomness import current_process
 
 WAIT_SECONDS = 60.0
 _MAGIC = b"SQLite format 3\0"
@@ -100,11 +101,10 @@ class LedgerLog:
         self.path = None if path is None else Path(path).absolute()
         self.anchor = None if anchor is None else Path(anchor).absolute()
         self._called = called or self.path or "the ledger in memory"
-        self._state: LedgerState | None = None
-        self._tip = START  # the last row that `_state` holds
-        self._seen: Head | None = None  # the last row known to be on disk
+        self.head = START  # the last row that is known to be on disk
+        self._forget()
         self.identity = ""
-        self._pid = os.getpid()
+        self._process = current_process()
         self._open: sqlite3.Connection | None = None
         self._in_memory: sqlite3.Connection | None = None
         if self.path is None:
@@ -120,7 +120,8 @@ class LedgerLog:
                 _create(file, lambda db: _write_tables(db, budget))
             require_sqlite(file, self._called)
             self._check_pages()
-        with self.transaction():
+        with self.transaction() as state:
+            self.budget = state.budget
             if self.anchor is not None and not self.anchor.exists() and self._tip.seq > 1:
                 raise LedgerDamaged(
                     f"there is no anchor at {self.anchor}, and {self._called} has been used; if "
@@ -129,11 +130,9 @@ class LedgerLog:
         if self.anchor is not None and not self.anchor.exists():
             self.write_anchor(self.anchor)
 
-    @property
-    def head(self) -> Head:
-        """The last row, as of the latest transaction."""
-        assert self._seen is not None
-        return self._seen
+    def _forget(self) -> None:
+        self._state = LedgerState()
+        self._tip = START  # the last row that `_state` holds: none, or the head
 
     @contextmanager
     def transaction(self) -> Iterator[LedgerState]:
@@ -157,11 +156,11 @@ class LedgerLog:
                     if db.in_transaction:
                         db.execute("ROLLBACK")
                     raise
-                self._seen = self._tip
+                self.head = self._tip
                 if self.anchor is not None and self._tip != before:
                     self._follow(db, self.anchor)
         except BaseException as error:
-            self._state, self._tip = None, START  # it may hold rows that were not committed
+            self._forget()  # the state may hold rows that were not committed
             self._refuse_if_damaged(error)
             raise
         finally:
@@ -170,14 +169,13 @@ class LedgerLog:
     def append(self, kind: str, **body: Any) -> None:
         """Add a row. It is replayed as it will be read: what is unreadable is not committed."""
         assert self._open is not None, "only inside a transaction"
-        assert self._state is not None
         text = json.dumps(body, sort_keys=True, separators=(",", ":"))
         self._state.apply(kind, json.loads(text))
         self._tip = _insert(self._open, self._tip, kind, text)
 
     def verify(self, head: str | None = None) -> None:
         """Check the whole file again, and that `head` is the digest of one of its rows."""
-        self._state, self._tip = None, START
+        self._forget()
         if self.path is not None:
             self._check_pages()
         with self.transaction():
@@ -185,8 +183,8 @@ class LedgerLog:
                 return
             query = "SELECT count(*) FROM log WHERE digest = ?"
             assert self._open is not None
-            (found,) = self._open.execute(query, (head.strip().lower(),)).fetchone()
-            if not found:
+            (count,) = self._open.execute(query, (head.strip().lower(),)).fetchone()
+            if not count:
                 raise LedgerDamaged(
                     f"{self._called} has no row with digest {head}: it is an older copy, another "
                     f"ledger, or was rewritten; {RESTORE}"
@@ -198,7 +196,7 @@ class LedgerLog:
             _write_anchor(Path(anchor).absolute(), self.identity, self._tip)
 
     def close(self) -> None:
-        if self._in_memory is not None and os.getpid() == self._pid:
+        if self._in_memory is not None and self._process == current_process():
             self._in_memory.close()
 
     def _follow(self, db: sqlite3.Connection, anchor: Path) -> None:
@@ -212,7 +210,7 @@ class LedgerLog:
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         if self._in_memory is not None:
-            if os.getpid() != self._pid:
+            if self._process != current_process():
                 raise RuntimeError(
                     "a ledger in memory was carried into a forked process, where it would be "
                     "spent twice; give the ledger a file"
@@ -243,10 +241,11 @@ class LedgerLog:
         """Check what is new in the file, and that it continues what is known; replay it."""
         _require_tables(db, self._called)
         head = self._read_head(db)
-        if self._state is None:
-            self._state, self._tip = LedgerState(), START
-        elif self._digest_at(db, self._tip.seq) != self._tip.digest:
-            raise self._put_back()
+        if not self._contains(db, self.head):
+            raise LedgerDamaged(
+                f"{self._called} is not the file that this process has been charging: an older "
+                f"copy or another ledger was put in its place; {RESTORE}"
+            )
         rows = db.execute(
             "SELECT seq, kind, body, digest FROM log WHERE seq > ? ORDER BY seq", (self._tip.seq,)
         )
@@ -255,11 +254,9 @@ class LedgerLog:
         (count,) = db.execute("SELECT count(*) FROM log").fetchone()
         if head != self._tip or count != self._tip.seq:
             raise self._changed(f"its last row is {self._tip.seq}, where {head.seq} was written")
-        if self._seen is not None and self._digest_at(db, self._seen.seq) != self._seen.digest:
-            raise self._put_back()
         if self.anchor is not None and self.anchor.exists():
             identity, kept = _read_anchor(self.anchor)
-            if identity != self.identity or self._digest_at(db, kept.seq) != kept.digest:
+            if identity != self.identity or not self._contains(db, kept):
                 raise LedgerDamaged(
                     f"{self._called} does not contain row {kept.seq}, which the anchor "
                     f"{self.anchor} names: it is an older copy, another ledger, or was rewritten; "
@@ -267,12 +264,11 @@ class LedgerLog:
                 )
         return self._state
 
-    def _check_row(self, seq: int, *texts: object) -> None:
-        assert self._state is not None
+    def _check_row(self, seq: int, *texts: bytes) -> None:
         if seq != self._tip.seq + 1:
             raise self._changed(f"row {self._tip.seq + 1} is missing")
         try:
-            kind, body, digest = (_decoded(text) for text in texts)
+            kind, body, digest = (str(text, "utf-8") for text in texts)
             if digest != row_digest(self._tip, kind, body):
                 raise self._changed(f"row {seq} is not the one that was written")
             stored = json.loads(body)
@@ -293,18 +289,14 @@ class LedgerLog:
             raise self._changed("it does not say which row is the last")
         return Head(rows[0][0], rows[0][1].decode("utf-8", "replace"))
 
-    def _digest_at(self, db: sqlite3.Connection, seq: int) -> str | None:
-        row = db.execute("SELECT digest FROM log WHERE seq = ?", (seq,)).fetchone()
-        return None if row is None else bytes(row[0]).decode("utf-8", "replace")
+    def _contains(self, db: sqlite3.Connection, row: Head) -> bool:
+        """Whether the file has this row."""
+        query = "SELECT digest FROM log WHERE seq = ?"
+        digests = [str(digest, "utf-8", "replace") for (digest,) in db.execute(query, (row.seq,))]
+        return row == START or digests == [row.digest]
 
     def _changed(self, what: str) -> LedgerDamaged:
         return LedgerDamaged(f"{self._called} was changed outside of Tacit: {what}; {RESTORE}")
-
-    def _put_back(self) -> LedgerDamaged:
-        return LedgerDamaged(
-            f"{self._called} is not the file that this process has been charging: an older copy or "
-            f"another ledger was put in its place; {RESTORE}"
-        )
 
     def _check_pages(self) -> None:
         """SQLite's own check of the file, once when it is opened."""
@@ -342,12 +334,6 @@ class LedgerLog:
                 f"there is no ledger at {self._called}, and the anchor {self.anchor} belongs to "
                 f"one; {RESTORE}, or give a new ledger an anchor of its own"
             )
-
-
-def _decoded(value: object) -> str:
-    if not isinstance(value, bytes):
-        raise TypeError("it does not hold text")
-    return value.decode("utf-8")
 
 
 def row_digest(before: Head, kind: str, body: str) -> str:
@@ -434,23 +420,21 @@ def require_sqlite(file: Path, called: object) -> None:
 
 def _require_tables(db: sqlite3.Connection, called: object) -> None:
     """The two tables as they were made; no other table, no trigger, no view."""
-    found = {
-        row[0]: row[1]
-        for row in db.execute("SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_master")
-    }
-    if found == {name.encode(): sql.encode() for name, sql in _TABLES.items()}:
+    query = "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_master"
+    tables = dict(db.execute(query))
+    if tables == {name.encode(): sql.encode() for name, sql in _TABLES.items()}:
         return
-    names = {str(name or b"", "utf-8", "replace") for name in found}
+    names = {str(name or b"", "utf-8", "replace") for name in tables}
     if {"budget", "runs"} <= names:
         raise LedgerDamaged(
             f"{called} is a ledger of format 1, made by Tacit 0.1, whose stored limits cannot be "
             "checked; see with Tacit 0.1 what is charged (tacit ledger show), and start a new "
             "ledger with the epsilon and delta that are left"
         )
-    strange = sorted(names - set(_TABLES))
+    unknown = sorted(names - set(_TABLES))
     what = "its tables are not those of a ledger"
-    if strange:
-        what = f"its table {strange[0]!r} is not one of a ledger's"
+    if unknown:
+        what = f"its table {unknown[0]!r} is not one of a ledger's"
     raise LedgerDamaged(f"{called} is an SQLite database, but no ledger: {what}; {_GIVE_LEDGER}")
 
 
@@ -464,19 +448,16 @@ def _read_anchor(file: Path) -> tuple[str, Head]:
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
         identity, head = stored["ledger"], Head(stored["seq"], stored["digest"])
+        if not (isinstance(identity, str) and isinstance(head.digest, str)):
+            raise TypeError("a digest is no text")
+        if type(head.seq) is not int or not 1 <= head.seq < 2**63:
+            raise TypeError("the number of a row is none")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise _no_anchor(file) from error
-    texts = isinstance(identity, str) and isinstance(head.digest, str)
-    if not texts or type(head.seq) is not int or not 1 <= head.seq < 2**63:
-        raise _no_anchor(file)
+        raise LedgerDamaged(
+            f"{file} is not the anchor of a ledger, or was changed; check the ledger by other "
+            "means, delete the file, and write it anew: tacit ledger anchor LEDGER ANCHOR"
+        ) from error
     return identity, head
-
-
-def _no_anchor(file: Path) -> LedgerDamaged:
-    return LedgerDamaged(
-        f"{file} is not the anchor of a ledger, or was changed; check the ledger by other means, "
-        "delete the file, and write it anew: tacit ledger anchor LEDGER ANCHOR"
-    )
 
 
 def _write_anchor(file: Path, identity: str, head: Head) -> None:

@@ -1,13 +1,12 @@
-"""Divergences by plain quadrature, written from the definitions and sharing nothing with src."""
+"""Divergences and trade-offs by brute force, from the definitions; nothing is shared with src."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 Mixture = Sequence[tuple[float, float]]  # (weight, mean) of Gaussians of one deviation
@@ -86,6 +85,43 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
         return float(high)
 
 
-def epsilon_where(delta_of: Callable[[float], float], delta: float, most: float = 100.0) -> float:
-    """ε with delta_of(ε) = δ, for a decreasing function."""
-    return float(brentq(lambda e: math.log(max(delta_of(e), 1e-300) / delta), 0.0, most))
+def delta_of_losses(
+    step: float, first: int, masses: np.ndarray, infinity: float, epsilon: float
+) -> float:
+    """Σ_{l > ε} P(l)·(1 − e^(ε−l)) + P(∞) for losses l = step·first, step·(first + 1), …"""
+    losses = step * np.arange(first, first + len(masses))
+    above = losses > epsilon
+    return infinity + float(np.sum(masses[above] * -np.expm1(epsilon - losses[above])))
+
+
+# Discrete mechanisms: every outcome listed, sorted by likelihood ratio.
+
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def response(epsilon: float, delta: float = 0.0) -> Pair:
+    """The pair whose trade-off function is f_{ε,δ}: randomised response that may tell all."""
+    truth = (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))
+    lie = (1 - delta) / (1 + math.exp(epsilon))
+    return np.array([delta, truth, lie, 0.0]), np.array([0.0, lie, truth, delta])
+
+
+def product(*pairs: Pair) -> Pair:
+    """All outcomes of independent mechanisms together."""
+    p, q = np.ones(1), np.ones(1)
+    for one, other in pairs:
+        p, q = np.outer(p, one).ravel(), np.outer(q, other).ravel()
+    return p, q
+
+
+def type_two(pair: Pair, alphas: np.ndarray) -> np.ndarray:
+    """T(Q, P)(α) by Neyman and Pearson: reject Q where P/Q is largest, first come first served."""
+    p, q = pair
+    with np.errstate(divide="ignore", invalid="ignore"):
+        order = np.argsort(-np.where(q > 0, p / q, np.inf))
+    first = np.concatenate([[0.0], np.cumsum(q[order])])
+    second = np.concatenate([[1.0], 1 - np.cumsum(p[order])])
+    # Outcomes that Q never makes are rejected at once: of equal α the last counts.
+    kept = np.append(np.diff(first) > 0, True)
+    return np.clip(np.interp(alphas, first[kept], second[kept]), 0.0, 1.0)

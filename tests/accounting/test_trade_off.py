@@ -1,19 +1,78 @@
-"""A curve from points of a profile: its duals, and that it never says more than is true."""
+"""Trade-off curves: their shape, their duals, and that they never say more than is true."""
+
+from __future__ import annotations
 
 import math
 
 import numpy as np
 import pytest
-from hockey_stick import delta_between, gaussian_delta, gaussian_epsilon
+from brute_force import delta_between, gaussian_delta, gaussian_epsilon, response, type_two
 from scipy.stats import norm
 from tiny_run import ADD, REPLACE
-from two_point import response, type_two
 
 from tacit import epsilon, trade_off
 from tacit.accounting import Plan, TradeOff, gaussian_trade_off
 from tacit.accounting.pld import privacy_loss, profile_of
-from tacit.sampling import MiniSets, Poisson, WithoutReplacement
+from tacit.sampling import MiniSets, Poisson, ShuffledEpochs, WithoutReplacement
 from tacit.sampling.scheme import Unit
+
+EVEN_ALPHAS = np.linspace(0, 1, 801)  # for second differences
+SHAPES = {
+    "gaussian": (2.0, Poisson(1.0), 1, ADD),
+    "poisson": (1.0, Poisson(0.02), 300, ADD),
+    "poisson, replace": (1.0, Poisson(0.3), 10, REPLACE),
+    "without replacement": (0.8, WithoutReplacement(100, 5), 50, REPLACE),
+    "revealed": (1.0, MiniSets(20, 5, chosen=2), 10, ADD),
+    "shuffled": (3.0, ShuffledEpochs(10), 35, REPLACE),
+    "weak": (0.1, Poisson(0.5), 10, ADD),
+    "strong": (100.0, Poisson(0.01), 10, ADD),
+}
+ALL_RUNS = pytest.mark.parametrize(
+    ("z", "scheme", "steps", "relation"), SHAPES.values(), ids=list(SHAPES)
+)
+
+
+@ALL_RUNS
+def test_it_is_a_symmetric_trade_off_function(z, scheme, steps, relation):
+    f = trade_off(z, scheme, steps, relation=relation)(EVEN_ALPHAS)
+    assert np.all(np.diff(f) <= 1e-9)
+    assert np.all(np.diff(f, 2) >= -1e-9)
+    assert f[0] <= 1
+    assert np.all(f <= 1 - EVEN_ALPHAS + 1e-12)
+    assert np.all(f >= 0)
+    inverse = np.interp(EVEN_ALPHAS, f[::-1], EVEN_ALPHAS[::-1], left=1.0)
+    inside = (f > 0.01) & (f < f[0] - 0.01)
+    again = np.interp(f[inside], EVEN_ALPHAS, f)
+    np.testing.assert_allclose(again, EVEN_ALPHAS[inside], atol=6e-3)
+    assert inverse.shape == f.shape
+
+
+@ALL_RUNS
+def test_it_says_the_same_as_epsilon(z, scheme, steps, relation):
+    """f(α) ≥ max(1 − δ − e^ε α, e^(−ε)(1 − δ − α)) for every (ε, δ)."""
+    curve = trade_off(z, scheme, steps, relation=relation)(EVEN_ALPHAS)
+    for delta in (1e-5, 1e-2, 0.2):
+        at = epsilon(z, scheme, steps, delta=delta, relation=relation)
+        line = 1 - delta - math.exp(at) * EVEN_ALPHAS
+        mirrored = math.exp(-at) * (1 - delta - EVEN_ALPHAS)
+        assert np.all(curve >= np.maximum(line, mirrored) - 1e-4)
+
+
+def test_no_steps_tell_nothing_and_no_noise_tells_all():
+    np.testing.assert_allclose(
+        trade_off(1.0, Poisson(0.1), 0)(EVEN_ALPHAS), 1 - EVEN_ALPHAS, atol=1e-9
+    )
+    np.testing.assert_array_equal(trade_off(0.0, Poisson(0.1), 1)(EVEN_ALPHAS), 0 * EVEN_ALPHAS)
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1])
+def test_a_type_one_error_is_a_probability(alpha):
+    with pytest.raises(ValueError, match="probability"):
+        trade_off(1.0, Poisson(1.0), 1)(alpha)
+
+
+# A curve from points of a profile.
+
 
 ALPHAS = np.concatenate([np.linspace(0, 1, 2001), norm.cdf(np.linspace(-7, 7, 2001))])
 MUS = pytest.mark.parametrize("mu", [0.01, 0.5, 1.0, 3.0, 8.0, 40.0])
@@ -23,16 +82,16 @@ def g(mu, alphas=ALPHAS):
     return norm.sf(norm.ppf(alphas) + mu)
 
 
-def above(curve, truth, alphas=ALPHAS):
+def above(curve, truth):
     """By how much a curve claims more than the truth, at its worst."""
-    return float(np.max(curve(alphas) - truth))
+    return float(np.max(curve(ALPHAS) - truth))
 
 
 @MUS
 def test_the_gaussian_curve_is_never_above_g_mu_and_close_to_it(mu):
-    curve = gaussian_trade_off(mu)
-    assert above(curve, g(mu)) <= 1e-15
-    assert np.max(g(mu) - curve(ALPHAS)) < 1e-5
+    for curve in (gaussian_trade_off(mu), trade_off(1 / mu, Poisson(1.0), 1)):
+        assert above(curve, g(mu)) <= 1e-15
+        assert np.max(g(mu) - curve(ALPHAS)) < 1e-5
 
 
 @pytest.mark.parametrize("mu", [0.5, 3.0])
@@ -112,14 +171,16 @@ def test_one_step_is_never_above_its_integrals(p, q, std, run):
     np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-7)
 
 
-RUNS = {
+PROFILED = {
     "poisson": (1.0, Poisson(0.2), 8, ADD, Unit.RECORD),
     "sets": (1.0, MiniSets(10, 8, chosen=1), 8, ADD, Unit.MINI_SET),
     "revealed": (1.0, MiniSets(20, 5, chosen=2), 10, ADD, Unit.RECORD),
 }
 
 
-@pytest.mark.parametrize(("z", "scheme", "steps", "relation", "unit"), RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize(
+    ("z", "scheme", "steps", "relation", "unit"), PROFILED.values(), ids=PROFILED
+)
 def test_the_profile_is_that_of_the_distribution(z, scheme, steps, relation, unit):
     """Against dp-accounting's own δ(ε), and ε(δ) against the one that is reported."""
     under = REPLACE if unit is Unit.MINI_SET else relation
@@ -170,3 +231,52 @@ def test_a_point_that_adds_nothing_takes_nothing_away():
     plain = TradeOff([0.2, 1.0], [0.3, 0.0])
     np.testing.assert_allclose(TradeOff([0.2, 0.5, 1.0], [0.3, 0.29, 0.0])(ALPHAS), plain(ALPHAS))
     np.testing.assert_allclose(TradeOff([0.2, 0.5, 1.0], [0.3, 0.9, 0.0])(ALPHAS), plain(ALPHAS))
+
+
+# The best test there is, played out: its errors lie on the curve, not below it.
+
+
+Z, RATE, STEPS, PLAYED = 0.9, 0.25, 6, 100_000
+# Four standard deviations of a share of PLAYED games.
+NOISE = 4 * 0.5 / math.sqrt(PLAYED)
+
+
+def played(member: bool, draws: np.random.Generator) -> np.ndarray:
+    """log P/Q of all steps, where a member joins each step with probability `RATE`."""
+    joined = draws.random((PLAYED, STEPS)) < (RATE if member else 0.0)
+    seen = joined + Z * draws.standard_normal((PLAYED, STEPS))
+    return np.log1p(RATE * np.expm1((seen - 0.5) / Z**2)).sum(axis=1)
+
+
+@pytest.fixture(scope="module")
+def errors():
+    """(type I, type II) of the likelihood-ratio test at many thresholds, in both directions."""
+    draws = np.random.default_rng(0)
+    there, absent = np.sort(played(True, draws)), np.sort(played(False, draws))
+    cuts = np.quantile(np.concatenate([there, absent]), np.linspace(0.005, 0.995, 100))
+    missed = np.searchsorted(there, cuts) / PLAYED
+    alarmed = 1 - np.searchsorted(absent, cuts) / PLAYED
+    return np.concatenate([alarmed, missed]), np.concatenate([missed, alarmed])
+
+
+def test_the_best_test_does_not_beat_the_curve(errors):
+    curve = trade_off(Z, Poisson(RATE), STEPS, relation=ADD)
+    type_one, type_two = errors
+    assert np.all(type_two >= curve(np.minimum(type_one + NOISE, 1.0)) - NOISE)
+
+
+def test_it_comes_close_in_one_direction(errors):
+    """The curve is the envelope of both directions: at each slope one of them touches it."""
+    curve = trade_off(Z, Poisson(RATE), STEPS, relation=ADD)
+    type_one, type_two = errors
+    advantage = np.max(1 - type_one - type_two)
+    assert advantage == pytest.approx(curve.advantage, abs=2 * NOISE)
+
+
+@pytest.mark.parametrize("planted", [(Z, RATE, STEPS - 2), (1.3 * Z, RATE, STEPS), (Z, 0.2, STEPS)])
+def test_it_beats_the_curve_of_a_weaker_run(errors, planted):
+    """Planted: two steps not counted, the noise taken for more, the rate for less."""
+    z, rate, steps = planted
+    curve = trade_off(z, Poisson(rate), steps, relation=ADD)
+    type_one, type_two = errors
+    assert np.any(type_two < curve(np.minimum(type_one + NOISE, 1.0)) - NOISE)
