@@ -222,8 +222,7 @@ def plot_alignment(runs: Mapping[str, Diagnostic[Tensor]], path: str | os.PathLi
         values = [p.value.nan_to_num(0.0) for p in run.points]
         rows = [[float(f(v)) for v in values] for f in (torch.min, torch.median, torch.max)]
         band(panel, [p.epoch for p in run.points], rows, marker=".", label=label)
-    panel.set_xlabel("epoch")
-    panel.set_ylabel("cosine of clipped and unclipped sum")
+    panel.set(xlabel="epoch", ylabel="cosine of clipped and unclipped sum")
     panel.set_ylim(top=1.02)
     panel.grid(alpha=0.3)
     if any(runs):
@@ -231,6 +230,7 @@ def plot_alignment(runs: Mapping[str, Diagnostic[Tensor]], path: str | os.PathLi
     save_runs(figure, path, runs)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ClippingAlignment(Diagnostic[Tensor]):
     """`clipping_alignment` by epoch, of `query` or of the run's own query.
 
@@ -239,19 +239,8 @@ class ClippingAlignment(Diagnostic[Tensor]):
 
     reads = "raw gradients"
     draw = staticmethod(plot_alignment)
-
-    def __init__(
-        self,
-        records: Records | None = None,
-        *,
-        query: GradientQuery | None = None,
-        batch_size: int = 64,
-        every: int | None = None,
-        max_records: int = 256,
-    ) -> None:
-        super().__init__(records, every=every, max_records=max_records)
-        self.query = query
-        self.batch_size = batch_size
+    query: GradientQuery | None = None
+    batch_size: int = 64
 
     def measure(self, trainer: Trainer, records: Records) -> Tensor:
         query = self.query or trainer.mechanism.query

@@ -185,8 +185,7 @@ def plot_input_norms(found: InputNorms, path: str | os.PathLike[str]) -> None:
         relative = (norms / norms.mean().clamp_min(1e-300)).tolist()
         label = f"{name}, mean {norms.mean():.3g}, spread {spread:.0%}"
         axes.hist(relative, bins=60, density=True, histtype="step", label=label)
-    axes.set_xlabel("norm of the input over its mean")
-    axes.set_ylabel("density")
+    axes.set(xlabel="norm of the input over its mean", ylabel="density")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     save(figure, path, found.notice)

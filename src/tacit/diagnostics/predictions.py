@@ -103,16 +103,13 @@ def plot_confusion(
     save_runs(figure, path, runs)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ConfusionHistory(Diagnostic[Tensor]):
     """`confusion_matrix` by epoch. **Not private: reads predictions.**"""
 
     reads = "predictions"
     draw = staticmethod(plot_confusion)
-
-    def __init__(
-        self, records: Records | None = None, *, every: int | None = None, max_records: int = 10_000
-    ) -> None:
-        super().__init__(records, every=every, max_records=max_records)
+    max_records: int = 10_000
 
     def measure(self, trainer: Trainer, records: Records) -> Tensor:
         return confusion_matrix(trainer.model, records)
@@ -184,8 +181,7 @@ def plot_accuracy_against_epsilon(
         shares = (curve.least, curve.median, curve.largest)
         rows = [[100 * share for share in row] for row in shares]
         band(panel, curve.epsilons, rows, label=f"{name} ({curve.num_runs} runs)")
-    panel.set_xlabel("ε spent")
-    panel.set_ylabel("held-out accuracy (%)")
+    panel.set(xlabel="ε spent", ylabel="held-out accuracy (%)")
     panel.grid(alpha=0.3)
     panel.legend(fontsize=8, loc="lower right", title="median; band: least to largest")
     if title:

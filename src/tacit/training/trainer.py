@@ -43,11 +43,10 @@ from tacit.training.preconditions import (
     check_statistics,
     ledger_key,
     record_run,
+    recorded_runs,
     sets_by_row_number,
-    trained_by_other_run,
-    trained_outside_ledger,
 )
-from tacit.training.run import ENDED_EARLY, OVER_BUDGET, SEEDED, PeakMemory, Run
+from tacit.training.run import ENDED_EARLY, OVER_BUDGET, SEEDED, Run, peak_memory_bytes
 
 
 class Trainer:
@@ -94,7 +93,7 @@ class Trainer:
         seed: int | None = None,
     ) -> None:
         noise = noise or Noise()
-        held_out = evaluate_on if isinstance(evaluate_on, HeldOut) else None
+        every = evaluate_on.every if isinstance(evaluate_on, HeldOut) else None
         charged = ledger if isinstance(ledger, LedgerRun) else LedgerRun(ledger)
         prelude = charged.prelude
         self.model, self.loss, self.query = model, fresh(loss), query
@@ -107,7 +106,7 @@ class Trainer:
         self._device = first.device
         check_statistics(model, statistics, sampler.records, query)
         self.statistics = statistics
-        self.evaluate_every = (held_out and held_out.every) or max(1, sampler.steps // 20)
+        self.evaluate_every = every or max(1, sampler.steps // 20)
         self.callbacks = [ProgressBar()] if callbacks is None else list(callbacks)
         self.run_name = charged.name
         self.seed = seed
@@ -192,10 +191,11 @@ class Trainer:
         if self.moving_average is not None:
             self.moving_average.begin()
         self._ledger_key = ledger_key(given)
-        outside = trained_outside_ledger(self.model, self._ledger_key)
+        earlier = recorded_runs(self.model)
         train_unfrozen(self.model)
         ledger = given if isinstance(given, Ledger) else Ledger(given, budget)
-        memory = PeakMemory(self._device)
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
         started = time.perf_counter()
         history: list[Evaluation] = []
         for callback in self.callbacks:
@@ -203,7 +203,7 @@ class Trainer:
         try:
             ledger.begin(self.plan, name=self.run_name, budget=budget)
             self._attempt = ledger.attempt()
-            self._events_before, limit = ledger.run_status()
+            self._events_before, _ = ledger.run_status()
             planned = ledger.planned_events()
             counted = max(self._events_before, planned)
             self._epsilon = self.plan.epsilon_of_count(counted, budget.delta)
@@ -211,7 +211,6 @@ class Trainer:
                 # A seed that comes again on a ledger must not draw its batches again: the same
                 # batch twice is not two samples.
                 self.sampler.reseed(self.sampler.seed, ledger.identity, *self._attempt)
-            again = trained_by_other_run(self.model, self._ledger_key, self._attempt[0])
             if isinstance(self.statistics, ReleasedStatistics):
                 self.statistics.check(self.model, ledger)  # before any step is spent
             steps, stopped = self._loop(ledger, history)
@@ -234,17 +233,34 @@ class Trainer:
         if max(charged, planned) != counted:
             counted = max(charged, planned)
             self._epsilon = self.plan.epsilon_of_count(counted, budget.delta)
-        run = self._finished(steps, counted, stopped, history, budget)
-        if charged < planned:
-            run.notes.append(ENDED_EARLY)
-        if charged > limit:
-            run.notes.append(OVER_BUDGET)
-        if outside:
-            run.notes.append(TRAINED_OUTSIDE_LEDGER)
-        if again:
-            run.notes.append(TRAINED_BY_OTHER_RUN)
-        run.seconds = time.perf_counter() - started
-        run.peak_memory_bytes = memory.read()
+        key, number = self._ledger_key, self._attempt[0]
+        seeds = (self.seed, self.sampler.seed, getattr(self.statistics, "seed", None))
+        seeded = any(seed is not None for seed in seeds)
+        about = {
+            SEEDED: seeded,
+            ENDED_EARLY: charged < planned,
+            OVER_BUDGET: charged > limit,
+            TRAINED_OUTSIDE_LEDGER: any(other != key for other, _ in earlier),
+            TRAINED_BY_OTHER_RUN: any(o == key and run != number for o, run in earlier),
+        }
+        # The private records as they were given, if they still exist, and as they were trained on.
+        private = {id(r): r for r in (self._given_records(), self.sampler.records) if r is not None}
+        run = Run(
+            model=self.model,
+            loss=self.loss,
+            budget=budget,
+            plan=self.plan,
+            steps=steps,
+            epsilon=self._epsilon,
+            epsilon_rdp=self.plan.epsilon_rdp_of_count(counted, budget.delta),
+            seconds=time.perf_counter() - started,
+            peak_memory_bytes=peak_memory_bytes(self._device),
+            seeded=seeded,
+            stopped=stopped,
+            history=history,
+            notes=[*self.notes, *(note for note, applies in about.items() if applies)],
+            config=self.config,
+        ).trained_on(*private.values())
         for callback in self.callbacks:
             callback.on_end(self, run)
         return run
@@ -316,41 +332,9 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
 
-    def _finished(
-        self, steps: int, counted: int, stopped: str, history: list[Evaluation], budget: Budget
-    ) -> Run:
-        notes = list(self.notes)
-        seeds = (self.seed, self.sampler.seed, getattr(self.statistics, "seed", None))
-        seeded = any(seed is not None for seed in seeds)
-        if seeded:
-            notes.append(SEEDED)
-        delta = budget.delta
-        return Run(
-            model=self.model,
-            loss=self.loss,
-            budget=budget,
-            plan=self.plan,
-            steps=steps,
-            epsilon=self._epsilon,
-            epsilon_rdp=self.plan.epsilon_rdp_of_count(counted, delta),
-            seconds=0.0,
-            peak_memory_bytes=0,
-            seeded=seeded,
-            stopped=stopped,
-            history=history,
-            notes=notes,
-            config=self.config,
-        ).trained_on(*self._private_records())
-
     def _record_run(self) -> None:
         """Record the run before anything is released: an interrupted step may have been seen."""
         charged_to = (self._ledger_key, self._attempt[0])
         if self._charged_to != charged_to:
             record_run(self.model, *charged_to)
         self._charged_to = charged_to
-
-    def _private_records(self) -> list[Records]:
-        """As they were given, if they still exist, and as they were trained on."""
-        given = self._given_records()
-        moved = self.sampler.records
-        return [moved] if given is None or given is moved else [given, moved]
