@@ -15,7 +15,7 @@ import tacit
 from tacit.cli import app
 from tacit.cli.build_query import MiniSetDraw, blocks_for, check_batch_norm, mini_sets_for
 from tacit.cli.recipes import Recipe
-from tacit.cli.saved_run import read_run
+from tacit.cli.run_directory import read_run
 from tacit.cli.settings import BatchClippingSettings, ClippingSettings
 
 FAST = ["--query", "batch-clip", "--steps", "2", "--noise-multiplier", "2", "--epsilon", "50"]
@@ -206,7 +206,7 @@ WRONG = [
     (["--batch-size", "100", "--mini-set-size", "7", "--mini-sets", "3"], "give two of the three"),
     (["--mini-set-size", "0"], "--mini-set-size is 0"),
     (["--mini-set-size", "2000"], "give smaller sets"),
-    (["--mini-sets", "9999"], "9999 of"),
+    (["--mini-sets", "9999"], "--mini-sets is 9999"),
     (["--layerwise", "enhanced"], "--blocks layer"),
     (["--groups", "2"], "--blocks layer"),
     ([*BLOCKS, "--groups", "9"], "give 1 up to 2"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,58 +14,29 @@ from tacit.cli.settings import ModelSettings, TrainingSettings
 from tacit.lipschitz.twin import lipschitz_twin
 from tacit.losses.record_loss import needs_pre_activations
 from tacit.losses.registry import Task, loss_named, numbers_of, registered_losses
-from tacit.models.lipschitz_networks import (
-    lipschitz_lenet,
-    lipschitz_linear,
-    lipschitz_mixer,
-    lipschitz_mlp,
-    lipschitz_resnet,
-    lipschitz_vgg,
-)
+from tacit.models import lipschitz_networks, networks, residual
 from tacit.models.make_trainable import Trainable, make_trainable
-from tacit.models.networks import (
-    cifar_cnn,
-    convnet,
-    default_model,
-    image_shape,
-    lenet,
-    lenet5,
-    mlp,
-    mlp_mixer,
-    mnist_cnn,
-    vgg,
-)
-from tacit.models.residual import resnet, resnet18, wide_resnet
 
 Shape = Sequence[int]
 Builder = Callable[[Shape, int], nn.Module]
 
 
-class NetworkShape(Protocol):
-    """What a network is built for: the shape of one record, and the number of classes."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def num_classes(self) -> int | None: ...
-
-
-def network_for(name: str, records: NetworkShape, query: str, convert: bool = False) -> Trainable:
+def network_for(
+    name: str, shape: Shape, num_classes: int, query: str, convert: bool = False
+) -> Trainable:
     """The network, and what was changed in it so that the query can bound its gradients.
 
     Clipless replaces an ordinary network by its Lipschitz twin. Clipping of single records needs
     records to be kept apart. Batch clipping takes BatchNorm as it is, unless asked to `convert` it.
     """
-    assert records.num_classes is not None
     if query == "clipless":
         if name in _CLIPLESS:
-            return Trainable(_CLIPLESS[name](records.shape, records.num_classes), ())
-        return Trainable(*lipschitz_twin(NETWORKS[name](records.shape, records.num_classes)))
-    built = NETWORKS[name](records.shape, records.num_classes)
+            return Trainable(_CLIPLESS[name](shape, num_classes), ())
+        return Trainable(*lipschitz_twin(NETWORKS[name](shape, num_classes)))
+    network = NETWORKS[name](shape, num_classes)
     if query == "batch-clip" and not convert:
-        return Trainable(built, ())
-    return make_trainable(built)
+        return Trainable(network, ())
+    return make_trainable(network)
 
 
 def change_note(changes: Sequence[str]) -> list[str]:
@@ -80,7 +51,7 @@ def _square(build: Callable[..., nn.Module], name: str, *sides: int) -> Builder:
     """A network for square images of one of these sides."""
 
     def built(shape: Shape, classes: int) -> nn.Module:
-        channels, height, width = image_shape(shape, name)
+        channels, height, width = networks.image_shape(shape, name)
         if height != width or height not in sides:
             wanted = " or ".join(f"{side}×{side}" for side in sides)
             raise ValueError(
@@ -95,45 +66,45 @@ def _square(build: Callable[..., nn.Module], name: str, *sides: int) -> Builder:
 def _cifar_cnn(classes: int, channels: int, side: int) -> nn.Module:
     if channels != 3:
         raise ValueError(f"cifar-cnn takes 3 channels; these records have {channels}")
-    return cifar_cnn(classes)
+    return networks.cifar_cnn(classes)
 
 
 def _any_side(build: Callable[..., nn.Module], name: str, least: int = 1) -> Builder:
     """A network that ends in a mean over positions: for images of `least` pixels a side."""
 
     def built(shape: Shape, classes: int) -> nn.Module:
-        channels, _, _ = image_shape(shape, name, least)
+        channels, _, _ = networks.image_shape(shape, name, least)
         return build(num_classes=classes, channels=channels)
 
     return built
 
 
 NETWORKS: dict[str, Builder] = {
-    "default": default_model,
-    "linear": lambda shape, classes: mlp(shape, classes, hidden=()),
-    "mlp": mlp,
-    "mnist-cnn": _square(lambda k, channels, _: mnist_cnn(k, channels), "mnist-cnn", 28),
+    "default": networks.default_model,
+    "linear": lambda shape, classes: networks.mlp(shape, classes, hidden=()),
+    "mlp": networks.mlp,
+    "mnist-cnn": _square(lambda k, channels, _: networks.mnist_cnn(k, channels), "mnist-cnn", 28),
     "cifar-cnn": _square(_cifar_cnn, "cifar-cnn", 32),
-    "convnet": _any_side(convnet, "convnet", least=8),
-    "lenet": lenet,
-    "lenet5": _square(lambda k, c, side: lenet5(k, c, side=side), "lenet5", 28, 32),
-    "vgg": vgg,
-    "mlp-mixer": mlp_mixer,
-    "resnet8": _any_side(resnet, "resnet8"),
-    "resnet18": _any_side(resnet18, "resnet18"),
-    "wide-resnet": _any_side(wide_resnet, "wide-resnet"),
-    "lipschitz-linear": lipschitz_linear,
-    "lipschitz-mlp": lipschitz_mlp,
-    "lipschitz-lenet": lipschitz_lenet,
-    "lipschitz-vgg": lipschitz_vgg,
-    "lipschitz-resnet": lipschitz_resnet,
-    "lipschitz-mixer": lipschitz_mixer,
+    "convnet": _any_side(networks.convnet, "convnet", least=8),
+    "lenet": networks.lenet,
+    "lenet5": _square(lambda k, c, side: networks.lenet5(k, c, side=side), "lenet5", 28, 32),
+    "vgg": networks.vgg,
+    "mlp-mixer": networks.mlp_mixer,
+    "resnet8": _any_side(residual.resnet, "resnet8"),
+    "resnet18": _any_side(residual.resnet18, "resnet18"),
+    "wide-resnet": _any_side(residual.wide_resnet, "wide-resnet"),
+    "lipschitz-linear": lipschitz_networks.lipschitz_linear,
+    "lipschitz-mlp": lipschitz_networks.lipschitz_mlp,
+    "lipschitz-lenet": lipschitz_networks.lipschitz_lenet,
+    "lipschitz-vgg": lipschitz_networks.lipschitz_vgg,
+    "lipschitz-resnet": lipschitz_networks.lipschitz_resnet,
+    "lipschitz-mixer": lipschitz_networks.lipschitz_mixer,
 }
 # What clipless takes without a twin.
 _CLIPLESS = {name: build for name, build in NETWORKS.items() if name.startswith("lipschitz-")} | {
-    "default": lipschitz_mlp,
-    "linear": lambda shape, classes: lipschitz_mlp(shape, classes, hidden=()),
-    "mlp": lipschitz_mlp,
+    "default": lipschitz_networks.lipschitz_mlp,
+    "linear": lambda shape, classes: lipschitz_networks.lipschitz_mlp(shape, classes, hidden=()),
+    "mlp": lipschitz_networks.lipschitz_mlp,
 }
 
 
@@ -202,23 +173,14 @@ def scheduler_for(
 
 
 def device_for(name: str) -> torch.device:
-    """The device of this name, or an error if this machine has none; auto takes a GPU if it can."""
-    ways = "give cpu, cuda or auto"
+    """The device of this name, or an error if this machine has none; auto prefers a GPU."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"--device is {name!r}, which is no device; {ways}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"--device is {name!r}, which Tacit does not run on; {ways}")
-    if device.type == "cuda" and not torch.cuda.is_available():
+        return torch.device("cuda" if gpus else "cpu")
+    names = ["cpu", *["cuda"][:gpus], *(f"cuda:{i}" for i in range(gpus))]
+    if name not in names:
         raise ValueError(
-            f"--device is {name!r}, and PyTorch finds no CUDA GPU here; give cpu or auto"
+            f"--device is {name!r}, and PyTorch finds {gpus or 'no'} CUDA GPUs here; give auto or "
+            f"{' or '.join(names)}"
         )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"--device is {name!r}, and there are {torch.cuda.device_count()} GPUs here, counted "
-            f"from 0; {ways}"
-        )
-    return device
+    return torch.device(name)

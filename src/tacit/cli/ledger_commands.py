@@ -9,7 +9,7 @@ import typer
 
 from tacit.budget import Budget, Relation
 from tacit.cli.accounting_commands import DELTA
-from tacit.cli.output import JSON, print_json
+from tacit.cli.console import JSON, print_json
 
 if TYPE_CHECKING:
     from tacit.ledger import Statement

@@ -9,29 +9,31 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tacit.cli.output import JSON, print_facts, print_json
+from tacit.cli.console import JSON, print_facts, print_json
 from tacit.cli.recipes import recipe_for
-from tacit.cli.schema import LIMIT
+from tacit.cli.schema import options_of
+from tacit.cli.settings import TrainSettings
 
 if TYPE_CHECKING:
     import torch
 
     from tacit.certificates.accuracy import CertifiedAccuracy
-    from tacit.cli.saved_run import SavedRun
+    from tacit.cli.run_directory import SavedRun
     from tacit.data.scaling import Scaler
     from tacit.records import Records
 
 
 def certify(
-    folder: Path = typer.Argument(..., help="Folder of a run, as tacit train --out makes it."),
-    radii: str = typer.Option("0,1,2,4,8,16", help="L2 radii, in 1/255."),
-    device: str = typer.Option("auto", help="cpu, cuda or auto."),
+    folder: Path = typer.Argument(..., help="Folder of a run, as tacit train makes it."),
+    radii: str = typer.Option("0,1,2,4,8,16", help="L2 radii in units of 1/255, with commas."),
+    device: str = typer.Option("auto", help="Device to compute on: cpu, cuda or auto."),
     as_json: bool = JSON,
 ) -> None:
-    """Show the share of held-out records that no small change of the input moves to another class.
+    """Show the certified accuracy of a run on held-out records.
 
-    For networks with a known Lipschitz constant. Writes certificate.json and
-    certified.png into the folder.
+    At radius r this is the share of records that are classified correctly whatever change of L2
+    norm up to r is made to the input. It needs a network with a known Lipschitz constant. Writes
+    certificate.json and certified.png into the folder.
 
     Example: tacit certify runs/x --radii 0,1,2,4,8,16,36
     """
@@ -57,7 +59,7 @@ def certificate_of(
 ) -> tuple[CertifiedAccuracy, dict[str, Any]]:
     """Certify the run in `folder`; write certificate.json and certified.png, and return them."""
     from tacit.certificates.accuracy import certified_accuracy
-    from tacit.cli.saved_run import read_run
+    from tacit.cli.run_directory import read_run
     from tacit.report import source, write_json
 
     run = read_run(folder)
@@ -80,7 +82,7 @@ def held_out_records(run: SavedRun) -> tuple[Records, list[Scaler], str]:
     from tacit.data.preprocessing import load_preprocessing
     from tacit.data.scaling import Scaler
 
-    d = run.settings.data
+    d = run.settings
     if d.features != "as-they-are":
         raise ValueError(
             f"the run in {run.folder} was trained on {d.features} features, whose own Lipschitz "
@@ -100,31 +102,37 @@ def held_out_records(run: SavedRun) -> tuple[Records, list[Scaler], str]:
 
 def inspect(
     dataset: str = typer.Option("digits", help="Named dataset, for the shape of its records."),
-    model: str = typer.Option("default", help="Network, or its Lipschitz twin."),
-    temperature: float | None = typer.Option(None, help="Temperature of the cross-entropy loss."),
+    model: str = typer.Option(
+        "default", help="Network of tacit train. An ordinary one is replaced by its Lipschitz twin."
+    ),
+    temperature: float | None = typer.Option(
+        None, help="Temperature of the cross-entropy loss. Default: depends on the dataset."
+    ),
     gradient_clip: float | None = typer.Option(
-        None, help="Limit on the loss gradient of each record in the outputs; 0 for none."
+        None,
+        help="Limit on the norm of each record's loss gradient in the outputs; 0 for no limit. "
+        "Default: depends on the dataset.",
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Show, layer by layer, how far one record can move a Lipschitz network's gradient.
+    """Show how far one record can move the gradient of a Lipschitz network, layer by layer.
 
     Example: tacit inspect --dataset mnist --model lipschitz-lenet
     """
     from rich.console import Console
 
-    from tacit.cli.build_model import NETWORKS, network_for
+    from tacit.cli.build_model import network_for
     from tacit.data.loading import load
     from tacit.lipschitz.propagation import propagate, sensitivity_table
     from tacit.losses.classification import CrossEntropy
     from tacit.losses.record_loss import ClippedLoss
 
-    if gradient_clip is not None and not LIMIT.contains(gradient_clip):
-        raise ValueError(f"--gradient-clip is {gradient_clip}; give {LIMIT.words}")
-    if model not in NETWORKS:
-        raise ValueError(f"--model is {model}; give one of {', '.join(NETWORKS)}")
+    given = {"model": model, "temperature": temperature, "gradient_clip": gradient_clip}
+    for name, value in given.items():
+        options_of(TrainSettings)[name].require(value)
     records, _ = load(dataset)
-    network, changes = network_for(model, records, "clipless")
+    assert records.num_classes is not None
+    network, changes = network_for(model, records.shape, records.num_classes, "clipless")
     recipe = recipe_for(dataset, "clipless")
     loss = CrossEntropy(recipe.temperature if temperature is None else temperature)
     limit = recipe.gradient_clip if gradient_clip is None else gradient_clip
@@ -140,7 +148,9 @@ def inspect(
 
 
 def data(
-    name: str | None = typer.Argument(None, help="Dataset to fetch, verify and describe."),
+    name: str | None = typer.Argument(
+        None, help="Dataset to fetch, verify and describe. Without it, all are listed."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """List the named datasets, or fetch, verify and describe one.
@@ -171,4 +181,4 @@ def data(
         for known in available():
             table.add_row(known)
         Console().print(table)
-        typer.echo("tacit train --dataset NAME, or tacit.load(NAME) in Python")
+        typer.echo("use one: tacit train --dataset NAME, or tacit.load(NAME) in Python")
