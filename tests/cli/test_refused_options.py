@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from tacit.cli import app
 from tacit.cli.build_model import device_for
-from tacit.cli.settings import parse_classes
+from tacit.cli.schema import options_of
+from tacit.cli.settings import TrainSettings
 
 CLIPLESS = ["--query", "clipless"]
 
@@ -151,7 +152,8 @@ def test_a_picture_is_a_file(tmp_path: Path) -> None:
 
 
 def test_blanks_around_classes_are_not_part_of_them() -> None:
-    assert parse_classes("a, b ,c") == ("a", "b", "c")
+    classes = options_of(TrainSettings)["classes"]
+    assert classes.read("a, b ,c", "--classes") == ("a", "b", "c")
     for text in ("", "a,,b", "a, "):
         with pytest.raises(ValueError, match="--classes is"):
-            parse_classes(text)
+            classes.read(text, "--classes")

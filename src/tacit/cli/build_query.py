@@ -341,13 +341,13 @@ def query_facts(trainer: Trainer, sparsification: Sparsification | None) -> dict
 
 
 def _engine(s: TrainSettings) -> Any:
-    known = _ENGINES[s.query]
-    if s.engine not in known:
+    engines = _ENGINES[s.query]
+    if s.engine not in engines:
         raise ValueError(
             f"--engine is {s.engine}, and --query {s.query} has no such engine; give "
-            f"--engine {' or '.join(known)}"
+            f"--engine {' or '.join(engines)}"
         )
-    return known[s.engine]()
+    return engines[s.engine]()
 
 
 _ENGINES: dict[str, dict[str, Callable[[], Any]]] = {

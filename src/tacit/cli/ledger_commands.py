@@ -59,8 +59,8 @@ def verify(
         print_json({"verified": True, **statement_facts(statement)})
         return
     against = [name for name, given in (("head", head), ("anchor", anchor)) if given is not None]
-    told = f", and it continues the {' and the '.join(against)}" if against else ""
-    typer.echo(f"every row is as it was written{told}\nhead {statement.head}")
+    continues = f", and it continues the {' and the '.join(against)}" if against else ""
+    typer.echo(f"every row is as it was written{continues}\nhead {statement.head}")
 
 
 @ledger_app.command()

@@ -178,7 +178,7 @@ def data(
         print_json({"datasets": list(available())})
     else:
         table = Table("dataset")
-        for known in available():
-            table.add_row(known)
+        for dataset in available():
+            table.add_row(dataset)
         Console().print(table)
         typer.echo("use one: tacit train --dataset NAME, or tacit.load(NAME) in Python")

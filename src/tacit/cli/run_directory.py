@@ -196,9 +196,9 @@ def read_run(folder: Path) -> SavedRun:
         if "settings" in config:
             values = read_sections(TrainSettings, config["settings"])
         else:  # a run that was saved before settings had sections
-            known, stored = options_of(TrainSettings), config["options"]
-            given = {n: v for n, v in stored.items() if n in known and v is not None}
-            values = {name: known[name].read(value, name) for name, value in given.items()}
+            options, stored = options_of(TrainSettings), config["options"]
+            given = {n: v for n, v in stored.items() if n in options and v is not None}
+            values = {name: options[name].read(value, name) for name, value in given.items()}
         return SavedRun(folder, TrainSettings(**values), tuple(shape), int(num_classes))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(

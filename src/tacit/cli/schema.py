@@ -61,10 +61,7 @@ NOISE = Range(
 
 
 class Rule(NamedTuple):
-    """Another option, and the values for which a rule holds: any value that is given, if empty.
-
-    In `goes_with` and `not_with` they are values of the other option, in `needs` one's own.
-    """
+    """Another option, and its values for which a rule holds: any value that is given, if empty."""
 
     option: str
     values: tuple[Any, ...] = ()
@@ -78,16 +75,20 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `usual` says what is used where the default is None; `parse` reads its text."""
+    """One option.
+
+    `usual` says what is used where the default is None. Where all of `goes_with` holds, an option
+    with `needed` must be given; that says what to give. `form` says how a list is written.
+    """
 
     help: str
     default: Any = None
     range: Range | None = None
     goes_with: tuple[Rule, ...] = ()
     not_with: tuple[Rule, ...] = ()
-    needs: tuple[Rule, ...] = ()
+    needed: str = ""
     usual: str = ""
-    parse: Callable[[str], Any] | None = None
+    form: str = ""
     common: bool = False
     short: str = ""
     choices: tuple[str, ...] = ()
@@ -95,6 +96,7 @@ class Option:
     name: str = ""
     section: str = ""
     kind: type = str
+    items: tuple[Any, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -118,15 +120,23 @@ class Option:
 
     def read(self, value: Any, where: str) -> Any:
         """A value of the command line or of a file, as the field has it."""
-        if self.parse is not None:
-            if isinstance(value, list):
-                value = ",".join(map(str, value))
-            if isinstance(value, str):
-                return self.parse(value)
+        if self.kind is tuple:
+            return self._read_items(value, where)
         taken, words = _TAKEN[self.kind]
         if not isinstance(value, taken) or (isinstance(value, bool) and self.kind is not bool):
             raise ValueError(f"{where} is {value!r}; give {words}")
         return self.kind(value)
+
+    def _read_items(self, value: Any, where: str) -> tuple[Any, ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        try:
+            parts = [str(part).strip() for part in parts]
+            kinds = self.items[:1] * len(parts) if ... in self.items else self.items
+            if all(parts):
+                return tuple(kind(part) for kind, part in zip(kinds, parts, strict=True))
+        except (TypeError, ValueError):
+            pass
+        raise ValueError(f"{where} is {value!r}; give {self.form}")
 
     def require(self, value: Any) -> None:
         """Raise ValueError for a value that is no choice, or out of range."""
@@ -145,7 +155,6 @@ _TAKEN: dict[type, tuple[tuple[type, ...], str]] = {
     float: ((int, float), "a number"),
     str: ((str,), "text in quotes"),
     Path: ((str, Path), "a path in quotes"),
-    tuple: ((tuple,), "a list, or text with commas"),
 }
 
 
@@ -194,6 +203,7 @@ def options_of(settings: type) -> dict[str, Option]:
                 name=declared.name,
                 section=part.name,
                 kind=str if is_choice else get_origin(hint) or hint,
+                items=get_args(hint),
                 choices=get_args(hint) if is_choice else o.choices,
                 goes_with=(*part.goes_with, *o.goes_with),
             )
@@ -215,15 +225,19 @@ def check(settings: Any) -> None:
     options = options_of(type(settings))
     values = {name: getattr(settings, name) for name in options}
     given = {n: v for n, v in values.items() if v is not None and v != options[n].default}
+
+    def holds(rule: Rule) -> bool:
+        return values[rule.option] in rule.values if rule.values else rule.option in given
+
     for name, value in given.items():
         options[name].require(value)
     for name, value in given.items():
         o = options[name]
         this = o.with_value(value)
         for rule in o.goes_with:
-            other, current = options[rule.option], values[rule.option]
-            if (current in rule.values) if rule.values else (rule.option in given):
+            if holds(rule):
                 continue
+            other, current = options[rule.option], values[rule.option]
             state = f"{other.flag} is not given" if current is None else other.with_value(current)
             why = f", {rule.why}" if rule.why else ""
             raise ValueError(
@@ -231,12 +245,14 @@ def check(settings: Any) -> None:
                 f"or leave {o.flag} out"
             )
         for rule in o.not_with:
-            if rule.option in given and (not rule.values or given[rule.option] in rule.values):
+            if rule.option in given and holds(rule):
                 that = options[rule.option].with_value(given[rule.option])
                 raise ValueError(f"{this} and {that}, {rule.why}; leave one of them out")
-        for rule in o.needs:
-            if (not rule.values or value in rule.values) and rule.option not in given:
-                raise ValueError(f"{this}, which needs {_flag(rule.option)}: {rule.why}")
+    for name, o in options.items():
+        if o.needed and name not in given and all(holds(rule) for rule in o.goes_with):
+            cause = o.goes_with[-1].option  # those of its section come before
+            both = options[cause].with_value(values[cause])
+            raise ValueError(f"{both}, which needs {o.flag}: {o.needed}")
 
 
 def read_file(settings: type, path: Path) -> dict[str, Any]:
@@ -332,7 +348,7 @@ def command_of(settings: type[T], run: Callable[[T], None]) -> Callable[..., Non
     for o in sorted(options.values(), key=lambda o: not o.common):
         names = f"{o.flag}/--no-{o.flag[2:]}" if o.kind is bool else o.flag
         declared[o.name] = (
-            str if o.parse else o.kind,
+            str if o.kind is tuple else o.kind,
             typer.Option(
                 None,
                 *([names, o.short] if o.short else [names]),

@@ -6,7 +6,6 @@ all made from these classes; `tacit.cli.schema` says how.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,10 +25,6 @@ from tacit.cli.schema import (
     section,
 )
 
-Query = Literal["clip", "batch-clip", "clipless"]
-Features = Literal["as-they-are", "scattering", "mirrored-scattering"]
-Relations = Literal["add-or-remove-one", "replace-one"]
-Samplings = Literal["poisson", "fixed-size", "shuffle"]
 # The names in tacit.cli.build_model.NETWORKS; a test compares the two.
 MODELS = (
     "default", "linear", "mlp", "mnist-cnn", "cifar-cnn", "convnet", "lenet", "lenet5", "vgg",
@@ -44,26 +39,6 @@ LOSSES = (
 )  # fmt: skip
 BY_RECIPE = "depends on dataset and query"
 
-
-def parse_classes(text: str) -> tuple[str, ...]:
-    """The names in --classes, without the blanks around them."""
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise ValueError(f"--classes is {text!r}, and one of its names is empty; give a,b,c")
-    return names
-
-
-def parse_range(text: str) -> tuple[float, float]:
-    """The two bounds in --feature-range."""
-    try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"--feature-range is {text!r}; give lower,upper such as 0,255") from None
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError(f"--feature-range is {text!r}; lower must be below upper")
-    return low, high
-
-
 _OF_FILE = (Rule("data"),)
 
 
@@ -77,17 +52,21 @@ class DataSettings:
     )
     data: Path | None = option(
         "A file of your own: .csv, .parquet or .npz.",
-        needs=(Rule("target", (), "the column that holds the classes"),),
         common=True,
     )
     target: str | None = option(
-        "Column (or array) of --data that holds the classes.", goes_with=_OF_FILE, common=True
+        "Column (or array) of --data that holds the classes.",
+        goes_with=_OF_FILE,
+        needed="the column that holds the classes",
+        common=True,
     )
     test_data: Path | None = option(
         "File of held-out records to evaluate on.", usual="a share of --data", goes_with=_OF_FILE
     )
     classes: tuple[str, ...] | None = option(
-        "Classes of --data, declared public: a,b,c.", parse=parse_classes, goes_with=_OF_FILE
+        "Classes of --data, declared public: a,b,c.",
+        form="their names, such as a,b,c",
+        goes_with=_OF_FILE,
     )
     public_size: int | None = option(
         "Number of records in --data, declared public.",
@@ -95,7 +74,7 @@ class DataSettings:
     )
     feature_range: tuple[float, float] | None = option(
         "Range of the features of --data, declared public: lower,upper.",
-        parse=parse_range,
+        form="lower,upper such as 0,255",
         goes_with=_OF_FILE,
     )
     unit_norm: bool = option("Divide each record by its own norm. Costs no privacy.", False)
@@ -104,7 +83,7 @@ class DataSettings:
         "released with this noise multiplier, which the ledger charges.",
         range=NOISE,
     )
-    features: Features = option(
+    features: Literal["as-they-are", "scattering", "mirrored-scattering"] = option(
         "Fixed features of images, computed once and kept in the cache.", "as-they-are"
     )
     public_share: float | None = option(
@@ -125,12 +104,12 @@ class PrivacySettings:
         range=SHARE,
         common=True,
     )
-    relation: Relations | None = option(
+    relation: Literal["add-or-remove-one", "replace-one"] | None = option(
         "Which datasets are neighbours. Noise multipliers are relative to the sensitivity under "
         "this relation.",
         usual="add-or-remove-one for Poisson sampling, else replace-one",
     )
-    sampling: Samplings | None = option(
+    sampling: Literal["poisson", "fixed-size", "shuffle"] | None = option(
         "How batches are drawn. fixed-size and shuffle need --relation replace-one.",
         usual="poisson",
         goes_with=(
@@ -175,7 +154,9 @@ class ModelSettings:
 
 @section("query", "Gradient query")
 class QuerySettings:
-    query: Query = option("How the gradient is bounded.", "clip", common=True)
+    query: Literal["clip", "batch-clip", "clipless"] = option(
+        "How the gradient is bounded.", "clip", common=True
+    )
     adaptive_quantile: float | None = option(
         "Adapt the clipping norm to this quantile of the gradient norms, privately.",
         range=SHARE,
@@ -276,28 +257,26 @@ class BatchClippingSettings:
     )
     local: Literal["sgd", "momentum", "adam"] | None = option(
         "Run this optimizer over each mini-set, and clip the change that it makes to the weights.",
-        needs=(Rule("local_lr", (), "a learning rate above 0"),),
         not_with=(Rule("engine", ("book-keeping",), "which knows mean gradients alone"),),
     )
-    local_lr: float | None = option("Learning rate of --local.", range=POSITIVE, goes_with=_LOCAL)
+    local_lr: float | None = option(
+        "Learning rate of --local.",
+        range=POSITIVE,
+        goes_with=_LOCAL,
+        needed="a learning rate above 0",
+    )
     local_batch: int | None = option(
         "Records in each step of --local.", usual="1", range=ONE_OR_MORE, goes_with=_LOCAL
     )
     statistics: Literal["public", "released", "convert"] | None = option(
         "BatchNorm's statistics: taken from public records, released with noise, or none (convert "
         "it to GroupNorm).",
-        needs=(
-            Rule(
-                "statistics_noise",
-                ("released",),
-                "a noise multiplier such as 10, which is charged before the first step",
-            ),
-        ),
     )
     statistics_noise: float | None = option(
         "Noise multiplier of released statistics; the ledger charges the release.",
         range=NOISE,
         goes_with=(Rule("statistics", ("released",)),),
+        needed="a noise multiplier such as 10, which is charged before the first step",
     )
 
 

@@ -24,11 +24,11 @@ from tacit.diagnostics.diagnostic import (
     flattened,
     gradients_of,
     losses_on,
-    pieces_of,
     save_runs,
 )
 from tacit.queries.bounded_gradient import Loss, trainable
 from tacit.records import Records
+from tacit.training.evaluation import pieces_of
 
 if TYPE_CHECKING:
     from tacit.training.trainer import Trainer
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The largest and the smallest eigenvalue found.
+    """The largest and the smallest eigenvalue, as far as Lanczos came.
 
     Within `residual` of each there is an eigenvalue of the matrix.
     """
@@ -72,13 +72,13 @@ def hessian_spectrum(
     def product(vector: Tensor) -> Tensor:
         """∇(∇L·v), L the mean loss, batch by batch."""
         total = torch.zeros_like(vector)
-        for some in pieces_of(records, batch_size):
-            mean = losses_on(model, loss, some).mean()
+        for piece in pieces_of(records, batch_size):
+            mean = losses_on(model, loss, piece).mean()
             first = gradients_of(mean, parameters, create_graph=True)
             along = flattened(first, parameters) @ vector
             if along.requires_grad:
                 second = gradients_of(along, parameters)
-                total += flattened(second, parameters) * (len(some) / len(records))
+                total += flattened(second, parameters) * (len(piece) / len(records))
         return total
 
     size = sum(p.numel() for p in parameters.values())

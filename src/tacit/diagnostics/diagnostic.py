@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -130,12 +130,6 @@ def first_of(records: Records, count: int) -> Records:
         raise ValueError("there are no records to measure on; give at least one")
     some = records.take(slice(count))
     return Records(some.inputs, some.targets, records.num_classes, name=records.name)
-
-
-def pieces_of(records: Records, size: int) -> Iterator[Records]:
-    """The records in order, `size` at a time."""
-    for start in range(0, len(records), size):
-        yield records.take(slice(start, start + size))
 
 
 def losses_on(model: nn.Module, loss: Loss, records: Records) -> Tensor:
