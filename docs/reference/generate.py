@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tacit.cli.schema import Option, Section, options_of, sections_of
+from tacit.cli.schema import Option, options_of, sections_of
 from tacit.cli.settings import TrainSettings
 
 PAGE = Path(__file__).parent / "train.md"
@@ -36,19 +36,20 @@ def page() -> str:
         lines += [f"## {part.title}: `[{part.name}]`", ""]
         lines += ["| setting | what it is | default | takes |", "|---|---|---|---|"]
         for o in options_of(TrainSettings).values():
-            if o.section == part.name:
-                lines.append(f"| `{o.flag}` | {o.help} | {o.default_text()} | {takes(o, part)} |")
+            if o.section == part:
+                lines.append(f"| `{o.flag}` | {o.help} | {o.default_text()} | {takes(o)} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def takes(o: Option, part: Section) -> str:
+def takes(o: Option) -> str:
     """The choices or the range, and the options that it goes with."""
     kinds = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path"}
     said = [o.range.words if o.range else ", ".join(o.choices) or kinds.get(o.kind, "text")]
-    own = [rule for rule in o.goes_with if rule not in part.goes_with]
-    said += [f"goes with {rule.alternatives()}" for rule in own]
-    said += [f"not with {rule.alternatives()}" for rule in o.not_with]
+    if o.goes_with:
+        said.append(f"goes with {o.goes_with.alternatives()}")
+    if o.not_with:
+        said.append(f"not with {o.not_with.alternatives()}")
     return "; ".join(said)
 
 

@@ -16,8 +16,7 @@ import typer
 import tacit
 from tacit.cli.accounting_commands import epsilon, noise, trade_off
 from tacit.cli.console import PLUGIN, import_plugin
-from tacit.cli.ledger_commands import ledger_app
-from tacit.cli.model_commands import certify, data, inspect
+from tacit.cli.show_commands import certify, data, inspect, ledger_app
 from tacit.cli.train_command import train_command
 from tacit.errors import TacitError
 

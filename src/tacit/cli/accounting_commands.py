@@ -143,8 +143,8 @@ def trade_off(
 ) -> None:
     """Show the trade-off curve of a run: the least type II error at each type I error.
 
-    The errors are those of any test for one record, computed exactly, by PLD. Beside them are ε at
-    δ, the advantage of the best test, and the CLT's μ, which is no guarantee.
+    No test for one record can do better. The curve is exact, by PLD. Beside it are ε at δ, the
+    advantage of the best test, and μ by the central limit theorem, which is no guarantee.
 
     Example: tacit trade-off --noise-multiplier 2.5 --layers 8
     --sampling mini-sets --records 54000 --batch-size 64 --steps 42200

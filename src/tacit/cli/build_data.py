@@ -99,12 +99,16 @@ def run_data(s: TrainSettings, relation: Relation, device: torch.device) -> RunD
     return RunData(train, public, test, Preprocessing(tuple(stages)), size, tuple(notes))
 
 
-def load_records(d: DataSettings) -> tuple[Records, Records]:
-    """Train and test records, before any statistics are released."""
-    scale = UnitNorm() if d.unit_norm else None
+def load_records(d: DataSettings, scaled: bool = True) -> tuple[Records, Records]:
+    """Train and test records, before any statistics are released.
+
+    Without `scaled` they are as stored, for a saved preprocessing to be applied to.
+    """
+    unit_norm = UnitNorm() if d.unit_norm and scaled else None
     if d.data is None:
-        return load(d.dataset or USUAL_DATASET, scale=scale or "public")
-    if d.scale_noise is not None and d.features == "as-they-are" and d.feature_range is None:
+        return load(d.dataset or USUAL_DATASET, scale=(unit_norm or "public") if scaled else None)
+    feature_range = d.feature_range if scaled else None
+    if scaled and d.scale_noise is not None and d.features == "as-they-are" and not feature_range:
         raise ValueError("--scale-noise needs --feature-range: the noise is in proportion to it")
     assert d.target is not None
     train, test = load_file(
@@ -112,8 +116,8 @@ def load_records(d: DataSettings) -> tuple[Records, Records]:
         d.target,
         classes=d.classes,
         public_size=d.public_size,
-        scale=scale,
-        feature_range=d.feature_range,
+        scale=unit_norm,
+        feature_range=feature_range,
         test_path=d.test_data,
     )
     if train.public_size is None:
@@ -125,17 +129,10 @@ def load_records(d: DataSettings) -> tuple[Records, Records]:
 
 def scalers_of(d: DataSettings) -> tuple[Scaler, ...]:
     """The scalers between the records as they are stored and those of `load_records`."""
-    scale = UnitNorm() if d.unit_norm else None
+    unit_norm = UnitNorm() if d.unit_norm else None
     if d.data is None:
-        return public_scalers(d.dataset or USUAL_DATASET, scale or "public")
-    return file_scalers(scale, d.feature_range)
-
-
-def unscaled_records(d: DataSettings) -> tuple[Records, Records]:
-    """The same records as they are stored, for a saved preprocessing to be applied to."""
-    if d.data is None:
-        return load(d.dataset or USUAL_DATASET, scale=None)
-    return load_records(replace(d, feature_range=None, unit_norm=False, scale_noise=None))
+        return public_scalers(d.dataset or USUAL_DATASET, unit_norm or "public")
+    return file_scalers(unit_norm, d.feature_range)
 
 
 def scaling_event(d: DataSettings) -> tuple[dpa.DpEvent, ...]:

@@ -10,47 +10,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from tacit import engines, queries, sampling
 from tacit.budget import Budget, Relation
 from tacit.cli.accounting_commands import relation_for
 from tacit.cli.build_data import RunData
-from tacit.cli.recipes import Recipe
+from tacit.cli.build_model import Recipe
 from tacit.cli.settings import BatchClippingSettings, ClippingSettings, TrainSettings
 from tacit.data.augmentation import Augmentation, RandomCropFlip
-from tacit.engines import Automatic, BookKeeping, PerRecord, Recorder
 from tacit.noise import Allocation, GlobalNoise, OptimisedNoise, PerLayerNoise
-from tacit.queries import (
-    AdaptiveNorm,
-    BatchClip,
-    Clip,
-    Clipless,
-    ClippedQuery,
-    Decaying,
-    Frozen,
-    GradientQuery,
-    LayerFactors,
-    LayerwiseNorms,
-    LocalRun,
-    Loss,
-    MeanGradient,
-    Normalise,
-    PerSampleClip,
-    SetBySet,
-    SetGradient,
-    SetsAsRecords,
-    by_layer,
-    by_parameter,
-    group_by_norm,
-)
 from tacit.queries.bounded_gradient import Blocks
 from tacit.queries.set_gradients import too_small_is_nothing
 from tacit.records import Records
-from tacit.sampling import (
-    FixedSizeSampler,
-    MiniSetSampler,
-    PoissonSampler,
-    Sampler,
-    ShuffleSampler,
-)
 from tacit.statistics import (
     PublicStatistics,
     ReleasedStatistics,
@@ -142,7 +112,7 @@ def sampling_plan(s: TrainSettings, recipe: Recipe, size: int) -> SamplingPlan:
 
 def sampler_for(
     s: TrainSettings, plan: SamplingPlan, records: Records, device: torch.device
-) -> Sampler:
+) -> sampling.Sampler:
     shared: dict[str, Any] = {"max_physical_batch": s.max_physical_batch, "seed": s.seed}
     if plan.draw is not None:
         size, chosen, rate = plan.draw
@@ -152,15 +122,17 @@ def sampler_for(
                 f"--mini-sets is {chosen}, and the records make {num_sets} mini-sets of {size}; "
                 "give fewer"
             )
-        return MiniSetSampler(records, size, plan.steps, chosen=chosen, rate=rate, **shared)
+        return sampling.MiniSetSampler(
+            records, size, plan.steps, chosen=chosen, rate=rate, **shared
+        )
     batch = int(plan.batch_size)
     if s.sampling == "fixed-size":
-        return FixedSizeSampler(records, batch, plan.steps, **shared)
+        return sampling.FixedSizeSampler(records, batch, plan.steps, **shared)
     if s.sampling == "shuffle":
-        return ShuffleSampler(records, batch, plan.steps, **shared)
+        return sampling.ShuffleSampler(records, batch, plan.steps, **shared)
     if device.type == "cuda":
         shared["pad_to"] = 32  # few shapes: a new one makes the GPU choose its kernels anew
-    return PoissonSampler(records, steps=plan.steps, expected_batch_size=batch, **shared)
+    return sampling.PoissonSampler(records, steps=plan.steps, expected_batch_size=batch, **shared)
 
 
 class Clips(NamedTuple):
@@ -181,21 +153,21 @@ def query_for(
     s: TrainSettings,
     recipe: Recipe,
     model: nn.Module,
-    loss: Loss,
+    loss: queries.Loss,
     data: RunData,
     plan: SamplingPlan,
-    frozen: Frozen | None,
-) -> GradientQuery:
+    frozen: queries.Frozen | None,
+) -> queries.GradientQuery:
     """The gradient query of the route that is asked for."""
     clips = clips_for(s, recipe)
     engine, augmentation = _engine(s), _augmentation(s.augment, data.private.shape)
     quantile = s.adaptive_quantile
 
-    def threshold(first: float | None) -> float | AdaptiveNorm | None:
-        return first if quantile is None or first is None else AdaptiveNorm(first, quantile)
+    def threshold(first: float | None) -> float | queries.AdaptiveNorm | None:
+        return first if quantile is None or first is None else queries.AdaptiveNorm(first, quantile)
 
     if s.query == "clipless":
-        return Clipless(
+        return queries.Clipless(
             gradient_clip=threshold(clips.gradient_clip),
             augmentation=augmentation,
             recorder=engine,
@@ -205,37 +177,39 @@ def query_for(
     shared: dict[str, Any] = {
         "max_norm": constants or threshold(clips.max_norm),
         "blocks": blocks_for(s, model, loss, data.public, plan.set_size, gradient),
-        "rule": Normalise() if s.rule == "normalise" else Clip(),
+        "rule": queries.Normalise() if s.rule == "normalise" else queries.Clip(),
         "augmentation": augmentation,
         "frozen": frozen,
     }
     if s.query == "clip":
-        return PerSampleClip(engine=engine, **shared)
-    return BatchClip(mini_set_size=plan.set_size, gradient=gradient, engine=engine, **shared)
+        return queries.PerSampleClip(engine=engine, **shared)
+    return queries.BatchClip(
+        mini_set_size=plan.set_size, gradient=gradient, engine=engine, **shared
+    )
 
 
 def layerwise_constants(
     c: ClippingSettings, public: Records | None, master: float | None, per_epoch: int
-) -> LayerwiseNorms | LayerFactors | None:
+) -> queries.LayerwiseNorms | queries.LayerFactors | None:
     """Constants of the blocks, estimated anew in each epoch; None for one norm C."""
     if c.layerwise == "none":
         return None
     assert public is not None
     if master is None:
-        return LayerwiseNorms(public, every=per_epoch)
+        return queries.LayerwiseNorms(public, every=per_epoch)
     decay = c.master_decay
-    schedule = master if decay is None else Decaying(master, decay, per_epoch)
-    kind = LayerFactors if c.layerwise == "factors" else LayerwiseNorms
+    schedule = master if decay is None else queries.Decaying(master, decay, per_epoch)
+    kind = queries.LayerFactors if c.layerwise == "factors" else queries.LayerwiseNorms
     return kind(public, schedule, every=per_epoch)
 
 
 def blocks_for(
     c: ClippingSettings,
     model: nn.Module,
-    loss: Loss,
+    loss: queries.Loss,
     public: Records | None,
     set_size: int,
-    gradient: SetGradient | None,
+    gradient: queries.SetGradient | None,
 ) -> Blocks | Callable[[nn.Module], Blocks] | None:
     """Blocks by name, or groups of them that are fixed here, at the initial weights.
 
@@ -243,13 +217,13 @@ def blocks_for(
     """
     if c.blocks in (None, "flat"):
         return None
-    make = by_layer if c.blocks == "layer" else by_parameter
+    make = queries.by_layer if c.blocks == "layer" else queries.by_parameter
     if c.groups is None:
         return make
     assert public is not None
     some = public.take(slice(max(512, 8 * set_size)))
-    probe = BatchClip(1.0, set_size, blocks=make, gradient=gradient)
-    return group_by_norm(make(model), probe.expected_norms(model, loss, some), c.groups)
+    probe = queries.BatchClip(1.0, set_size, blocks=make, gradient=gradient)
+    return queries.group_by_norm(make(model), probe.expected_norms(model, loss, some), c.groups)
 
 
 def allocation_for(s: TrainSettings) -> tuple[str, Allocation]:
@@ -328,7 +302,7 @@ def query_facts(trainer: Trainer, sparsification: Sparsification | None) -> dict
     query = trainer.mechanism.query
     if thresholds := getattr(query, "thresholds", ()):
         facts["thresholds"] = thresholds
-    if isinstance(query, ClippedQuery):
+    if isinstance(query, queries.ClippedQuery):
         blocks = query.blocks_of(trainer.model)
         facts["num_blocks"] = len(blocks)
         if query.estimates:
@@ -352,14 +326,18 @@ def _engine(s: TrainSettings) -> Any:
 
 _ENGINES: dict[str, dict[str, Callable[[], Any]]] = {
     "clipless": {
-        "automatic": Recorder,
-        "book-keeping": lambda: Recorder(capture=False, compile=False),
+        "automatic": engines.Recorder,
+        "book-keeping": lambda: engines.Recorder(capture=False, compile=False),
     },
-    "clip": {"automatic": Automatic, "book-keeping": BookKeeping, "per-record": PerRecord},
+    "clip": {
+        "automatic": engines.Automatic,
+        "book-keeping": engines.BookKeeping,
+        "per-record": engines.PerRecord,
+    },
     "batch-clip": {
         "automatic": lambda: None,  # the certificate chooses
-        "book-keeping": lambda: SetsAsRecords(BookKeeping()),
-        "set-by-set": SetBySet,
+        "book-keeping": lambda: queries.SetsAsRecords(engines.BookKeeping()),
+        "set-by-set": queries.SetBySet,
     },
 }
 
@@ -373,13 +351,13 @@ def _augmentation(views: int | None, shape: tuple[int, ...]) -> Augmentation | N
     return Augmentation(views, RandomCropFlip(padding=max(1, min(shape[1:]) // 8)))
 
 
-def _set_gradient(b: BatchClippingSettings) -> SetGradient:
+def _set_gradient(b: BatchClippingSettings) -> queries.SetGradient:
     """What a mini-set proposes: its mean gradient, or a local run over its records."""
     if b.local is None:
-        return MeanGradient()
+        return queries.MeanGradient()
     optimizers: dict[str, Any] = {
         "sgd": torch.optim.SGD,
         "momentum": partial(torch.optim.SGD, momentum=0.9),
         "adam": torch.optim.Adam,
     }
-    return LocalRun(partial(optimizers[b.local], lr=b.local_lr), at_once=b.local_batch or 1)
+    return queries.LocalRun(partial(optimizers[b.local], lr=b.local_lr), at_once=b.local_batch or 1)

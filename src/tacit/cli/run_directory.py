@@ -123,14 +123,14 @@ def delta_note(delta: float, num_records: int) -> list[str]:
     if delta * num_records < 1:
         return []
     return [
-        f"δ = {delta:g} is not below 1/N for N = {num_records} records: to publish each record "
-        "whole with probability δ would keep this promise too, and would show one record or more "
+        f"δ = {delta:g} is not below 1/N for N = {num_records} records: publishing each record "
+        "whole with probability δ would keep this promise too, and would show at least one record "
         "in expectation; give a --delta well below 1/N"
     ]
 
 
 def no_step_note(run: Run, charged_before: int, limit: int) -> list[str]:
-    """Why a run took no step; empty if it took one.
+    """Why a run took no step. Empty if it took one.
 
     `charged_before` and `limit` are the run's events on its ledger before it was resumed.
     """

@@ -73,19 +73,27 @@ class Rule(NamedTuple):
         return f"{_flag(self.option)} {values}".rstrip()
 
 
+class Section(NamedTuple):
+    """A group of options: its name in a file, its title in the help, and what it goes with."""
+
+    name: str
+    title: str
+    goes_with: Rule | None = None
+
+
 @dataclass(frozen=True)
 class Option:
     """One option.
 
-    `usual` says what is used where the default is None. Where all of `goes_with` holds, an option
-    with `needed` must be given; that says what to give. `form` says how a list is written.
+    `usual` says what is used where the default is None, and `form` how a list is written. An option
+    with `needed` must be given where it may be; that says what to give.
     """
 
     help: str
     default: Any = None
     range: Range | None = None
-    goes_with: tuple[Rule, ...] = ()
-    not_with: tuple[Rule, ...] = ()
+    goes_with: Rule | None = None
+    not_with: Rule | None = None
     needed: str = ""
     usual: str = ""
     form: str = ""
@@ -94,7 +102,7 @@ class Option:
     choices: tuple[str, ...] = ()
     # From the field and the class that declare it.
     name: str = ""
-    section: str = ""
+    section: Section = Section("", "")
     kind: type = str
     items: tuple[Any, ...] = ()
 
@@ -104,10 +112,15 @@ class Option:
 
     @property
     def key(self) -> str:
-        return f"{self.section}.{self.name}"
+        return f"{self.section.name}.{self.name}"
+
+    @property
+    def conditions(self) -> list[Rule]:
+        """What must hold for the option to be given."""
+        return [rule for rule in (self.section.goes_with, self.goes_with) if rule is not None]
 
     def default_text(self) -> str:
-        return self.usual if self.default in (None, False) else f"{self.default}"
+        return self.usual if self.default in (None, False) else _text(self.default)
 
     def help_text(self) -> str:
         """The help, the choices, and the default."""
@@ -163,16 +176,8 @@ def option(help: str, default: Any = None, **rest: Any) -> Any:
     return field(default=default, metadata={"option": Option(help, default, **rest)})
 
 
-class Section(NamedTuple):
-    """A group of options: its name in a file, its title in the help."""
-
-    name: str
-    title: str
-    goes_with: tuple[Rule, ...]
-
-
 @dataclass_transform(frozen_default=True, field_specifiers=(option,))
-def section(name: str, title: str, *goes_with: Rule) -> Callable[[type[T]], type[T]]:
+def section(name: str, title: str, goes_with: Rule | None = None) -> Callable[[type[T]], type[T]]:
     """Class decorator: the fields are a group of options, for each of which `goes_with` holds."""
 
     def declare(cls: type[T]) -> type[T]:
@@ -201,11 +206,10 @@ def options_of(settings: type) -> dict[str, Option]:
             options[declared.name] = replace(
                 o,
                 name=declared.name,
-                section=part.name,
+                section=part,
                 kind=str if is_choice else get_origin(hint) or hint,
                 items=get_args(hint),
                 choices=get_args(hint) if is_choice else o.choices,
-                goes_with=(*part.goes_with, *o.goes_with),
             )
     return options
 
@@ -216,7 +220,7 @@ def to_dict(settings: Any) -> dict[str, dict[str, Any]]:
     for name, o in options_of(type(settings)).items():
         value = getattr(settings, name)
         if value is not None:
-            plain.setdefault(o.section, {})[name] = str(value) if o.kind is Path else value
+            plain.setdefault(o.section.name, {})[name] = str(value) if o.kind is Path else value
     return plain
 
 
@@ -234,7 +238,7 @@ def check(settings: Any) -> None:
     for name, value in given.items():
         o = options[name]
         this = o.with_value(value)
-        for rule in o.goes_with:
+        for rule in o.conditions:
             if holds(rule):
                 continue
             other, current = options[rule.option], values[rule.option]
@@ -244,15 +248,15 @@ def check(settings: Any) -> None:
                 f"{this}, and {state}{why}; {o.flag} goes with {rule.alternatives()}: give that, "
                 f"or leave {o.flag} out"
             )
-        for rule in o.not_with:
-            if rule.option in given and holds(rule):
-                that = options[rule.option].with_value(given[rule.option])
-                raise ValueError(f"{this} and {that}, {rule.why}; leave one of them out")
+        excluded = o.not_with
+        if excluded and excluded.option in given and holds(excluded):
+            that = options[excluded.option].with_value(given[excluded.option])
+            raise ValueError(f"{this} and {that}, {excluded.why}; leave one of them out")
     for name, o in options.items():
-        if o.needed and name not in given and all(holds(rule) for rule in o.goes_with):
-            cause = o.goes_with[-1].option  # those of its section come before
-            both = options[cause].with_value(values[cause])
-            raise ValueError(f"{both}, which needs {o.flag}: {o.needed}")
+        if o.needed and name not in given and all(map(holds, o.conditions)):
+            cause = o.conditions[-1].option
+            this = options[cause].with_value(values[cause])
+            raise ValueError(f"{this}, which needs {o.flag}: {o.needed}")
 
 
 def read_file(settings: type, path: Path) -> dict[str, Any]:
@@ -290,7 +294,7 @@ def read_sections(settings: type, stored: Mapping[str, Any], where: str = "") ->
             _refuse_key(where + title, title, sections if is_table else keys, sections)
         if not is_table:
             raise ValueError(f"{where}{title} is {content!r}; it is a section: give [{title}]")
-        own = {name: o.key for name, o in options.items() if o.section == title}
+        own = {name: o.key for name, o in options.items() if o.section.name == title}
         for name, value in content.items():
             name = name.replace("-", "_")
             if name not in own:
@@ -324,15 +328,14 @@ def command_of(settings: type[T], run: Callable[[T], None]) -> Callable[..., Non
     A value is that of the command line, else of the file --config, else the default.
     """
     options = options_of(settings)
-    titles = {part.name: part.title for part in sections_of(settings)}
 
     def command(config: Path | None, **given: Any) -> None:
         typed = {n: options[n].read(v, options[n].flag) for n, v in given.items() if v is not None}
         stored = {} if config is None else read_file(settings, config)
         for name, o in options.items():  # what is typed replaces what it excludes in the file
-            for rule in o.not_with:
-                for one, other in ((name, rule.option), (rule.option, name)):
-                    if one in typed and not rule.values:
+            if o.not_with and not o.not_with.values:
+                for one, other in ((name, o.not_with.option), (o.not_with.option, name)):
+                    if one in typed:
                         stored.pop(other, None)
         merged = settings(**(stored | typed))
         check(merged)
@@ -355,7 +358,7 @@ def command_of(settings: type[T], run: Callable[[T], None]) -> Callable[..., Non
                 help=o.help_text(),
                 metavar="NAME" if o.choices else None,
                 show_default=False,
-                rich_help_panel=None if o.common else titles[o.section],
+                rich_help_panel=None if o.common else o.section.title,
                 autocompletion=_completion(o.choices) if o.choices else None,
             ),
         )

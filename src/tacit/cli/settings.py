@@ -39,7 +39,7 @@ LOSSES = (
 )  # fmt: skip
 BY_RECIPE = "depends on dataset and query"
 
-_OF_FILE = (Rule("data"),)
+_OF_FILE = Rule("data")
 
 
 @section("data", "Data")
@@ -47,7 +47,7 @@ class DataSettings:
     dataset: str | None = option(
         "A named dataset; `tacit data` lists them.",
         usual="digits",
-        not_with=(Rule("data", (), "and a run has one of them"),),
+        not_with=Rule("data", (), "and a run has one of them"),
         common=True,
     )
     data: Path | None = option(
@@ -70,7 +70,7 @@ class DataSettings:
     )
     public_size: int | None = option(
         "Number of records in --data, declared public.",
-        goes_with=(Rule("data", (), "and the size of a named dataset is known"),),
+        goes_with=Rule("data", (), "and the size of a named dataset is known"),
     )
     feature_range: tuple[float, float] | None = option(
         "Range of the features of --data, declared public: lower,upper.",
@@ -91,7 +91,7 @@ class DataSettings:
         "--statistics public use them.",
         usual="0.1",
         range=SHARE,
-        goes_with=(Rule("query", ("clip", "batch-clip")),),
+        goes_with=Rule("query", ("clip", "batch-clip")),
     )
 
 
@@ -112,9 +112,7 @@ class PrivacySettings:
     sampling: Literal["poisson", "fixed-size", "shuffle"] | None = option(
         "How batches are drawn. fixed-size and shuffle need --relation replace-one.",
         usual="poisson",
-        goes_with=(
-            Rule("query", ("clip", "clipless"), "which draws mini-sets, fixed by record id"),
-        ),
+        goes_with=Rule("query", ("clip", "clipless"), "which draws mini-sets, fixed by record id"),
     )
     noise_multiplier: float | None = option(
         "Noise multiplier. The run stops before a step that would exceed the budget.",
@@ -160,7 +158,7 @@ class QuerySettings:
     adaptive_quantile: float | None = option(
         "Adapt the clipping norm to this quantile of the gradient norms, privately.",
         range=SHARE,
-        not_with=(Rule("gradient_clip", (0.0,), "which sets no limit to start from"),),
+        not_with=Rule("gradient_clip", (0.0,), "which sets no limit to start from"),
     )
     augment: int | None = option(
         "Average each record's gradient over this many random crops and flips of its image.",
@@ -173,8 +171,8 @@ class QuerySettings:
     )
 
 
-_OF_BLOCKS = (
-    Rule("blocks", ("layer", "parameter"), "and a gradient that is clipped whole is one block"),
+_OF_BLOCKS = Rule(
+    "blocks", ("layer", "parameter"), "and a gradient that is clipped whole is one block"
 )
 
 
@@ -184,12 +182,8 @@ class ClippingSettings:
         "Clipping norm C; with --layerwise, the master constant that the blocks share.",
         usual=BY_RECIPE,
         range=POSITIVE,
-        not_with=(
-            Rule(
-                "layerwise",
-                ("original",),
-                "which clips each block to its own norm on public records",
-            ),
+        not_with=Rule(
+            "layerwise", ("original",), "which clips each block to its own norm on public records"
         ),
     )
     rule: Literal["clip", "normalise"] | None = option(
@@ -206,12 +200,10 @@ class ClippingSettings:
         "clip once).",
         "none",
         goes_with=_OF_BLOCKS,
-        not_with=(
-            Rule(
-                "adaptive_quantile",
-                (),
-                "and the one takes constants from public records, the other from private counts",
-            ),
+        not_with=Rule(
+            "adaptive_quantile",
+            (),
+            "and the one takes constants from public records, the other from private counts",
         ),
     )
     groups: int | None = option(
@@ -222,7 +214,7 @@ class ClippingSettings:
     master_decay: float | None = option(
         "Multiply the master constant by this after every epoch.",
         range=FACTOR,
-        goes_with=(Rule("layerwise", ("enhanced", "factors"), "which has no master constant"),),
+        goes_with=Rule("layerwise", ("enhanced", "factors"), "which has no master constant"),
     )
     sparsify: int | None = option(
         "Every so many steps, freeze weights whose gradients did not rise above the noise.",
@@ -240,7 +232,7 @@ class CliplessSettings:
 
 
 _RANDOM_SETS = "which makes the number of mini-sets random"
-_LOCAL = (Rule("local"),)
+_LOCAL = Rule("local")
 
 
 @section("batch_clipping", "Batch clipping (--query batch-clip)", Rule("query", ("batch-clip",)))
@@ -250,14 +242,14 @@ class BatchClippingSettings:
         "Mini-sets in a step.",
         usual=BY_RECIPE,
         range=ONE_OR_MORE,
-        not_with=(Rule("mini_set_rate", (), _RANDOM_SETS),),
+        not_with=Rule("mini_set_rate", (), _RANDOM_SETS),
     )
     mini_set_rate: float | None = option(
         "Draw each mini-set with this probability, instead of a fixed number of them.", range=FACTOR
     )
     local: Literal["sgd", "momentum", "adam"] | None = option(
         "Run this optimizer over each mini-set, and clip the change that it makes to the weights.",
-        not_with=(Rule("engine", ("book-keeping",), "which knows mean gradients alone"),),
+        not_with=Rule("engine", ("book-keeping",), "which knows mean gradients alone"),
     )
     local_lr: float | None = option(
         "Learning rate of --local.",
@@ -275,7 +267,7 @@ class BatchClippingSettings:
     statistics_noise: float | None = option(
         "Noise multiplier of released statistics; the ledger charges the release.",
         range=NOISE,
-        goes_with=(Rule("statistics", ("released",)),),
+        goes_with=Rule("statistics", ("released",)),
         needed="a noise multiplier such as 10, which is charged before the first step",
     )
 
@@ -286,7 +278,7 @@ class TrainingSettings:
         "Expected number of records in a batch; batch-clip: in all its mini-sets.",
         usual=BY_RECIPE,
         range=ONE_OR_MORE,
-        not_with=(Rule("mini_set_rate", (), _RANDOM_SETS),),
+        not_with=Rule("mini_set_rate", (), _RANDOM_SETS),
         common=True,
     )
     epochs: float | None = option(
@@ -295,7 +287,7 @@ class TrainingSettings:
     steps: int | None = option(
         "Number of steps, instead of --epochs.",
         range=ZERO_OR_MORE,
-        not_with=(Rule("epochs", (), "and each of them follows from the other"),),
+        not_with=Rule("epochs", (), "and each of them follows from the other"),
     )
     optimizer: Literal["sgd", "adam"] = option("Optimizer.", "sgd")
     lr: float | None = option("Learning rate.", usual=BY_RECIPE, range=POSITIVE)
@@ -303,7 +295,7 @@ class TrainingSettings:
         "Momentum of SGD.",
         usual="0.9",
         range=BELOW_ONE,
-        goes_with=(Rule("optimizer", ("sgd",), "which has no momentum"),),
+        goes_with=Rule("optimizer", ("sgd",), "which has no momentum"),
     )
     schedule: Literal["constant", "cosine"] | None = option(
         "Learning-rate schedule.", usual="cosine for clipless, else constant"

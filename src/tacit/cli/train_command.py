@@ -9,7 +9,6 @@ from typing import Any
 import typer
 
 from tacit.cli.console import imported_plugins, print_json
-from tacit.cli.recipes import recipe_for, tailored_for
 from tacit.cli.schema import command_of, to_dict
 from tacit.cli.settings import TrainSettings
 
@@ -44,7 +43,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
 
     from tacit.certificates.accuracy import RADII
     from tacit.cli import build_data, build_model, build_query, run_directory
-    from tacit.cli.model_commands import certificate_of
+    from tacit.cli.show_commands import certificate_of
     from tacit.noise import Noise
     from tacit.report import save_run, write_json
     from tacit.training import Callback, LedgerRun, MovingAverage, ProgressBar, Sparsification
@@ -52,8 +51,8 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
 
     # What is asked for: everything that can be refused without reading records.
     dataset = "" if s.data else s.dataset or build_data.USUAL_DATASET
-    recipe = recipe_for(dataset, s.query, s.features)
-    tailored = tailored_for(dataset, s.features)
+    recipe = build_model.recipe_for(dataset, s.query, s.features)
+    tailored = build_model.tailored_for(dataset, s.features)
     numbers = build_model.loss_numbers(s, recipe, tailored)
     loss = build_model.loss_for(s.loss, numbers, s.query)
     budget = build_query.budget_for(s)

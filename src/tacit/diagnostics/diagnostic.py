@@ -54,6 +54,10 @@ class Diagnostic(Callback, abc.ABC, Generic[Value]):
         max_records: read only so many of the records.
 
     `points` holds the measurements.
+
+        norms = tacit.diagnostics.GradientNormHistory(public)
+        tacit.Trainer(..., callbacks=[norms]).fit()
+        norms.plot("norms.png")
     """
 
     records: Records | None = None
@@ -91,8 +95,7 @@ class Diagnostic(Callback, abc.ABC, Generic[Value]):
     def on_begin(self, trainer: Trainer) -> None:
         self.points = []
         self._measure(trainer, 0)
-        given, training = self.records, trainer.sampler.records
-        self.private = bool(self.reads) and (given is None or share_among(given, training) > 0.5)
+        self.private = bool(self.reads) and self._reads_training(trainer.sampler.records)
 
     def on_step(self, trainer: Trainer, step: int) -> None:
         if self._due(trainer, step) or step == trainer.sampler.steps:
@@ -105,6 +108,11 @@ class Diagnostic(Callback, abc.ABC, Generic[Value]):
                 f"{name} read {self.reads} of the training records: what it shows is not private, "
                 "and epsilon does not cover it"
             )
+
+    def _reads_training(self, training: Records) -> bool:
+        if self.records is None:
+            return True
+        return share_among(first_of(self.records, self.max_records), training) > 0.5
 
     def _due(self, trainer: Trainer, step: int) -> bool:
         if self.every is not None:

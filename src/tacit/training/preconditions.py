@@ -30,9 +30,9 @@ from tacit.statistics.running_statistics import PublicStatistics, ReleasedStatis
 from tacit.statistics.tracking import unfrozen_norms
 
 ROW_NUMBERS = (
-    "records have no ids but their row numbers, by which mini-sets are formed: epsilon is for a "
-    "record that is missing while all others keep their numbers, and not for a table with a row "
-    "fewer; give record_ids, or a budget for replace-one"
+    "mini-sets are formed by row number, since the records have no ids: epsilon holds for a record "
+    "that is missing while all others keep their numbers, and not for a table without one row; "
+    "give record_ids, or a budget for replace-one"
 )
 
 
@@ -64,13 +64,11 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> str |
     )
 
 
-UNPROTECTED_METRICS = (
-    "evaluated on Unprotected records: epsilon does not cover the metrics that were read off them"
-)
+UNPROTECTED_METRICS = "the metrics are of Unprotected records: epsilon does not cover them"
 
 TRAINING_METRICS = (
-    "metrics are of records most of which equal training records: epsilon does not cover what "
-    "those show; look at records that were held out"
+    "most of the evaluated records equal training records: epsilon does not cover what their "
+    "metrics show; evaluate on records that were held out"
 )
 
 
@@ -99,8 +97,8 @@ class Unprotected(HeldOut):
 
 
 TRAINED_OUTSIDE_LEDGER = (
-    "these weights were trained before, by a run that this epsilon does not count; where the "
-    "records are the same, give both runs one ledger"
+    "these weights were trained before, by a run that this epsilon does not count; if the records "
+    "are the same, give both runs one ledger"
 )
 TRAINED_BY_OTHER_RUN = (
     "these weights were trained before, by another run of this ledger: epsilon is this run's "

@@ -87,12 +87,11 @@ SEEDED = (
     "seeded: not private against whoever knows the seed, or sees another run that was drawn from it"
 )
 OVER_BUDGET = (
-    "charged for more steps than this budget allows, when it had a larger one: epsilon counts all "
-    "of them"
+    "charged for more steps than this budget allows, under a larger one: epsilon counts all of them"
 )
 ENDED_EARLY = (
-    "ended before its plan did: epsilon is that of the whole plan, since when to stop may have "
-    "been chosen by looking"
+    "the run ended before its plan: epsilon is that of the whole plan, since the time to stop may "
+    "have been chosen by looking at results"
 )
 
 

@@ -28,34 +28,27 @@ from tacit.records import Records
 from tacit.sampling.sampler import Sampler
 from tacit.statistics.running_statistics import PublicStatistics, ReleasedStatistics
 from tacit.statistics.tracking import train_unfrozen
+from tacit.training import preconditions
 from tacit.training.callbacks import Callback, Evaluation, MovingAverage, ProgressBar
 from tacit.training.evaluation import evaluate
-from tacit.training.preconditions import (
-    ROW_NUMBERS,
-    TRAINED_BY_OTHER_RUN,
-    TRAINED_OUTSIDE_LEDGER,
-    UNPROTECTED_METRICS,
-    HeldOut,
-    LedgerRun,
-    Statistics,
-    Unprotected,
-    check_optimizer,
-    check_statistics,
-    ledger_key,
-    record_run,
-    recorded_runs,
-    sets_by_row_number,
-)
+from tacit.training.preconditions import HeldOut, LedgerRun, Statistics, Unprotected
 from tacit.training.run import ENDED_EARLY, OVER_BUDGET, SEEDED, Run, peak_memory_bytes
 
 
 class Trainer:
     """Trains any module with any `torch.optim` optimizer and scheduler, within a budget.
 
+    The weights of the finished run are (ε, δ)-DP in the sampler's records, for the run's own
+    `epsilon` and the budget's δ and relation.
+
+        trainer = tacit.Trainer(model, loss, query, sampler, optimizer, tacit.Budget(3.0, 1e-5))
+        run = trainer.fit()
+        print(run.epsilon, run.summary(test))
+
     Args:
         noise: `Noise(multiplier, allocation)`. By default the noise is calibrated so that the
-            sampler's steps just fit the budget. With a multiplier of its own, the run ends when
-            its steps are done or the next one would exceed the budget.
+            sampler's steps just fit the budget. If a multiplier is given, the run ends when its
+            steps are done or the next one would exceed the budget.
         scheduler: a learning-rate scheduler, stepped after each step.
         moving_average: averages the weights; evaluations and the finished model use the average.
         statistics: where BatchNorm's running statistics come from, for a query that takes such
@@ -104,7 +97,7 @@ class Trainer:
         if first is None:
             raise ValueError("the model has no parameters to train")
         self._device = first.device
-        check_statistics(model, statistics, sampler.records, query)
+        preconditions.check_statistics(model, statistics, sampler.records, query)
         self.statistics = statistics
         self.evaluate_every = every or max(1, sampler.steps // 20)
         self.callbacks = [ProgressBar()] if callbacks is None else list(callbacks)
@@ -114,9 +107,9 @@ class Trainer:
             sampler.reseed(seed)
         self.notes = [*sampler.records.notes]
         self.evaluate_on = evaluate_on
-        if sets_by_row_number(sampler, budget.relation):
-            self.notes.append(ROW_NUMBERS)
-        left_out = check_optimizer(model, optimizer)
+        if preconditions.sets_by_row_number(sampler, budget.relation):
+            self.notes.append(preconditions.ROW_NUMBERS)
+        left_out = preconditions.check_optimizer(model, optimizer)
         if left_out is not None:
             self.notes.append(left_out)
         if statistics is not None:
@@ -161,7 +154,7 @@ class Trainer:
     def evaluate_on(self, given: Records | HeldOut | None) -> None:
         records = given.records if isinstance(given, HeldOut) else given
         if isinstance(given, Unprotected):
-            self.notes.append(UNPROTECTED_METRICS)
+            self.notes.append(preconditions.UNPROTECTED_METRICS)
         elif records is not None:
             require_held_out(records, self.sampler.records)
         self._evaluate_on = None if records is None else records.to(self._device)
@@ -171,11 +164,11 @@ class Trainer:
         return self.mechanism.plan
 
     def stop(self) -> None:
-        """Ask the run to end after this step. ε will be that of the whole plan."""
+        """End the run after this step. Its ε is that of the whole plan."""
         self._stop_asked = True
 
     def fit(self) -> Run:
-        """Run the loop and return what happened. It ends normally when the budget does.
+        """Train until the steps are done or the budget is spent, and return what happened.
 
         On a ledger, `fit` may be called again: it charges another run, or resumes the one
         of that name. Without a ledger a second call is refused: its ε would not count the first.
@@ -190,8 +183,8 @@ class Trainer:
         budget = self.budget  # a callback may assign another
         if self.moving_average is not None:
             self.moving_average.begin()
-        self._ledger_key = ledger_key(given)
-        earlier = recorded_runs(self.model)
+        self._ledger_key = preconditions.ledger_key(given)
+        earlier = preconditions.recorded_runs(self.model)
         train_unfrozen(self.model)
         ledger = given if isinstance(given, Ledger) else Ledger(given, budget)
         if self._device.type == "cuda":
@@ -233,15 +226,15 @@ class Trainer:
         if max(charged, planned) != counted:
             counted = max(charged, planned)
             self._epsilon = self.plan.epsilon_of_count(counted, budget.delta)
-        key, number = self._ledger_key, self._attempt[0]
         seeds = (self.seed, self.sampler.seed, getattr(self.statistics, "seed", None))
         seeded = any(seed is not None for seed in seeds)
+        on_this_ledger = [run for key, run in earlier if key == self._ledger_key]
         about = {
             SEEDED: seeded,
             ENDED_EARLY: charged < planned,
             OVER_BUDGET: charged > limit,
-            TRAINED_OUTSIDE_LEDGER: any(other != key for other, _ in earlier),
-            TRAINED_BY_OTHER_RUN: any(o == key and run != number for o, run in earlier),
+            preconditions.TRAINED_OUTSIDE_LEDGER: len(on_this_ledger) < len(earlier),
+            preconditions.TRAINED_BY_OTHER_RUN: bool({*on_this_ledger} - {self._attempt[0]}),
         }
         # The private records as they were given, if they still exist, and as they were trained on.
         private = {id(r): r for r in (self._given_records(), self.sampler.records) if r is not None}
@@ -336,5 +329,5 @@ class Trainer:
         """Record the run before anything is released: an interrupted step may have been seen."""
         charged_to = (self._ledger_key, self._attempt[0])
         if self._charged_to != charged_to:
-            record_run(self.model, *charged_to)
+            preconditions.record_run(self.model, *charged_to)
         self._charged_to = charged_to
