@@ -75,15 +75,10 @@ def epsilon(
     """
     SHARE.require("--delta", delta)
     plan = _plan(noise_multiplier, sampling, sampling_rate, population, batch_size, relation, steps)
-    spent = plan.epsilon(steps, delta)
-    facts = {
-        "epsilon": spent,
-        "epsilon_rdp": plan.epsilon_rdp(steps, delta),
-        **_plan_facts(plan, steps, delta),
-    }
+    more = {"epsilon_rdp": plan.epsilon_rdp(steps, delta)}
     if (estimate := _limit(plan, steps)) is not None:
-        facts["gaussian_dp_mu_approximate"] = estimate.mu
-    print_facts({**facts, **_note(spent, delta)}, as_json, "privacy of a run")
+        more["gaussian_dp_mu_approximate"] = estimate.mu
+    print_facts(_facts_of(plan, steps, delta, more), as_json, "privacy of a run")
 
 
 def noise(
@@ -113,9 +108,7 @@ def noise(
     budget = Budget(epsilon, delta, plan.relation)
     multiplier = calibrate(budget, plan.scheme, steps, unit=plan.unit)
     plan = replace(plan, noise_multiplier=multiplier)
-    reached = plan.epsilon(steps, delta)
-    facts = {"epsilon": reached, **_plan_facts(plan, steps, delta), **_note(reached, delta)}
-    print_facts(facts, as_json, "noise for a budget")
+    print_facts(_facts_of(plan, steps, delta), as_json, "noise for a budget")
 
 
 def trade_off(
@@ -233,19 +226,15 @@ def _curve_of(name: str, plan: Plan, steps: int, delta: float) -> RunCurve:
         unit=plan.unit,
         prelude=plan.prelude,
     )
-    spent = plan.epsilon(steps, delta)
-    facts = {
-        "run": name,
-        "epsilon": spent,
-        **_plan_facts(plan, steps, delta),
+    more = {
         "advantage_of_the_best_test": curve.advantage,
         "gaussian_mu_of_the_curve": curve.gaussian_mu(),
     }
     limit = None if plan.prelude else _limit(plan, steps)
     if limit is not None and limit.approximate:
-        facts["clt_mu_not_a_guarantee"] = limit.mu
-        facts["clt_epsilon_not_a_guarantee"] = limit.epsilon(delta)
-    facts |= _note(spent, delta)
+        more["clt_mu_not_a_guarantee"] = limit.mu
+        more["clt_epsilon_not_a_guarantee"] = limit.epsilon(delta)
+    facts = {"run": name, **_facts_of(plan, steps, delta, more)}
     facts["errors"] = [{"type_one": a, "type_two": float(curve(a)[0])} for a in TYPE_ONE_ERRORS]
     return RunCurve(curve, limit, facts)
 
@@ -330,18 +319,21 @@ def _limit(plan: Plan, steps: int) -> GaussianDpEstimate | None:
     return None
 
 
-def _plan_facts(plan: Plan, steps: int, delta: float) -> dict[str, Any]:
+def _facts_of(
+    plan: Plan, steps: int, delta: float, more: dict[str, float] | None = None
+) -> dict[str, Any]:
+    """ε of the plan's first steps, what else was computed, the plan, and a note if ε is vast."""
+    from tacit.accounting.gaussian_dp import no_privacy_note
+
+    spent = plan.epsilon(steps, delta)
+    note = no_privacy_note(spent, delta)
     return {
+        "epsilon": spent,
+        **(more or {}),
         "delta": delta,
         "relation": plan.relation.value,
         "sampling": plan.scheme.describe(),
         "noise_multiplier": plan.noise_multiplier,
         "steps": steps,
+        **({} if note is None else {"note": note}),
     }
-
-
-def _note(spent: float, delta: float) -> dict[str, str]:
-    from tacit.accounting.gaussian_dp import no_privacy_note
-
-    note = no_privacy_note(spent, delta)
-    return {} if note is None else {"note": note}
