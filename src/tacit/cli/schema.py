@@ -274,9 +274,10 @@ def read_file(settings: type, path: Path) -> dict[str, Any]:
         else:
             stored = tomllib.loads(text)
     except (OSError, ValueError, KeyError, TypeError) as error:
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"--config is {path}, which cannot be read ({type(error).__name__}: {error}); give a "
-            "TOML file, or the run.json of a run of tacit train"
+            f"--config is {path}, which cannot be read ({why}); give a TOML file, or the run.json "
+            "of a run of tacit train"
         ) from error
     return read_sections(settings, stored, f"{path}: ")
 
