@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any
 
-from tacit.cli.schema import Option, alternatives, options_of
+from tacit.cli.schema import Option, options_of, sections_of
 from tacit.cli.settings import TrainSettings
 
 PAGE = Path(__file__).parent / "train.md"
@@ -34,23 +32,24 @@ The `run.json` of a run holds its settings under `config.settings`, so that
 
 def page() -> str:
     lines = [INTRODUCTION]
-    for part in fields(TrainSettings):
-        lines += [f"## {part.metadata['title']}: `[{part.name}]`", ""]
+    for part in sections_of(TrainSettings):
+        lines += [f"## {part.title}: `[{part.name}]`", ""]
         lines += ["| setting | what it is | default | takes |", "|---|---|---|---|"]
         for o in options_of(TrainSettings).values():
-            if o.section == part.name:
-                lines.append(f"| `{o.flag}` | {o.help} | {o.default_text()} | {takes(o, part)} |")
+            if o.section == part:
+                lines.append(f"| `{o.flag}` | {o.help} | {o.default_text()} | {takes(o)} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def takes(o: Option, part: Field[Any]) -> str:
+def takes(o: Option) -> str:
     """The choices or the range, and the options that it goes with."""
     kinds = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path"}
     said = [o.range.words if o.range else ", ".join(o.choices) or kinds.get(o.kind, "text")]
-    own = [rule for rule in o.goes_with if rule not in part.metadata["goes_with"]]
-    said += [f"goes with {alternatives(rule)}" for rule in own]
-    said += [f"not with {alternatives(rule)}" for rule in o.not_with]
+    if o.goes_with:
+        said.append(f"goes with {o.goes_with.alternatives()}")
+    if o.not_with:
+        said.append(f"not with {o.not_with.alternatives()}")
     return "; ".join(said)
 
 

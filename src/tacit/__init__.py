@@ -10,71 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from tacit import (
-        accounting,
-        certificates,
-        data,
-        diagnostics,
-        engines,
-        errors,
-        ledger,
-        lipschitz,
-        losses,
-        models,
-        noise,
-        queries,
-        sampling,
-        statistics,
-        training,
-    )
-    from tacit.accounting import calibrate, epsilon, steps_within, trade_off
-    from tacit.budget import Budget, Relation
-    from tacit.data import RandomCropFlip, load, load_file, release_statistics, split_public
-    from tacit.engines import gradient_rule
-    from tacit.ledger import Ledger
-    from tacit.lipschitz import lipschitz_twin, project
-    from tacit.losses import register_loss
-    from tacit.mechanism import Mechanism, PendingRelease
-    from tacit.models.make_trainable import make_trainable
-    from tacit.noise import GlobalNoise, Noise, OptimisedNoise, PerLayerNoise
-    from tacit.queries import (
-        AdaptiveNorm,
-        BatchClip,
-        Clipless,
-        Normalise,
-        PerSampleClip,
-        by_layer,
-        by_parameter,
-        by_prefix,
-    )
-    from tacit.records import Records
-    from tacit.report import save_run
-    from tacit.sampling import (
-        Batch,
-        FixedSizeSampler,
-        MiniSetSampler,
-        PoissonSampler,
-        Sampler,
-        Scheme,
-        ShuffleSampler,
-        Unit,
-        register_scheme,
-    )
-    from tacit.statistics import PublicStatistics, ReleasedStatistics
-    from tacit.training import (
-        Callback,
-        HeldOut,
-        LedgerRun,
-        MovingAverage,
-        Run,
-        Trainer,
-        Unprotected,
-        evaluate,
-    )
-
-# Where each name is defined; `tests/test_house.py` compares this with the imports above.
+# Where each name is defined; `tests/test_house.py` compares this with the imports below.
 _HOMES = {
+    "tacit": (
+        "accounting certificates data diagnostics engines errors ledger lipschitz losses models "
+        "noise queries sampling statistics training"
+    ),
     "tacit.accounting": "calibrate epsilon steps_within trade_off",
     "tacit.budget": "Budget Relation",
     "tacit.data": "RandomCropFlip load load_file release_statistics split_public",
@@ -99,87 +40,89 @@ _HOMES = {
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
-__all__ = [
-    "AdaptiveNorm",
-    "Batch",
-    "BatchClip",
-    "Budget",
-    "Callback",
-    "Clipless",
-    "FixedSizeSampler",
-    "GlobalNoise",
-    "HeldOut",
-    "Ledger",
-    "LedgerRun",
-    "Mechanism",
-    "MiniSetSampler",
-    "MovingAverage",
-    "Noise",
-    "Normalise",
-    "OptimisedNoise",
-    "PendingRelease",
-    "PerLayerNoise",
-    "PerSampleClip",
-    "PoissonSampler",
-    "PublicStatistics",
-    "RandomCropFlip",
-    "Records",
-    "Relation",
-    "ReleasedStatistics",
-    "Run",
-    "Sampler",
-    "Scheme",
-    "ShuffleSampler",
-    "Trainer",
-    "Unit",
-    "Unprotected",
-    "accounting",
-    "by_layer",
-    "by_parameter",
-    "by_prefix",
-    "calibrate",
-    "certificates",
-    "data",
-    "diagnostics",
-    "engines",
-    "epsilon",
-    "errors",
-    "evaluate",
-    "gradient_rule",
-    "ledger",
-    "lipschitz",
-    "lipschitz_twin",
-    "load",
-    "load_file",
-    "losses",
-    "make_trainable",
-    "models",
-    "noise",
-    "project",
-    "queries",
-    "register_loss",
-    "register_scheme",
-    "release_statistics",
-    "sampling",
-    "save_run",
-    "split_public",
-    "statistics",
-    "steps_within",
-    "trade_off",
-    "training",
-]
+if TYPE_CHECKING:  # `as` says that a name is public
+    from tacit import accounting as accounting
+    from tacit import certificates as certificates
+    from tacit import data as data
+    from tacit import diagnostics as diagnostics
+    from tacit import engines as engines
+    from tacit import errors as errors
+    from tacit import ledger as ledger
+    from tacit import lipschitz as lipschitz
+    from tacit import losses as losses
+    from tacit import models as models
+    from tacit import noise as noise
+    from tacit import queries as queries
+    from tacit import sampling as sampling
+    from tacit import statistics as statistics
+    from tacit import training as training
+    from tacit.accounting import calibrate as calibrate
+    from tacit.accounting import epsilon as epsilon
+    from tacit.accounting import steps_within as steps_within
+    from tacit.accounting import trade_off as trade_off
+    from tacit.budget import Budget as Budget
+    from tacit.budget import Relation as Relation
+    from tacit.data import RandomCropFlip as RandomCropFlip
+    from tacit.data import load as load
+    from tacit.data import load_file as load_file
+    from tacit.data import release_statistics as release_statistics
+    from tacit.data import split_public as split_public
+    from tacit.engines import gradient_rule as gradient_rule
+    from tacit.ledger import Ledger as Ledger
+    from tacit.lipschitz import lipschitz_twin as lipschitz_twin
+    from tacit.lipschitz import project as project
+    from tacit.losses import register_loss as register_loss
+    from tacit.mechanism import Mechanism as Mechanism
+    from tacit.mechanism import PendingRelease as PendingRelease
+    from tacit.models.make_trainable import make_trainable as make_trainable
+    from tacit.noise import GlobalNoise as GlobalNoise
+    from tacit.noise import Noise as Noise
+    from tacit.noise import OptimisedNoise as OptimisedNoise
+    from tacit.noise import PerLayerNoise as PerLayerNoise
+    from tacit.queries import AdaptiveNorm as AdaptiveNorm
+    from tacit.queries import BatchClip as BatchClip
+    from tacit.queries import Clipless as Clipless
+    from tacit.queries import Normalise as Normalise
+    from tacit.queries import PerSampleClip as PerSampleClip
+    from tacit.queries import by_layer as by_layer
+    from tacit.queries import by_parameter as by_parameter
+    from tacit.queries import by_prefix as by_prefix
+    from tacit.records import Records as Records
+    from tacit.report import save_run as save_run
+    from tacit.sampling import Batch as Batch
+    from tacit.sampling import FixedSizeSampler as FixedSizeSampler
+    from tacit.sampling import MiniSetSampler as MiniSetSampler
+    from tacit.sampling import PoissonSampler as PoissonSampler
+    from tacit.sampling import Sampler as Sampler
+    from tacit.sampling import Scheme as Scheme
+    from tacit.sampling import ShuffleSampler as ShuffleSampler
+    from tacit.sampling import Unit as Unit
+    from tacit.sampling import register_scheme as register_scheme
+    from tacit.statistics import PublicStatistics as PublicStatistics
+    from tacit.statistics import ReleasedStatistics as ReleasedStatistics
+    from tacit.training import Callback as Callback
+    from tacit.training import HeldOut as HeldOut
+    from tacit.training import LedgerRun as LedgerRun
+    from tacit.training import MovingAverage as MovingAverage
+    from tacit.training import Run as Run
+    from tacit.training import Trainer as Trainer
+    from tacit.training import Unprotected as Unprotected
+    from tacit.training import evaluate as evaluate
+else:
+    __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
-    elif name in __all__:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'tacit' has no attribute {name!r}")
+    home = _MODULE_OF[name]
+    if home == "tacit":
         value = importlib.import_module(f"tacit.{name}")
     else:
-        raise AttributeError(f"module 'tacit' has no attribute {name!r}")
+        value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_MODULE_OF})

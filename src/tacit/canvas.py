@@ -1,12 +1,15 @@
-"""Figures without a screen, and the notice that goes on top of them."""
+"""Figures without a screen, the notice that goes on top of them, and tables."""
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,6 +46,18 @@ def save(figure: Figure, path: str | os.PathLike[str], notice: str | None = None
     figure.savefig(path, dpi=120)
 
 
-def one_notice(notices: set[str]) -> str:
-    """What several diagnostics in one figure say, once."""
-    return "; ".join(sorted(notices))
+def facts_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    """A table of names and values."""
+    table = Table(show_header=False, title=title, title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def table_text(table: Table, width: int) -> str:
+    """The table as plain text, `width` characters wide at most."""
+    text = io.StringIO()
+    Console(file=text, width=width, force_terminal=False).print(table)
+    return text.getvalue()

@@ -27,18 +27,21 @@ from tacit.training.run import Run
 
 __all__ = ["save_run"]
 
+# What a run writes into its folder.
+FILES = ("run.json", "weights.safetensors", "progress.png", PREPROCESSING)
+
 
 @functools.cache
 def source() -> dict[str, Any]:
     """The package's version, the commit of its checkout, and whether its code was changed since.
 
-    `commit` and `dirty` are None where the package is not a part of a git checkout. `dirty` says
+    `commit` and `dirty` are None where the package is not part of a git checkout. `dirty` says
     that a Python file, tracked or not, differs from the commit, so that the commit alone does not
-    name the code. Asked once per process: code that is edited later is not what runs.
+    name the code. Read once per process: code that is edited later is not what runs.
     """
     package = Path(tacit.__file__).parent
     commit = None
-    # Tracked: a package that is installed below somebody else's checkout is not of that checkout.
+    # A package that is installed below another project's checkout is not tracked there.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is not None:
         commit = _git(package, "rev-parse", "HEAD")
     changed = None if commit is None else _git(package, "status", "--porcelain", "--", ":/*.py")
@@ -52,13 +55,13 @@ def source() -> dict[str, Any]:
 def _git(folder: Path, *arguments: str) -> str | None:
     command = ["git", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return result.stdout.strip()
 
 
-# The metric beside the loss, by preference: its label, and what it is multiplied by.
+# The metric that is drawn beside the loss, by preference: its label, and its factor.
 _BESIDE = {
     "accuracy": ("held-out accuracy (%)", 100),
     "root_mean_squared_error": ("held-out RMSE", 1),
@@ -87,14 +90,11 @@ def plot_history(facts: dict[str, Any], path: str | os.PathLike[str]) -> None:
     figure.savefig(path, dpi=120)
 
 
-_FILES = ("run.json", "weights.safetensors", "progress.png")
-
-
 def environment() -> dict[str, Any]:
     """The commit and the versions that a figure depends on."""
     return {
         **source(),
-        "python": platform.python_version(),
+        "python": ".".join(map(str, sys.version_info[:3])),
         "torch": torch.__version__,
         "numpy": version("numpy"),
         "scipy": version("scipy"),
@@ -125,7 +125,7 @@ def save_run(
     refuse_private_statistics(run.model)
     target = Path(folder)
     # Without one of its own, a run must not replace preprocessing that another has paid for.
-    kept = _FILES if preprocessing is not None else (*_FILES, PREPROCESSING)
+    kept = FILES if preprocessing is None else FILES[:-1]
     if not overwrite and any((target / name).exists() for name in kept):
         raise ValueError(
             f"folder {str(target)!r} holds a run already; give another folder, or overwrite=True"

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import tacit
 from tacit.certificates import certified_accuracy
 from tacit.cli import app
-from tacit.cli.model_commands import held_out_records
-from tacit.cli.saved_run import read_run
+from tacit.cli.run_directory import read_run
+from tacit.cli.show_commands import held_out_records
 
 FAST = ["--steps", "8", "--noise-multiplier", "5", "--quiet", "--json", "--seed", "0"]
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import tacit
 from tacit.cli import app
+from tacit.cli.build_model import Recipe
 from tacit.cli.build_query import MiniSetDraw, blocks_for, check_batch_norm, mini_sets_for
-from tacit.cli.recipes import Recipe
-from tacit.cli.saved_run import read_run
+from tacit.cli.run_directory import read_run
 from tacit.cli.settings import BatchClippingSettings, ClippingSettings
 
 FAST = ["--query", "batch-clip", "--steps", "2", "--noise-multiplier", "2", "--epsilon", "50"]
@@ -167,16 +167,16 @@ def test_rule_views_threshold_and_engine(tmp_path: Path) -> None:
     ],
 )
 def test_the_engine_that_is_asked_for_is_used(tmp_path: Path, monkeypatch, engine, used) -> None:
-    made = []
+    engines, batch_clip = [], tacit.BatchClip
 
     def watched(*arguments, **options):
-        made.append(options["engine"])
-        return tacit.BatchClip(*arguments, **options)
+        engines.append(options["engine"])
+        return batch_clip(*arguments, **options)
 
-    monkeypatch.setattr("tacit.cli.build_query.BatchClip", watched)
+    monkeypatch.setattr(tacit.queries, "BatchClip", watched)
     facts = facts_of(tmp_path, *SETS, "--engine", engine)
     assert facts["config"]["settings"]["query"]["engine"] == engine
-    assert [type(given) for given in made] == [type(None) if used is None else used]
+    assert [type(given) for given in engines] == [type(None) if used is None else used]
 
 
 @pytest.mark.parametrize("name", ["none", "original", "enhanced", "factors"])
@@ -206,7 +206,7 @@ WRONG = [
     (["--batch-size", "100", "--mini-set-size", "7", "--mini-sets", "3"], "give two of the three"),
     (["--mini-set-size", "0"], "--mini-set-size is 0"),
     (["--mini-set-size", "2000"], "give smaller sets"),
-    (["--mini-sets", "9999"], "9999 of"),
+    (["--mini-sets", "9999"], "--mini-sets is 9999"),
     (["--layerwise", "enhanced"], "--blocks layer"),
     (["--groups", "2"], "--blocks layer"),
     ([*BLOCKS, "--groups", "9"], "give 1 up to 2"),

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 import tacit
 from tacit.cli import app
-from tacit.cli.build_model import loss_for, loss_numbers
-from tacit.cli.recipes import recipe_for, tailored_for
+from tacit.cli.build_model import loss_for, loss_numbers, recipe_for, tailored_for
 from tacit.cli.settings import ModelSettings
 
 FAST = ["--steps", "3", "--epsilon", "3", "--delta", "1e-4", "--quiet", "--json", "--seed", "0"]

@@ -22,10 +22,6 @@ def run(folder: Path, *arguments: str):
     return CliRunner().invoke(app, ["train", *FAST, "--out", str(folder), *arguments])
 
 
-def records(*shape: int) -> tacit.Records:
-    return tacit.Records(torch.zeros(1, *shape), torch.zeros(1).long(), num_classes=7)
-
-
 def test_resnet18_from_end_to_end(tmp_path: Path) -> None:
     result = run(tmp_path, "--model", "resnet18", "--batch-size", "3", "--steps", "1")
     assert result.exit_code == 0, result.exception
@@ -71,9 +67,9 @@ def test_every_name_fits_or_says_why_not(shape: tuple[int, ...]) -> None:
     for name in NETWORKS:
         if name not in FITTING[shape]:
             with pytest.raises(ValueError, match=r"takes (images|3 channels)"):
-                network_for(name, records(*shape), "clip")
+                network_for(name, shape, 7, "clip")
             continue
-        model, changes = network_for(name, records(*shape), "clip")
+        model, changes = network_for(name, shape, 7, "clip")
         assert model(torch.zeros(2, *shape)).shape == (2, 7)
         assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
         has_norm = name in {"convnet", "lenet5", "resnet8", "resnet18"}
@@ -85,7 +81,7 @@ CLIPLESS = ["default", "linear", "mnist-cnn", "lenet5", "vgg", "lipschitz-vgg", 
 
 @pytest.mark.parametrize("name", CLIPLESS)
 def test_clipless_takes_a_network_by_its_twin(name: str) -> None:
-    model, changes = network_for(name, records(1, 28, 28), "clipless")
+    model, changes = network_for(name, (1, 28, 28), 7, "clipless")
     found = tacit.lipschitz.propagate(model, 1.0, (1, 28, 28))
     assert set(found.by_parameter) == {n for n, _ in model.named_parameters()}
     assert bool(changes) == (name in ("mnist-cnn", "lenet5", "vgg"))

@@ -6,7 +6,6 @@ import json
 import runpy
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from typer.testing import CliRunner
 from tacit.accounting.pld import LEAST_NOISE as ACCOUNTED_NOISE
 from tacit.cli import app
 from tacit.cli.build_model import NETWORKS
-from tacit.cli.schema import LEAST_NOISE, assemble, check, options_of, read_nested, to_dict
+from tacit.cli.schema import LEAST_NOISE, check, options_of, read_sections, to_dict
 from tacit.cli.settings import LOSSES, TrainSettings
 from tacit.losses.record_loss import Task
 from tacit.losses.registry import loss_named, numbers_of, registered_losses
@@ -61,10 +60,10 @@ def test_settings_come_back_from_what_run_json_holds() -> None:
         "epochs": 2.0,
         "max_norm": 0.5,
     }
-    told = assemble(TrainSettings, values)
+    told = TrainSettings(**values)
     check(told)
     stored = json.loads(json.dumps(to_dict(told)))
-    assert assemble(TrainSettings, read_nested(TrainSettings, stored)) == told
+    assert TrainSettings(**read_sections(TrainSettings, stored)) == told
 
 
 def test_a_file_of_settings_and_the_command_line_over_it(tmp_path: Path) -> None:
@@ -99,6 +98,10 @@ def test_a_run_is_repeated_from_its_run_json(
     ("text", "says"),
     [
         ("[privacy]\nepsilo = 3", "privacy.epsilo is no setting; give privacy.epsilon"),
+        (
+            "[model]\nzzz = 3",
+            "model.zzz is no setting; give model.model or model.loss or",
+        ),
         ("epsilon = 3", "epsilon is no setting; give privacy.epsilon"),
         ("[data]\nepsilon = 3", "data.epsilon is no setting; give privacy.epsilon"),
         ("[privcy]\nepsilon = 3", "privcy is no setting; give [privacy]"),
@@ -136,30 +139,28 @@ def test_a_choice_that_does_not_exist_is_refused_with_the_nearest(tmp_path: Path
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])
 def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
-    """Best of five, as the machine may be busy; and nothing heavy is imported at all."""
+    """In time on a processor, as the machine may be busy; and nothing heavy is imported at all."""
     code = (
-        "import sys\n"
+        "import sys, time\n"
         f"sys.argv = ['tacit', *{arguments}]\n"
         "from tacit.cli import main\n"
         "try:\n    main()\n"
         f"finally:\n    assert not set({HEAVY}) & set(sys.modules), sys.modules.keys()\n"
+        "    print(time.process_time(), file=sys.stderr)\n"
     )
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-        seconds.append(time.perf_counter() - began)
-        if seconds[-1] < 0.5:
-            break
-    assert min(seconds) < 1.0
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert float(result.stderr) < 0.5
 
 
 def test_the_help_begins_with_what_most_people_need() -> None:
     text = CliRunner().invoke(app, ["train", "--help"], terminal_width=100).stdout
     first, _, rest = text.partition(" Data ")
-    common = ("dataset", "data", "target", "query", "model", "epsilon", "delta", "epochs")
-    for name in (*common, "batch-size", "out", "seed"):
-        assert f"--{name} " in first
+    common = {o.name for o in options_of(TrainSettings).values() if o.common}
+    assert common == {
+        *("dataset", "data", "target", "epsilon", "delta"),
+        *("model", "query", "batch_size", "epochs", "out"),
+    }
     for o in options_of(TrainSettings).values():
         assert (o.flag in first) if o.common else (o.flag in rest)
 

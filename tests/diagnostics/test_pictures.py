@@ -7,7 +7,6 @@ import torch
 from small_run import fit, some_records
 
 import tacit
-from tacit.canvas import one_notice
 from tacit.diagnostics import (
     ActivationNorms,
     ClippingAlignment,
@@ -105,7 +104,6 @@ def test_the_notice_is_drawn(tmp_path, monkeypatch):
     diagnostic.plot(tmp_path / "without.svg")
     size = [(tmp_path / name).stat().st_size for name in ("with.svg", "without.svg")]
     assert size[0] > 1.01 * size[1]
-    assert one_notice({"b", "a"}) == "a; b"
 
 
 def test_gradients_that_are_all_zero_have_a_picture(tmp_path):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import tacit
 from tacit.cli import app
-from tacit.cli.saved_run import read_run
+from tacit.cli.run_directory import read_run
 from tacit.data import (
     Preprocessing,
     PublicScaler,

@@ -15,9 +15,8 @@ import typer
 
 import tacit
 from tacit.cli.accounting_commands import epsilon, noise, trade_off
-from tacit.cli.ledger_commands import ledger_app
-from tacit.cli.model_commands import certify, data, inspect
-from tacit.cli.plugins import PLUGIN, import_plugin
+from tacit.cli.console import PLUGIN, import_plugin
+from tacit.cli.show_commands import certify, data, inspect, ledger_app
 from tacit.cli.train_command import train_command
 from tacit.errors import TacitError
 
@@ -25,7 +24,6 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="tacit",
-    help="Train PyTorch models with differential privacy, and account for it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -41,7 +39,7 @@ app.command()(certify)
 app.command()(inspect)
 
 
-def _show_version(wanted: bool) -> None:
+def _print_release(wanted: bool) -> None:
     if wanted:
         typer.echo(f"tacit {tacit.__version__}")
         raise typer.Exit
@@ -50,7 +48,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: bool = typer.Option(
-        False, "--version", callback=_show_version, is_eager=True, help="Show the version."
+        False, "--version", callback=_print_release, is_eager=True, help="Show the version."
     ),
     plugin: list[str] = PLUGIN,
 ) -> None:
@@ -64,11 +62,10 @@ def main() -> None:
     try:
         app()
     except (TacitError, ValueError, OSError) as error:
-        _refuse(str(error))
+        message = str(error)
     except sqlite3.Error as error:
-        _refuse(f"the ledger could not be read or written: {error}")
-
-
-def _refuse(message: str) -> None:
+        message = f"the ledger could not be read or written: {error}"
+    else:
+        return
     typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
     sys.exit(1)

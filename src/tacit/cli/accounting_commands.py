@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from tacit.budget import Budget, Relation
-from tacit.cli.output import JSON, print_facts, print_json
-from tacit.cli.schema import FACTOR, NOISE, POSITIVE, SHARE, ZERO_OR_MORE, Range
+from tacit.cli.console import JSON, print_facts, print_json
+from tacit.cli.schema import FACTOR, NOISE, POSITIVE, SHARE, ZERO_OR_MORE
 from tacit.errors import UnsupportedEvent
 
 if TYPE_CHECKING:
@@ -32,25 +32,31 @@ class AccountedSampling(enum.StrEnum):
 
 SAMPLING = typer.Option(
     AccountedSampling.POISSON,
-    help="How batches are drawn; fixed-size and shuffle need replace-one. mini-sets is batch "
-    "clipping: each step takes one of ⌈records ÷ batch⌉ fixed sets, clipped as one.",
+    metavar="NAME",
+    help="How batches are drawn: poisson, fixed-size, shuffle or mini-sets. fixed-size and shuffle "
+    "need replace-one. mini-sets is batch clipping: each step takes one of ⌈records ÷ batch⌉ fixed "
+    "sets, and clips it as a whole.",
 )
 RATE = typer.Option(None, help="Poisson: probability that a record takes part in a step.")
 POPULATION = typer.Option(
-    None, "--population", "--records", help="Number of records, if there is no rate."
+    None, "--population", "--records", help="Number of records, where no rate is given."
 )
 BATCH = typer.Option(None, help="Number of records in a batch (Poisson: expected).")
 STEPS = typer.Option(..., help="Number of steps.")
-DELTA = typer.Option(..., help="δ, well below one over the number of records.")
+DELTA = typer.Option(..., help="δ; choose it well below 1 / number of records.")
 RELATION = typer.Option(
     None,
-    help="Which datasets are neighbours. Default: add-or-remove-one for Poisson, else replace-one. "
-    "The noise multiplier is the noise over the sensitivity under this relation.",
+    metavar="NAME",
+    help="Which datasets are neighbours: add-or-remove-one or replace-one. The noise multiplier is "
+    "the noise over the sensitivity under this relation. Default: add-or-remove-one for Poisson "
+    "sampling, else replace-one.",
 )
 
 
 def epsilon(
-    noise_multiplier: float = typer.Option(..., help="Noise's standard deviation ÷ sensitivity."),
+    noise_multiplier: float = typer.Option(
+        ..., help="Standard deviation of the noise ÷ sensitivity."
+    ),
     sampling_rate: float | None = RATE,
     steps: int = STEPS,
     delta: float = DELTA,
@@ -60,21 +66,19 @@ def epsilon(
     relation: Relation | None = RELATION,
     as_json: bool = JSON,
 ) -> None:
-    """Show the ε of a run: by PLD (the guarantee), RDP (a cross-check), CLT (approximate).
+    """Show the ε of a run.
+
+    It is computed by PLD, which is the guarantee, and by RDP as a cross-check. μ is an estimate by
+    the central limit theorem.
 
     Example: tacit epsilon --noise-multiplier 1.54 --sampling-rate 0.02048 --steps 1465 --delta 1e-5
     """
-    _check("--delta", delta, SHARE)
+    SHARE.require("--delta", delta)
     plan = _plan(noise_multiplier, sampling, sampling_rate, population, batch_size, relation, steps)
-    spent = plan.epsilon(steps, delta)
-    facts = {
-        "epsilon": spent,
-        "epsilon_rdp": plan.epsilon_rdp(steps, delta),
-        **_plan_facts(plan, steps, delta),
-    }
+    more = {"epsilon_rdp": plan.epsilon_rdp(steps, delta)}
     if (estimate := _limit(plan, steps)) is not None:
-        facts["gaussian_dp_mu_approximate"] = estimate.mu
-    print_facts({**facts, **_note(spent, delta)}, as_json, "privacy of a run")
+        more["gaussian_dp_mu_approximate"] = estimate.mu
+    print_facts(_facts_of(plan, steps, delta, more), as_json, "privacy of a run")
 
 
 def noise(
@@ -88,7 +92,7 @@ def noise(
     relation: Relation | None = RELATION,
     as_json: bool = JSON,
 ) -> None:
-    """Show the least noise multiplier whose ε, by PLD, is within the budget.
+    """Show the smallest noise multiplier that keeps a run within ε, by PLD.
 
     Example: tacit noise --epsilon 3 --delta 1e-5 --sampling-rate 0.02048 --steps 1465
     """
@@ -97,16 +101,14 @@ def noise(
     from tacit.accounting import calibrate
 
     if steps < 1:
-        raise ValueError(f"--steps is {steps}, which asks for no noise; give at least 1")
-    _check("--epsilon", epsilon, POSITIVE)
-    _check("--delta", delta, SHARE)
+        raise ValueError(f"--steps is {steps}, which needs no noise; give at least 1")
+    POSITIVE.require("--epsilon", epsilon)
+    SHARE.require("--delta", delta)
     plan = _plan(1.0, sampling, sampling_rate, population, batch_size, relation, steps)
     budget = Budget(epsilon, delta, plan.relation)
     multiplier = calibrate(budget, plan.scheme, steps, unit=plan.unit)
     plan = replace(plan, noise_multiplier=multiplier)
-    reached = plan.epsilon(steps, delta)
-    facts = {"epsilon": reached, **_plan_facts(plan, steps, delta), **_note(reached, delta)}
-    print_facts(facts, as_json, "noise for a budget")
+    print_facts(_facts_of(plan, steps, delta), as_json, "noise for a budget")
 
 
 def trade_off(
@@ -114,9 +116,12 @@ def trade_off(
         None, metavar="RUN", help="Folders of saved runs, instead of the options below."
     ),
     noise_multiplier: float | None = typer.Option(
-        None, help="Noise's standard deviation ÷ sensitivity, of each block if --layers is given."
+        None,
+        help="Noise standard deviation ÷ sensitivity; with --layers, that of each block.",
     ),
-    layers: int = typer.Option(1, help="Blocks with noise of their own: L of them make σ/√L."),
+    layers: int = typer.Option(
+        1, help="Number L of blocks with noise of their own; together they have σ/√L."
+    ),
     sampling_rate: float | None = RATE,
     steps: int | None = typer.Option(None, help="Number of steps."),
     delta: float | None = typer.Option(None, help="δ at which to give ε."),
@@ -129,9 +134,10 @@ def trade_off(
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Show the least type II error of any test for one record, at each type I error: exact, by PLD.
+    """Show the trade-off curve of a run: the least type II error at each type I error.
 
-    Beside it stand ε at δ, the advantage of the best test, and the CLT's μ, which is no guarantee.
+    No test for one record can do better. The curve is exact, by PLD. Beside it are ε at δ, the
+    advantage of the best test, and μ by the central limit theorem, which is no guarantee.
 
     Example: tacit trade-off --noise-multiplier 2.5 --layers 8
     --sampling mini-sets --records 54000 --batch-size 64 --steps 42200
@@ -158,44 +164,47 @@ def trade_off(
             raise ValueError(
                 "give the folder of a saved run, or --noise-multiplier, --steps and --delta"
             )
-        _check("--noise-multiplier", noise_multiplier, NOISE)
-        _check("--delta", delta, SHARE)
+        NOISE.require("--noise-multiplier", noise_multiplier)
+        SHARE.require("--delta", delta)
         joint = layerwise_multiplier(noise_multiplier, layers)
         plan = _plan(joint, sampling, sampling_rate, population, batch_size, relation, steps)
-        curves = [_curve(f"noise multiplier {joint:.4g}, {steps} steps", plan, steps, delta)]
+        curves = [_curve_of(f"noise multiplier {joint:.4g}, {steps} steps", plan, steps, delta)]
     if out is not None:
-        names = [facts["run"] for _, _, facts in curves]
+        names = [curve.facts["run"] for curve in curves]
         # Two runs may be in folders of one name.
         names = [f"{n} ({i})" if names.count(n) > 1 else n for i, n in enumerate(names, 1)]
+        by_name = dict(zip(names, curves, strict=True))
         plot_trade_offs(
-            {name: curve for name, (curve, _, _) in zip(names, curves, strict=True)},
+            {name: curve.exact for name, curve in by_name.items()},
             out,
-            {name: limit for name, (_, limit, _) in zip(names, curves, strict=True) if limit},
+            {name: curve.limit for name, curve in by_name.items() if curve.limit},
         )
     if as_json:
         written = None if out is None else str(out)
-        print_json({"curves": [facts for _, _, facts in curves], "picture": written})
+        print_json({"curves": [curve.facts for curve in curves], "picture": written})
         return
-    for _, _, facts in curves:
-        errors = {
-            f"type II error at type I {row['type_one']:g}": row["type_two"]
-            for row in facts.pop("errors")
-        }
-        print_facts({**facts, **errors}, False, "trade-off of a run")
+    for curve in curves:
+        rows = curve.facts.pop("errors")
+        errors = {f"type II error at type I {r['type_one']:g}": r["type_two"] for r in rows}
+        print_facts({**curve.facts, **errors}, False, "trade-off of a run")
     if out is not None:
         typer.echo(f"written to {out}")
 
 
-if TYPE_CHECKING:
-    Curve = tuple[TradeOff, GaussianDpEstimate | None, dict[str, Any]]
+class RunCurve(NamedTuple):
+    """A run's trade-off curve, its limit by the central limit theorem, and the figures to show."""
+
+    exact: TradeOff
+    limit: GaussianDpEstimate | None
+    facts: dict[str, Any]
 
 
-def _saved_curve(folder: Path) -> Curve:
-    from tacit.cli.saved_run import read_plan
+def _saved_curve(folder: Path) -> RunCurve:
+    from tacit.cli.run_directory import read_plan
 
     saved = read_plan(folder)
-    curve = _curve(folder.name, saved.plan, saved.steps, saved.delta)
-    spent = curve[2]["epsilon"]
+    curve = _curve_of(folder.name, saved.plan, saved.steps, saved.delta)
+    spent = curve.facts["epsilon"]
     # Rounding differs by far less; resumed runs answer for steps that run.json does not count.
     if abs(spent - saved.epsilon) > 0.01 * saved.epsilon:
         raise ValueError(
@@ -206,7 +215,7 @@ def _saved_curve(folder: Path) -> Curve:
     return curve
 
 
-def _curve(name: str, plan: Plan, steps: int, delta: float) -> Curve:
+def _curve_of(name: str, plan: Plan, steps: int, delta: float) -> RunCurve:
     from tacit.accounting.f_dp import trade_off
 
     curve = trade_off(
@@ -217,21 +226,17 @@ def _curve(name: str, plan: Plan, steps: int, delta: float) -> Curve:
         unit=plan.unit,
         prelude=plan.prelude,
     )
-    spent = plan.epsilon(steps, delta)
-    facts = {
-        "run": name,
-        "epsilon": spent,
-        **_plan_facts(plan, steps, delta),
+    more = {
         "advantage_of_the_best_test": curve.advantage,
         "gaussian_mu_of_the_curve": curve.gaussian_mu(),
     }
     limit = None if plan.prelude else _limit(plan, steps)
     if limit is not None and limit.approximate:
-        facts["clt_mu_not_a_guarantee"] = limit.mu
-        facts["clt_epsilon_not_a_guarantee"] = limit.epsilon(delta)
-    facts |= _note(spent, delta)
+        more["clt_mu_not_a_guarantee"] = limit.mu
+        more["clt_epsilon_not_a_guarantee"] = limit.epsilon(delta)
+    facts = {"run": name, **_facts_of(plan, steps, delta, more)}
     facts["errors"] = [{"type_one": a, "type_two": float(curve(a)[0])} for a in TYPE_ONE_ERRORS]
-    return curve, limit, facts
+    return RunCurve(curve, limit, facts)
 
 
 def _plan(
@@ -247,13 +252,12 @@ def _plan(
     from tacit.accounting import Plan
     from tacit.sampling import Unit
 
-    _check("--noise-multiplier", noise_multiplier, NOISE)
-    _check("--sampling-rate", rate, FACTOR)
-    _check("--steps", steps, ZERO_OR_MORE)
+    NOISE.require("--noise-multiplier", noise_multiplier)
+    FACTOR.require("--sampling-rate", rate)
+    ZERO_OR_MORE.require("--steps", steps)
     relation = relation_for(sampling, relation)
     unit = Unit.MINI_SET if sampling is AccountedSampling.MINI_SETS else Unit.RECORD
-    scheme = _scheme(sampling, rate, population, batch)
-    return Plan(scheme, noise_multiplier, relation, steps, unit)
+    return Plan(_scheme(sampling, rate, population, batch), noise_multiplier, relation, steps, unit)
 
 
 def relation_for(sampling: str, given: Relation | None) -> Relation:
@@ -315,23 +319,21 @@ def _limit(plan: Plan, steps: int) -> GaussianDpEstimate | None:
     return None
 
 
-def _plan_facts(plan: Plan, steps: int, delta: float) -> dict[str, Any]:
+def _facts_of(
+    plan: Plan, steps: int, delta: float, more: dict[str, float] | None = None
+) -> dict[str, Any]:
+    """ε of the plan's first steps, what else was computed, the plan, and a note if ε is vast."""
+    from tacit.accounting.gaussian_dp import no_privacy_note
+
+    spent = plan.epsilon(steps, delta)
+    note = no_privacy_note(spent, delta)
     return {
+        "epsilon": spent,
+        **(more or {}),
         "delta": delta,
         "relation": plan.relation.value,
         "sampling": plan.scheme.describe(),
         "noise_multiplier": plan.noise_multiplier,
         "steps": steps,
+        **({} if note is None else {"note": note}),
     }
-
-
-def _note(spent: float, delta: float) -> dict[str, str]:
-    from tacit.accounting.gaussian_dp import no_privacy_note
-
-    note = no_privacy_note(spent, delta)
-    return {} if note is None else {"note": note}
-
-
-def _check(flag: str, value: float | None, range: Range) -> None:
-    if value is not None and not range.contains(value):
-        raise ValueError(f"{flag} is {value:g}; give {range.words}")

@@ -10,52 +10,32 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from tacit import engines, queries, sampling
 from tacit.budget import Budget, Relation
 from tacit.cli.accounting_commands import relation_for
 from tacit.cli.build_data import RunData
-from tacit.cli.recipes import Recipe
+from tacit.cli.build_model import Recipe
 from tacit.cli.settings import BatchClippingSettings, ClippingSettings, TrainSettings
 from tacit.data.augmentation import Augmentation, RandomCropFlip
-from tacit.engines.book_keeping import Automatic, BookKeeping, PerRecord
-from tacit.engines.clipping import Clip, Normalise
-from tacit.engines.recorder import Recorder
 from tacit.noise import Allocation, GlobalNoise, OptimisedNoise, PerLayerNoise
-from tacit.queries.batch_clip import BatchClip
-from tacit.queries.bounded_gradient import Blocks, GradientQuery, Loss, by_layer, by_parameter
-from tacit.queries.clipless import Clipless
-from tacit.queries.per_sample_clip import ClippedQuery, Frozen, PerSampleClip
-from tacit.queries.set_gradients import (
-    LocalRun,
-    MeanGradient,
-    SetBySet,
-    SetGradient,
-    SetsAsRecords,
-    too_small_is_nothing,
-)
-from tacit.queries.thresholds import (
-    AdaptiveNorm,
-    Decaying,
-    LayerFactors,
-    LayerwiseNorms,
-    group_by_norm,
-)
+from tacit.queries.bounded_gradient import Blocks
+from tacit.queries.set_gradients import too_small_is_nothing
 from tacit.records import Records
-from tacit.sampling.fixed_size import FixedSizeSampler, ShuffleSampler
-from tacit.sampling.mini_sets import MiniSetSampler
-from tacit.sampling.poisson import PoissonSampler
-from tacit.sampling.sampler import Sampler
-from tacit.statistics.running_statistics import PublicStatistics, ReleasedStatistics
-from tacit.statistics.tracking import unfrozen_norms, without_running_statistics
-from tacit.training.callbacks import Sparsification
-from tacit.training.trainer import Trainer
+from tacit.statistics import (
+    PublicStatistics,
+    ReleasedStatistics,
+    without_running_statistics,
+)
+from tacit.statistics.tracking import unfrozen_norms
+from tacit.training import Sparsification, Trainer
 
 
 def budget_for(s: TrainSettings) -> Budget:
     """The budget, under the usual relation of the sampling if none is given."""
-    mini_sets = s.query.query == "batch-clip"
-    sampling = "mini-sets" if mini_sets else s.privacy.sampling or "poisson"
-    given = Relation(s.privacy.relation) if s.privacy.relation else None
-    return Budget(s.privacy.epsilon, s.privacy.delta, relation_for(sampling, given))
+    mini_sets = s.query == "batch-clip"
+    sampling = "mini-sets" if mini_sets else s.sampling or "poisson"
+    given = Relation(s.relation) if s.relation else None
+    return Budget(s.epsilon, s.delta, relation_for(sampling, given))
 
 
 class MiniSetDraw(NamedTuple):
@@ -111,37 +91,48 @@ class SamplingPlan(NamedTuple):
     steps_per_epoch: int
     draw: MiniSetDraw | None
 
+    @property
+    def set_size(self) -> int:
+        return self.draw.size if self.draw else 1
+
 
 def sampling_plan(s: TrainSettings, recipe: Recipe, size: int) -> SamplingPlan:
     """The numbers of a sampler over `size` records."""
-    t, draw = s.training, None
-    if s.query.query == "batch-clip":
-        draw = mini_sets_for(s.batch_clipping, t.batch_size, size, recipe)
+    draw = None
+    if s.query == "batch-clip":
+        draw = mini_sets_for(s, s.batch_size, size, recipe)
         expected = draw.expected_records(size)
     else:
-        expected = t.batch_size or max(1, min(recipe.batch_size, size // 2))
-    steps = t.steps
+        expected = s.batch_size or max(1, min(recipe.batch_size, size // 2))
+    steps = s.steps
     if steps is None:
-        steps = max(1, round((t.epochs or recipe.epochs) * size / expected))
+        steps = max(1, round((s.epochs or recipe.epochs) * size / expected))
     return SamplingPlan(expected, steps, max(1, round(size / expected)), draw)
 
 
 def sampler_for(
     s: TrainSettings, plan: SamplingPlan, records: Records, device: torch.device
-) -> Sampler:
-    t, draw = s.training, plan.draw
-    shared: dict[str, Any] = {"max_physical_batch": t.max_physical_batch, "seed": t.seed}
-    if draw is not None:
-        sets: dict[str, Any] = {"chosen": draw.chosen, "rate": draw.rate}
-        return MiniSetSampler(records, draw.size, plan.steps, **sets, **shared)
+) -> sampling.Sampler:
+    shared: dict[str, Any] = {"max_physical_batch": s.max_physical_batch, "seed": s.seed}
+    if plan.draw is not None:
+        size, chosen, rate = plan.draw
+        num_sets = math.ceil(records.require_num_ids("a number of mini-sets") / size)
+        if chosen is not None and chosen > num_sets:
+            raise ValueError(
+                f"--mini-sets is {chosen}, and the records make {num_sets} mini-sets of {size}; "
+                "give fewer"
+            )
+        return sampling.MiniSetSampler(
+            records, size, plan.steps, chosen=chosen, rate=rate, **shared
+        )
     batch = int(plan.batch_size)
-    if s.privacy.sampling == "fixed-size":
-        return FixedSizeSampler(records, batch, plan.steps, **shared)
-    if s.privacy.sampling == "shuffle":
-        return ShuffleSampler(records, batch, plan.steps, **shared)
+    if s.sampling == "fixed-size":
+        return sampling.FixedSizeSampler(records, batch, plan.steps, **shared)
+    if s.sampling == "shuffle":
+        return sampling.ShuffleSampler(records, batch, plan.steps, **shared)
     if device.type == "cuda":
         shared["pad_to"] = 32  # few shapes: a new one makes the GPU choose its kernels anew
-    return PoissonSampler(records, steps=plan.steps, expected_batch_size=batch, **shared)
+    return sampling.PoissonSampler(records, steps=plan.steps, expected_batch_size=batch, **shared)
 
 
 class Clips(NamedTuple):
@@ -153,8 +144,8 @@ class Clips(NamedTuple):
 
 def clips_for(s: TrainSettings, recipe: Recipe) -> Clips:
     """The clips that are given, else the recipe's; None for no limit, or for the blocks' norms."""
-    master = None if s.clipping.layerwise == "original" else s.clipping.max_norm or recipe.max_norm
-    limit = s.clipless.gradient_clip
+    master = None if s.layerwise == "original" else s.max_norm or recipe.max_norm
+    limit = s.gradient_clip
     return Clips(master, (recipe.gradient_clip if limit is None else limit) or None)
 
 
@@ -162,62 +153,63 @@ def query_for(
     s: TrainSettings,
     recipe: Recipe,
     model: nn.Module,
-    loss: Loss,
+    loss: queries.Loss,
     data: RunData,
     plan: SamplingPlan,
-    frozen: Frozen | None,
-) -> GradientQuery:
+    frozen: queries.Frozen | None,
+) -> queries.GradientQuery:
     """The gradient query of the route that is asked for."""
     clips = clips_for(s, recipe)
-    engine, augmentation = _engine(s), _augmentation(s.query.augment, data.private.shape)
-    quantile = s.query.adaptive_quantile
+    engine, augmentation = _engine(s), _augmentation(s.augment, data.private.shape)
+    quantile = s.adaptive_quantile
 
-    def threshold(first: float | None) -> float | AdaptiveNorm | None:
-        return first if quantile is None or first is None else AdaptiveNorm(first, quantile)
+    def threshold(first: float | None) -> float | queries.AdaptiveNorm | None:
+        return first if quantile is None or first is None else queries.AdaptiveNorm(first, quantile)
 
-    if s.query.query == "clipless":
-        return Clipless(
+    if s.query == "clipless":
+        return queries.Clipless(
             gradient_clip=threshold(clips.gradient_clip),
             augmentation=augmentation,
             recorder=engine,
         )
-    c, set_size = s.clipping, plan.draw.size if plan.draw else 1
-    gradient = _set_gradient(s.batch_clipping)
-    constants = layerwise_constants(c, data.public, clips.max_norm, plan.steps_per_epoch)
+    gradient = _set_gradient(s)
+    constants = layerwise_constants(s, data.public, clips.max_norm, plan.steps_per_epoch)
     shared: dict[str, Any] = {
         "max_norm": constants or threshold(clips.max_norm),
-        "blocks": blocks_for(c, model, loss, data.public, set_size, gradient),
-        "rule": Normalise() if c.rule == "normalise" else Clip(),
+        "blocks": blocks_for(s, model, loss, data.public, plan.set_size, gradient),
+        "rule": queries.Normalise() if s.rule == "normalise" else queries.Clip(),
         "augmentation": augmentation,
         "frozen": frozen,
     }
-    if s.query.query == "clip":
-        return PerSampleClip(engine=engine, **shared)
-    return BatchClip(mini_set_size=set_size, gradient=gradient, engine=engine, **shared)
+    if s.query == "clip":
+        return queries.PerSampleClip(engine=engine, **shared)
+    return queries.BatchClip(
+        mini_set_size=plan.set_size, gradient=gradient, engine=engine, **shared
+    )
 
 
 def layerwise_constants(
     c: ClippingSettings, public: Records | None, master: float | None, per_epoch: int
-) -> LayerwiseNorms | LayerFactors | None:
+) -> queries.LayerwiseNorms | queries.LayerFactors | None:
     """Constants of the blocks, estimated anew in each epoch; None for one norm C."""
     if c.layerwise == "none":
         return None
     assert public is not None
     if master is None:
-        return LayerwiseNorms(public, every=per_epoch)
+        return queries.LayerwiseNorms(public, every=per_epoch)
     decay = c.master_decay
-    schedule = master if decay is None else Decaying(master, decay, per_epoch)
-    kind = LayerFactors if c.layerwise == "factors" else LayerwiseNorms
+    schedule = master if decay is None else queries.Decaying(master, decay, per_epoch)
+    kind = queries.LayerFactors if c.layerwise == "factors" else queries.LayerwiseNorms
     return kind(public, schedule, every=per_epoch)
 
 
 def blocks_for(
     c: ClippingSettings,
     model: nn.Module,
-    loss: Loss,
+    loss: queries.Loss,
     public: Records | None,
     set_size: int,
-    gradient: SetGradient | None,
+    gradient: queries.SetGradient | None,
 ) -> Blocks | Callable[[nn.Module], Blocks] | None:
     """Blocks by name, or groups of them that are fixed here, at the initial weights.
 
@@ -225,34 +217,35 @@ def blocks_for(
     """
     if c.blocks in (None, "flat"):
         return None
-    make = by_layer if c.blocks == "layer" else by_parameter
+    make = queries.by_layer if c.blocks == "layer" else queries.by_parameter
     if c.groups is None:
         return make
     assert public is not None
     some = public.take(slice(max(512, 8 * set_size)))
-    probe = BatchClip(1.0, set_size, blocks=make, gradient=gradient)
-    return group_by_norm(make(model), probe.expected_norms(model, loss, some), c.groups)
+    probe = queries.BatchClip(1.0, set_size, blocks=make, gradient=gradient)
+    return queries.group_by_norm(make(model), probe.expected_norms(model, loss, some), c.groups)
 
 
 def allocation_for(s: TrainSettings) -> tuple[str, Allocation]:
     """How noise is shared over blocks, by name. Layer factors make one block of all layers."""
-    c = s.clipping
-    several = c.blocks not in (None, "flat") and c.layerwise != "factors"
-    by_block = several and (s.query.query == "batch-clip" or c.layerwise != "none")
-    name = s.privacy.noise or ("per-layer" if by_block else "global")
-    kinds: dict[str, Callable[[], Allocation]] = {
-        "global": GlobalNoise,
-        "per-layer": PerLayerNoise,
-        "optimised": OptimisedNoise,
-    }
-    return name, kinds[name]()
+    several = s.blocks not in (None, "flat") and s.layerwise != "factors"
+    by_block = several and (s.query == "batch-clip" or s.layerwise != "none")
+    name = s.noise or ("per-layer" if by_block else "global")
+    return name, _ALLOCATIONS[name]()
+
+
+_ALLOCATIONS: dict[str, Callable[[], Allocation]] = {
+    "global": GlobalNoise,
+    "per-layer": PerLayerNoise,
+    "optimised": OptimisedNoise,
+}
 
 
 def statistics_for(
     s: TrainSettings, model: nn.Module, data: RunData, set_size: int
 ) -> PublicStatistics | ReleasedStatistics | None:
     """Where BatchNorm's statistics come from: public records by default, if there are any."""
-    wanted, norms = s.batch_clipping.statistics, unfrozen_norms(model)
+    wanted, norms = s.statistics, unfrozen_norms(model)
     if wanted == "convert":
         return None
     if not norms:
@@ -262,8 +255,8 @@ def statistics_for(
             )
         return None
     if wanted == "released":
-        assert s.batch_clipping.statistics_noise is not None
-        return ReleasedStatistics(data.private, s.batch_clipping.statistics_noise)
+        assert s.statistics_noise is not None
+        return ReleasedStatistics(data.private, s.statistics_noise)
     if data.public is None:
         name, norm = next(iter(norms.items()))
         raise ValueError(
@@ -309,7 +302,7 @@ def query_facts(trainer: Trainer, sparsification: Sparsification | None) -> dict
     query = trainer.mechanism.query
     if thresholds := getattr(query, "thresholds", ()):
         facts["thresholds"] = thresholds
-    if isinstance(query, ClippedQuery):
+    if isinstance(query, queries.ClippedQuery):
         blocks = query.blocks_of(trainer.model)
         facts["num_blocks"] = len(blocks)
         if query.estimates:
@@ -322,25 +315,29 @@ def query_facts(trainer: Trainer, sparsification: Sparsification | None) -> dict
 
 
 def _engine(s: TrainSettings) -> Any:
-    known = _ENGINES[s.query.query]
-    if s.query.engine not in known:
+    engines = _ENGINES[s.query]
+    if s.engine not in engines:
         raise ValueError(
-            f"--engine is {s.query.engine}, and --query {s.query.query} has no such engine; give "
-            f"--engine {' or '.join(known)}"
+            f"--engine is {s.engine}, and --query {s.query} has no such engine; give "
+            f"--engine {' or '.join(engines)}"
         )
-    return known[s.query.engine]()
+    return engines[s.engine]()
 
 
 _ENGINES: dict[str, dict[str, Callable[[], Any]]] = {
     "clipless": {
-        "automatic": Recorder,
-        "book-keeping": lambda: Recorder(capture=False, compile=False),
+        "automatic": engines.Recorder,
+        "book-keeping": lambda: engines.Recorder(capture=False, compile=False),
     },
-    "clip": {"automatic": Automatic, "book-keeping": BookKeeping, "per-record": PerRecord},
+    "clip": {
+        "automatic": engines.Automatic,
+        "book-keeping": engines.BookKeeping,
+        "per-record": engines.PerRecord,
+    },
     "batch-clip": {
         "automatic": lambda: None,  # the certificate chooses
-        "book-keeping": lambda: SetsAsRecords(BookKeeping()),
-        "set-by-set": SetBySet,
+        "book-keeping": lambda: queries.SetsAsRecords(engines.BookKeeping()),
+        "set-by-set": queries.SetBySet,
     },
 }
 
@@ -354,13 +351,13 @@ def _augmentation(views: int | None, shape: tuple[int, ...]) -> Augmentation | N
     return Augmentation(views, RandomCropFlip(padding=max(1, min(shape[1:]) // 8)))
 
 
-def _set_gradient(b: BatchClippingSettings) -> SetGradient:
+def _set_gradient(b: BatchClippingSettings) -> queries.SetGradient:
     """What a mini-set proposes: its mean gradient, or a local run over its records."""
     if b.local is None:
-        return MeanGradient()
+        return queries.MeanGradient()
     optimizers: dict[str, Any] = {
         "sgd": torch.optim.SGD,
         "momentum": partial(torch.optim.SGD, momentum=0.9),
         "adam": torch.optim.Adam,
     }
-    return LocalRun(partial(optimizers[b.local], lr=b.local_lr), at_once=b.local_batch or 1)
+    return queries.LocalRun(partial(optimizers[b.local], lr=b.local_lr), at_once=b.local_batch or 1)

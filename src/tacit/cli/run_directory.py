@@ -1,4 +1,4 @@
-"""The folder of a run of `tacit train`, its ledger, and what the run says about both.
+"""The folder of a run of `tacit train`: what may be written there, and what is read back from it.
 
 A folder holds one run. With --overwrite the files of an earlier run are replaced, and its ledger
 stays: charges are never deleted.
@@ -7,13 +7,24 @@ stays: charges are never deleted.
 from __future__ import annotations
 
 import datetime
+import json
 import sqlite3
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
 
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
+from tacit.cli.build_model import network_for
+from tacit.cli.schema import options_of, read_sections
+from tacit.cli.settings import TrainSettings
 from tacit.errors import BudgetExceeded
 from tacit.ledger import Ledger
+from tacit.report import FILES
 from tacit.training.run import Run
 
 REPLACED_NOTE = (
@@ -21,9 +32,11 @@ REPLACED_NOTE = (
     "and epsilon is this run's alone: see tacit ledger show"
 )
 _LEDGER = tuple(f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm"))
-_RUN = ("run.json", "weights.safetensors", "progress.png", "preprocessing.safetensors")
 # Written by other commands, or not by every run: they would describe the earlier run.
 _DERIVED = ("certificate.json", "certified.png", "trade_off.png")
+
+
+# ---- before and after training -------------------------------------------------------------------
 
 
 def new_folder(stem: str) -> Path:
@@ -37,38 +50,34 @@ def new_folder(stem: str) -> Path:
 
 
 def check_folder(folder: Path, overwrite: bool, shared: Path | None = None) -> None:
-    """Raise if the folder holds a run that nobody asked to replace, or cannot hold one."""
+    """Raise if the folder holds a run that nobody asked to replace, or cannot hold one.
+
+    `shared` is a ledger that other runs use too. It must not be a file that a run replaces.
+    """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out is {folder}, which is a file; give a folder")
-    for name in (*_RUN, *_DERIVED, *_LEDGER[1:]):
+    for name in (*FILES, *_DERIVED, *_LEDGER[1:]):
         if shared is not None and _same(folder / name, shared):
             raise ValueError(
                 f"--ledger is {shared}, where a run in {folder} writes its own {name}; give "
                 "another file"
             )
-    if _files(folder, shared, _RUN + _LEDGER) and not overwrite:
+    own_ledger = shared is None or not _same(folder / _LEDGER[0], shared)
+    files = FILES + _LEDGER if own_ledger else FILES
+    if any((folder / name).exists() for name in files) and not overwrite:
         raise ValueError(
             f"{folder} holds a run already; give another --out, or, if its ledger has budget left "
             "for another run, --overwrite: the ledger stays, and is charged"
         )
 
 
-def clear_folder(folder: Path, shared: Path | None = None) -> bool:
+def clear_folder(folder: Path) -> bool:
     """Remove the files of an earlier run, and say whether there was one. Ledgers always stay."""
-    files = _files(folder, shared, _RUN + _DERIVED)
+    files = [folder / name for name in FILES + _DERIVED if (folder / name).exists()]
     for file in files:
         file.unlink()
     folder.mkdir(parents=True, exist_ok=True)
-    return any(file.name in _RUN for file in files)
-
-
-def _files(folder: Path, shared: Path | None, names: tuple[str, ...]) -> list[Path]:
-    """The files of these names that exist, without the shared ledger and its log."""
-    kept: tuple[str, ...] = ()
-    if shared is not None and _same(folder / "ledger.sqlite", shared):
-        kept = _LEDGER
-    files = [folder / name for name in names if name not in kept]
-    return [f for f in files if f.exists() and not (shared is not None and _same(f, shared))]
+    return any(file.name in FILES for file in files)
 
 
 def _same(file: Path, other: Path) -> bool:
@@ -88,25 +97,25 @@ def open_ledger(file: Path, budget: Budget) -> Ledger:
         ) from error
 
 
-def admit_run(book: Ledger, plan: Plan, name: str | None, budget: Budget) -> tuple[int, int]:
+def admit_run(ledger: Ledger, plan: Plan, name: str | None, budget: Budget) -> tuple[int, int]:
     """The events that the run of this name has been charged for, and its limit.
 
     Raises what the ledger raises if it does not admit the run: call this before anything that
     cannot be undone. It charges only what comes before the first step, which the run resumes with.
     """
     try:
-        book.begin(plan, name=name, budget=budget)
+        ledger.begin(plan, name=name, budget=budget)
     except BudgetExceeded as error:
         raise BudgetExceeded(
-            f"the ledger {book.path} refuses this run: {error}. Charges are never deleted, not "
+            f"the ledger {ledger.path} refuses this run: {error}. Charges are never deleted, not "
             "even by --overwrite. For several runs over the same records, make a ledger with a "
             "larger budget (tacit ledger create) and give it to each with --ledger; a run over "
             "other records goes to another --out"
         ) from error
     try:
-        return book.run_status()
+        return ledger.run_status()
     finally:
-        book.end()
+        ledger.end()
 
 
 def delta_note(delta: float, num_records: int) -> list[str]:
@@ -114,14 +123,14 @@ def delta_note(delta: float, num_records: int) -> list[str]:
     if delta * num_records < 1:
         return []
     return [
-        f"δ = {delta:g} is not below 1/N for N = {num_records} records: to publish each record "
-        "whole with probability δ would keep this promise too, and would show one record or more "
+        f"δ = {delta:g} is not below 1/N for N = {num_records} records: publishing each record "
+        "whole with probability δ would keep this promise too, and would show at least one record "
         "in expectation; give a --delta well below 1/N"
     ]
 
 
 def no_step_note(run: Run, charged_before: int, limit: int) -> list[str]:
-    """Why a run took no step; empty if it took one.
+    """Why a run took no step. Empty if it took one.
 
     `charged_before` and `limit` are the run's events on its ledger before it was resumed.
     """
@@ -145,3 +154,99 @@ def no_step_note(run: Run, charged_before: int, limit: int) -> list[str]:
     else:
         why = "the run of this name had spent its budget on the ledger already"
     return [f"no step was taken: {why}; {initial}"]
+
+
+# ---- a saved run ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """The folder of a run, the settings that it was given, and what its network is built for.
+
+    `shape` is that of one input of the network, after preprocessing.
+    """
+
+    folder: Path
+    settings: TrainSettings
+    shape: tuple[int, ...]
+    num_classes: int
+
+    def network(self) -> nn.Module:
+        """The network as it was built, with the run's weights; no record is needed."""
+        s = self.settings
+        convert = s.statistics == "convert"
+        network, _ = network_for(s.model, self.shape, self.num_classes, s.query, convert)
+        try:
+            network.load_state_dict(load_file(self.folder / "weights.safetensors"))
+        except (RuntimeError, SafetensorError) as error:
+            raise ValueError(
+                f"the weights in {self.folder} do not fit the network that its run.json names: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        return network
+
+
+def read_run(folder: Path) -> SavedRun:
+    """The run in `folder`, or an error that says what is missing."""
+    facts = _facts(folder)
+    _require(folder, "weights.safetensors")
+    try:
+        config = facts["config"]
+        shape, num_classes = config["used"]["input_shape"], config["used"]["num_classes"]
+        if "settings" in config:
+            values = read_sections(TrainSettings, config["settings"])
+        else:  # a run that was saved before settings had sections
+            options, stored = options_of(TrainSettings), config["options"]
+            given = {n: v for n, v in stored.items() if n in options and v is not None}
+            values = {name: options[name].read(value, name) for name, value in given.items()}
+        return SavedRun(folder, TrainSettings(**values), tuple(shape), int(num_classes))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder}/run.json does not say how to build the run's network "
+            f"({type(error).__name__}: {error}); it was not made by tacit train. In Python: "
+            "tacit.certificates.certified_accuracy(model, records)"
+        ) from error
+
+
+class SavedPlan(NamedTuple):
+    """A run's plan, how many of its steps the run answers for, and its δ and ε."""
+
+    plan: Plan
+    steps: int
+    delta: float
+    epsilon: float
+
+
+def read_plan(folder: Path) -> SavedPlan:
+    """The plan of the run in `folder`, or an error that says what is missing."""
+    facts = _facts(folder)
+    try:
+        stored = facts["plan"] if "plan" in facts else facts["config"]["used"]["plan"]
+        plan = Plan.from_json(stored if isinstance(stored, str) else json.dumps(stored))
+        # A run that its budget ended answers for the steps it took, any other for its whole plan.
+        taken = int(facts["steps"])
+        steps = taken if facts["stopped"] == "budget" or plan.steps is None else plan.steps
+        return SavedPlan(plan, steps, float(facts["delta"]), float(facts["epsilon"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder}/run.json does not hold a run's plan ({type(error).__name__}: {error}); "
+            "in Python: tacit.trade_off(noise_multiplier, sampling, steps)"
+        ) from error
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    _require(folder, "run.json")
+    try:
+        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{folder}/run.json is not JSON ({error}); it was not made by tacit train"
+        ) from error
+    return facts if isinstance(facts, dict) else {}
+
+
+def _require(folder: Path, name: str) -> None:
+    if not (folder / name).is_file():
+        raise ValueError(
+            f"{folder} has no {name}; give the folder of a run, as tacit train --out makes it"
+        )

@@ -1,26 +1,36 @@
 """How an option is declared, and what is made of the declaration.
 
-An option is a field of a settings dataclass, declared once by `option`: help, default, range, and
-the other options that it goes with. From that come the command line (`command_of`), files of
+An option is a field of a settings class, declared once by `option`: help, default, range, and the
+other options that it goes with. From that come the command line (`command_of`), files of
 settings (`read_file`), the checks (`check`), what run.json holds (`to_dict`), and
 docs/reference/train.md. Nothing here imports torch: `--help` must not wait for it.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 
-Settings = TypeVar("Settings")
+T = TypeVar("T")
 
 
 class Range(NamedTuple):
@@ -28,6 +38,11 @@ class Range(NamedTuple):
 
     words: str
     contains: Callable[[float], bool]
+
+    def require(self, flag: str, value: float | None) -> None:
+        """Raise ValueError for a value that is given and out of range."""
+        if value is not None and not self.contains(value):
+            raise ValueError(f"{flag} is {_text(value)}; give {self.words}")
 
 
 LEAST_NOISE = 1e-3  # of tacit.accounting.pld, which imports SciPy; a test compares the two
@@ -46,166 +61,202 @@ NOISE = Range(
 
 
 class Rule(NamedTuple):
-    """Another option, and the values for which a rule holds: any that is given if there are none.
-
-    In `goes_with` and `not_with` they are values of the other option, in `needs` one's own.
-    """
+    """Another option, and its values for which a rule holds: any value that is given, if empty."""
 
     option: str
     values: tuple[Any, ...] = ()
     why: str = ""
 
+    def alternatives(self) -> str:
+        """The option and its values as one would type them."""
+        values = " or ".join(map(_text, self.values))
+        return f"{_flag(self.option)} {values}".rstrip()
+
+
+class Section(NamedTuple):
+    """A group of options: its name in a file, its title in the help, and what it goes with."""
+
+    name: str
+    title: str
+    goes_with: Rule | None = None
+
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `usual` says what is used where the default is None; `parse` reads its text."""
+    """One option.
+
+    `usual` says what is used where the default is None, and `form` how a list is written. An option
+    with `needed` must be given where it may be; that says what to give.
+    """
 
     help: str
     default: Any = None
     range: Range | None = None
-    goes_with: tuple[Rule, ...] = ()
-    not_with: tuple[Rule, ...] = ()
-    needs: tuple[Rule, ...] = ()
+    goes_with: Rule | None = None
+    not_with: Rule | None = None
+    needed: str = ""
     usual: str = ""
-    parse: Callable[[str], Any] | None = None
+    form: str = ""
     common: bool = False
     short: str = ""
-    # From the field that declares it.
-    name: str = ""
-    section: str = ""
-    kind: type = str
     choices: tuple[str, ...] = ()
+    # From the field and the class that declare it.
+    name: str = ""
+    section: Section = Section("", "")
+    kind: type = str
+    items: tuple[Any, ...] = ()
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return _flag(self.name)
 
     @property
     def key(self) -> str:
-        return f"{self.section}.{self.name}"
+        return f"{self.section.name}.{self.name}"
+
+    @property
+    def conditions(self) -> list[Rule]:
+        """What must hold for the option to be given."""
+        return [rule for rule in (self.section.goes_with, self.goes_with) if rule is not None]
 
     def default_text(self) -> str:
-        return self.usual if self.default in (None, False) else f"{self.default}"
+        return self.usual if self.default in (None, False) else _text(self.default)
 
-    def said(self, value: object) -> str:
+    def help_text(self) -> str:
+        """The help, the choices, and the default."""
+        choices = f" One of {', '.join(self.choices)}." if self.choices else ""
+        default = f" Default: {self.default_text()}." if self.default_text() else ""
+        return self.help + choices + default
+
+    def with_value(self, value: object) -> str:
         return f"{self.flag} is {_text(value)}"
 
     def read(self, value: Any, where: str) -> Any:
         """A value of the command line or of a file, as the field has it."""
-        if self.parse is not None:
-            if isinstance(value, list):
-                value = ",".join(map(str, value))
-            if isinstance(value, str):
-                return self.parse(value)
-        wanted: tuple[type, ...] = {float: (int, float), Path: (str, Path)}.get(
-            self.kind, (self.kind,)
-        )
-        if not isinstance(value, wanted) or (isinstance(value, bool) and self.kind is not bool):
-            raise ValueError(f"{where} is {value!r}; give {_WORDS[self.kind]}")
+        if self.kind is tuple:
+            return self._read_items(value, where)
+        taken, words = _TAKEN[self.kind]
+        if not isinstance(value, taken) or (isinstance(value, bool) and self.kind is not bool):
+            raise ValueError(f"{where} is {value!r}; give {words}")
         return self.kind(value)
 
+    def _read_items(self, value: Any, where: str) -> tuple[Any, ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        try:
+            parts = [str(part).strip() for part in parts]
+            kinds = self.items[:1] * len(parts) if ... in self.items else self.items
+            if all(parts):
+                return tuple(kind(part) for kind, part in zip(kinds, parts, strict=True))
+        except (TypeError, ValueError):
+            pass
+        raise ValueError(f"{where} is {value!r}; give {self.form}")
 
-_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text in quotes",
-    Path: "a path in quotes",
-    tuple: "a list, or text with commas",
+    def require(self, value: Any) -> None:
+        """Raise ValueError for a value that is no choice, or out of range."""
+        if self.choices and value not in self.choices:
+            near = get_close_matches(value, self.choices, n=1)
+            words = near[0] if near else f"one of {', '.join(self.choices)}"
+            raise ValueError(f"{self.with_value(value)}; give {words}")
+        if self.range is not None:
+            self.range.require(self.flag, value)
+
+
+# What a file may give for a field of each type.
+_TAKEN: dict[type, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "text in quotes"),
+    Path: ((str, Path), "a path in quotes"),
 }
 
 
 def option(help: str, default: Any = None, **rest: Any) -> Any:
-    """Declare an option as a field of a settings dataclass; `rest` are fields of `Option`."""
+    """Declare an option as a field of a section; `rest` are fields of `Option`."""
     return field(default=default, metadata={"option": Option(help, default, **rest)})
 
 
-def section(kind: Callable[[], Any], title: str, *goes_with: Rule) -> Any:
-    """Declare a group of options; `goes_with` holds for each of them."""
-    return field(default_factory=kind, metadata={"title": title, "goes_with": goes_with})
+@dataclass_transform(frozen_default=True, field_specifiers=(option,))
+def section(name: str, title: str, goes_with: Rule | None = None) -> Callable[[type[T]], type[T]]:
+    """Class decorator: the fields are a group of options, for each of which `goes_with` holds."""
+
+    def declare(cls: type[T]) -> type[T]:
+        cls.section = Section(name, title, goes_with)  # type: ignore[attr-defined]
+        return dataclass(frozen=True)(cls)
+
+    return declare
+
+
+def sections_of(settings: type) -> list[Section]:
+    """The sections that a class of settings inherits from, in their order."""
+    return [base.section for base in settings.__bases__]  # type: ignore[attr-defined]
 
 
 def options_of(settings: type) -> dict[str, Option]:
     """Every option, by its name; names are unique over the sections."""
-    found = {}
-    for part in fields(settings):
-        kind = get_type_hints(settings)[part.name]
-        hints = get_type_hints(kind)
-        for each in fields(kind):
-            declared: Option = each.metadata["option"]
-            inner = [h for h in get_args(hints[each.name]) if h is not type(None)]
-            hint = inner[0] if type(None) in get_args(hints[each.name]) else hints[each.name]
-            choices = get_args(hint) if get_origin(hint) is Literal else ()
-            found[each.name] = replace(
-                declared,
-                name=each.name,
-                section=part.name,
-                kind=str if choices else get_origin(hint) or hint,
-                choices=choices or declared.choices,
-                goes_with=(*part.metadata["goes_with"], *declared.goes_with),
+    options = {}
+    for base, part in zip(settings.__bases__, sections_of(settings), strict=True):
+        hints = get_type_hints(base)
+        for declared in fields(base):
+            o: Option = declared.metadata["option"]
+            hint = hints[declared.name]
+            if type(None) in get_args(hint):
+                hint = get_args(hint)[0]
+            is_choice = get_origin(hint) is Literal
+            options[declared.name] = replace(
+                o,
+                name=declared.name,
+                section=part,
+                kind=str if is_choice else get_origin(hint) or hint,
+                items=get_args(hint),
+                choices=get_args(hint) if is_choice else o.choices,
             )
-    return found
-
-
-def assemble(settings: type[Settings], values: Mapping[str, Any]) -> Settings:
-    """Nested settings from values by option name. What is missing or None has its default."""
-    options, parts = options_of(settings), {part.name: {} for part in fields(settings)}  # type: ignore[arg-type, var-annotated]
-    for name, value in values.items():
-        if value is not None:
-            parts[options[name].section][name] = value
-    kinds = get_type_hints(settings)
-    return settings(**{name: kinds[name](**own) for name, own in parts.items()})
+    return options
 
 
 def to_dict(settings: Any) -> dict[str, dict[str, Any]]:
     """Section by section what is not None, as JSON and TOML can hold it."""
     plain: dict[str, dict[str, Any]] = {}
     for name, o in options_of(type(settings)).items():
-        value = getattr(getattr(settings, o.section), name)
+        value = getattr(settings, name)
         if value is not None:
-            plain.setdefault(o.section, {})[name] = str(value) if o.kind is Path else value
+            plain.setdefault(o.section.name, {})[name] = str(value) if o.kind is Path else value
     return plain
 
 
 def check(settings: Any) -> None:
     """Raise ValueError for the first option that is out of range, or that would be ignored."""
     options = options_of(type(settings))
-    values = {n: getattr(getattr(settings, o.section), n) for n, o in options.items()}
+    values = {name: getattr(settings, name) for name in options}
     given = {n: v for n, v in values.items() if v is not None and v != options[n].default}
+
+    def holds(rule: Rule) -> bool:
+        return values[rule.option] in rule.values if rule.values else rule.option in given
+
+    for name, value in given.items():
+        options[name].require(value)
     for name, value in given.items():
         o = options[name]
-        if o.choices and value not in o.choices:
-            near = _nearest(value, o.choices)
-            words = near[0] if near else f"one of {', '.join(o.choices)}"
-            raise ValueError(f"{o.said(value)}; give {words}")
-        if o.range is not None and not o.range.contains(value):
-            raise ValueError(f"{o.said(value)}; give {o.range.words}")
-    for name, value in given.items():
-        o = options[name]
-        for rule in o.goes_with:
-            other, held = options[rule.option], values[rule.option]
-            if (held in rule.values) if rule.values else (rule.option in given):
+        this = o.with_value(value)
+        for rule in o.conditions:
+            if holds(rule):
                 continue
-            state = other.said(held) if held is not None else f"{other.flag} is not given"
+            other, current = options[rule.option], values[rule.option]
+            state = f"{other.flag} is not given" if current is None else other.with_value(current)
             why = f", {rule.why}" if rule.why else ""
             raise ValueError(
-                f"{o.said(value)}, and {state}{why}; {o.flag} goes with {alternatives(rule)}: "
-                f"give that, or leave {o.flag} out"
+                f"{this}, and {state}{why}; {o.flag} goes with {rule.alternatives()}: give that, "
+                f"or leave {o.flag} out"
             )
-        for rule in o.not_with:
-            if rule.option in given and (not rule.values or given[rule.option] in rule.values):
-                both = f"{o.said(value)} and {options[rule.option].said(given[rule.option])}"
-                raise ValueError(f"{both}, {rule.why}; leave one of them out")
-        for rule in o.needs:
-            if (not rule.values or value in rule.values) and rule.option not in given:
-                raise ValueError(f"{o.said(value)}, which needs {alternatives(rule, own=True)}")
-
-
-def alternatives(rule: Rule, own: bool = False) -> str:
-    flag = "--" + rule.option.replace("_", "-")
-    if own or not rule.values:
-        return f"{flag}: {rule.why}" if own else flag
-    return f"{flag} {' or '.join(map(_text, rule.values))}"
+        excluded = o.not_with
+        if excluded and excluded.option in given and holds(excluded):
+            that = options[excluded.option].with_value(given[excluded.option])
+            raise ValueError(f"{this} and {that}, {excluded.why}; leave one of them out")
+    for name, o in options.items():
+        if o.needed and name not in given and all(map(holds, o.conditions)):
+            cause = o.conditions[-1].option
+            this = options[cause].with_value(values[cause])
+            raise ValueError(f"{this}, which needs {o.flag}: {o.needed}")
 
 
 def read_file(settings: type, path: Path) -> dict[str, Any]:
@@ -216,51 +267,54 @@ def read_file(settings: type, path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
-            told = dict(json.loads(text)["config"]["settings"])
-            told["output"] = {n: v for n, v in told.get("output", {}).items() if n == "ledger"}
+            stored = dict(json.loads(text)["config"]["settings"])
+            output = stored.pop("output", {})
+            if "ledger" in output:
+                stored["output"] = {"ledger": output["ledger"]}
         else:
-            told = tomllib.loads(text)
+            stored = tomllib.loads(text)
     except (OSError, ValueError, KeyError, TypeError) as error:
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"--config is {path}, which cannot be read ({type(error).__name__}: {error}); give a "
-            "TOML file, or the run.json of a run of tacit train"
+            f"--config is {path}, which cannot be read ({why}); give a TOML file, or the run.json "
+            "of a run of tacit train"
         ) from error
-    return read_nested(settings, told, f"{path}: ")
+    return read_sections(settings, stored, f"{path}: ")
 
 
-def read_nested(settings: type, told: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def read_sections(settings: type, stored: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Values by option name; raise ValueError for an unknown key or a value of the wrong type."""
     options, values = options_of(settings), {}
-    titles = [part.name for part in fields(settings)]
-    for title, keys in told.items():
+    keys = {name: o.key for name, o in options.items()}
+    sections = {part.name: f"[{part.name}]" for part in sections_of(settings)}
+    for title, content in stored.items():
         title = title.replace("-", "_")
-        if title not in titles:
-            known = {} if isinstance(keys, dict) else options  # a table can only be a section
-            _refuse_key(f"{where}{title}", title, known, [f"[{name}]" for name in titles])
-        if not isinstance(keys, dict):
-            raise ValueError(f"{where}{title} is {keys!r}; it is a section: give [{title}]")
-        for key, value in keys.items():
-            o = options.get(key.replace("-", "_"))
-            if o is None or o.section != title:
-                own = [other.key for other in options.values()]
-                _refuse_key(f"{where}{title}.{key}", key, options, own)
-            else:
-                values[o.name] = o.read(value, f"{where}{o.key}")
+        is_table = isinstance(content, dict)
+        if title not in sections:
+            # A value in the place of a section may be an option whose section is missing.
+            _refuse_key(where + title, title, sections if is_table else keys, sections)
+        if not is_table:
+            raise ValueError(f"{where}{title} is {content!r}; it is a section: give [{title}]")
+        own = {name: o.key for name, o in options.items() if o.section.name == title}
+        for name, value in content.items():
+            name = name.replace("-", "_")
+            if name not in own:
+                _refuse_key(f"{where}{title}.{name}", name, keys, own)
+            values[name] = options[name].read(value, where + keys[name])
     return values
 
 
-def _refuse_key(said: str, key: str, options: Mapping[str, Option], others: list[str]) -> None:
-    near = _nearest(key.replace("-", "_"), options)
-    if near:
-        others = [options[name].key for name in near]
-    else:
-        last = {other.rpartition(".")[2].strip("[]"): other for other in others}
-        others = [last[name] for name in _nearest(key, last)] or others
-    raise ValueError(f"{said} is no setting; give {' or '.join(others)}")
+def _refuse_key(
+    said: str, typed: str, known: Mapping[str, str], otherwise: Mapping[str, str]
+) -> NoReturn:
+    """`known` is what may have been meant; `otherwise` is listed where nothing is near it."""
+    near = get_close_matches(typed, known, n=1)
+    names = [known[near[0]]] if near else otherwise.values()
+    raise ValueError(f"{said} is no setting; give {' or '.join(names)}")
 
 
-def _nearest(name: str, names: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _text(value: object) -> str:
@@ -269,46 +323,53 @@ def _text(value: object) -> str:
     return ",".join(map(_text, value)) if isinstance(value, tuple) else str(value)
 
 
-def command_of(settings: type[Settings], run: Callable[[Settings], None]) -> Callable[..., None]:
+def command_of(settings: type[T], run: Callable[[T], None]) -> Callable[..., None]:
     """`run` as a command: its options are those of the settings, common ones first.
 
     A value is that of the command line, else of the file --config, else the default.
     """
     options = options_of(settings)
-    titles = {part.name: part.metadata["title"] for part in fields(settings)}  # type: ignore[arg-type]
 
     def command(config: Path | None, **given: Any) -> None:
         typed = {n: options[n].read(v, options[n].flag) for n, v in given.items() if v is not None}
-        values = {} if config is None else read_file(settings, config)
-        for name, o in options.items():  # what is typed also replaces what it excludes
-            for rule in o.not_with:
-                for one, other in ((name, rule.option), (rule.option, name)):
-                    if one in typed and not rule.values:
-                        values.pop(other, None)
-        merged = assemble(settings, values | typed)
+        stored = {} if config is None else read_file(settings, config)
+        for name, o in options.items():  # what is typed replaces what it excludes in the file
+            if o.not_with and not o.not_with.values:
+                for one, other in ((name, o.not_with.option), (o.not_with.option, name)):
+                    if one in typed:
+                        stored.pop(other, None)
+        merged = settings(**(stored | typed))
         check(merged)
         run(merged)
 
-    def parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
-        return inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
-        )
-
-    file = "Settings as TOML, or the run.json of a run to repeat. Options given here come first."
-    parameters = [parameter("config", Path | None, typer.Option(None, "--config", help=file))]
+    file = (
+        "TOML file of settings, or the run.json of a run to repeat. Options on the command line "
+        "replace its values."
+    )
+    declared: dict[str, tuple[type, Any]] = {
+        "config": (Path, typer.Option(None, "--config", help=file))
+    }
     for o in sorted(options.values(), key=lambda o: not o.common):
         names = f"{o.flag}/--no-{o.flag[2:]}" if o.kind is bool else o.flag
-        declared = typer.Option(
-            None,
-            *([names, o.short] if o.short else [names]),
-            help=help_text(o),
-            metavar="NAME" if o.choices else None,
-            show_default=False,
-            rich_help_panel=None if o.common else titles[o.section],
-            autocompletion=_completion(o.choices) if o.choices else None,
+        declared[o.name] = (
+            str if o.kind is tuple else o.kind,
+            typer.Option(
+                None,
+                *([names, o.short] if o.short else [names]),
+                help=o.help_text(),
+                metavar="NAME" if o.choices else None,
+                show_default=False,
+                rich_help_panel=None if o.common else o.section.title,
+                autocompletion=_completion(o.choices) if o.choices else None,
+            ),
         )
-        kind = str if o.parse else o.kind
-        parameters.append(parameter(o.name, kind | None, declared))
+    # Typer reads a command's options from its signature.
+    parameters = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind | None
+        )
+        for name, (kind, default) in declared.items()
+    ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__doc__ = run.__doc__
@@ -317,13 +378,3 @@ def command_of(settings: type[Settings], run: Callable[[Settings], None]) -> Cal
 
 def _completion(choices: tuple[str, ...]) -> Callable[[], list[str]]:
     return lambda: list(choices)
-
-
-def help_text(o: Option) -> str:
-    """The help, the choices, and the default."""
-    parts = [o.help]
-    if o.choices:
-        parts.append(f"One of {', '.join(o.choices)}.")
-    if o.default_text():
-        parts.append(f"Default: {o.default_text()}.")
-    return " ".join(parts)

@@ -6,7 +6,6 @@ all made from these classes; `tacit.cli.schema` says how.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,10 +25,6 @@ from tacit.cli.schema import (
     section,
 )
 
-Query = Literal["clip", "batch-clip", "clipless"]
-Features = Literal["as-they-are", "scattering", "mirrored-scattering"]
-Relations = Literal["add-or-remove-one", "replace-one"]
-Samplings = Literal["poisson", "fixed-size", "shuffle"]
 # The names in tacit.cli.build_model.NETWORKS; a test compares the two.
 MODELS = (
     "default", "linear", "mlp", "mnist-cnn", "cifar-cnn", "convnet", "lenet", "lenet5", "vgg",
@@ -42,110 +37,95 @@ LOSSES = (
     "kantorovich-rubinstein", "cosine-similarity", "scaled-cross-entropy", "sum-squared",
     "sum-absolute", "sum-huber",
 )  # fmt: skip
-BY_RECIPE = "by dataset and query"
+BY_RECIPE = "depends on dataset and query"
+
+_OF_FILE = Rule("data")
 
 
-def parse_classes(text: str) -> tuple[str, ...]:
-    """The names in --classes, without the blanks around them."""
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise ValueError(f"--classes is {text!r}, and one of its names is empty; give a,b,c")
-    return names
-
-
-def parse_range(text: str) -> tuple[float, float]:
-    """The two bounds in --feature-range."""
-    try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"--feature-range is {text!r}; give lower,upper such as 0,255") from None
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError(f"--feature-range is {text!r}; lower must be below upper")
-    return low, high
-
-
-_OF_FILE = (Rule("data"),)
-
-
-@dataclass(frozen=True)
+@section("data", "Data")
 class DataSettings:
     dataset: str | None = option(
         "A named dataset; `tacit data` lists them.",
         usual="digits",
-        not_with=(Rule("data", (), "and a run has one of them"),),
+        not_with=Rule("data", (), "and a run has one of them"),
         common=True,
     )
     data: Path | None = option(
         "A file of your own: .csv, .parquet or .npz.",
-        needs=(Rule("target", (), "the column that holds the classes"),),
         common=True,
     )
     target: str | None = option(
-        "Column (or array) of --data that holds the classes.", goes_with=_OF_FILE, common=True
+        "Column (or array) of --data that holds the classes.",
+        goes_with=_OF_FILE,
+        needed="the column that holds the classes",
+        common=True,
     )
     test_data: Path | None = option(
-        "File of held-out records.", usual="a share of --data", goes_with=_OF_FILE
+        "File of held-out records to evaluate on.", usual="a share of --data", goes_with=_OF_FILE
     )
     classes: tuple[str, ...] | None = option(
-        "Classes of --data, declared public: a,b,c.", parse=parse_classes, goes_with=_OF_FILE
+        "Classes of --data, declared public: a,b,c.",
+        form="their names, such as a,b,c",
+        goes_with=_OF_FILE,
     )
     public_size: int | None = option(
         "Number of records in --data, declared public.",
-        goes_with=(Rule("data", (), "and the size of a named dataset is known"),),
+        goes_with=Rule("data", (), "and the size of a named dataset is known"),
     )
     feature_range: tuple[float, float] | None = option(
         "Range of the features of --data, declared public: lower,upper.",
-        parse=parse_range,
+        form="lower,upper such as 0,255",
         goes_with=_OF_FILE,
     )
     unit_norm: bool = option("Divide each record by its own norm. Costs no privacy.", False)
     scale_noise: float | None = option(
-        "Standardise --data, or scattering features, by a mean and a standard deviation that are "
-        "released with this noise multiplier, and charged.",
+        "Standardise --data, or scattering features. Their mean and standard deviation are "
+        "released with this noise multiplier, which the ledger charges.",
         range=NOISE,
     )
-    features: Features = option(
+    features: Literal["as-they-are", "scattering", "mirrored-scattering"] = option(
         "Fixed features of images, computed once and kept in the cache.", "as-they-are"
     )
     public_share: float | None = option(
-        "Share of the records given up as public, for --layerwise, --groups and --statistics "
-        "public.",
+        "Share of the records to set aside as public, and not protect. --layerwise, --groups and "
+        "--statistics public use them.",
         usual="0.1",
         range=SHARE,
-        goes_with=(Rule("query", ("clip", "batch-clip")),),
+        goes_with=Rule("query", ("clip", "batch-clip")),
     )
 
 
-@dataclass(frozen=True)
+@section("privacy", "Privacy")
 class PrivacySettings:
-    epsilon: float = option("ε that the run stays within.", 3.0, range=POSITIVE, common=True)
+    epsilon: float = option("Privacy budget ε of the run.", 3.0, range=POSITIVE, common=True)
     delta: float = option(
-        "δ; choose it well below one over the number of records.", 1e-5, range=SHARE, common=True
+        "Privacy budget δ; choose it well below 1 / number of records.",
+        1e-5,
+        range=SHARE,
+        common=True,
     )
-    relation: Relations | None = option(
+    relation: Literal["add-or-remove-one", "replace-one"] | None = option(
         "Which datasets are neighbours. Noise multipliers are relative to the sensitivity under "
         "this relation.",
-        usual="add-or-remove-one for Poisson, else replace-one",
+        usual="add-or-remove-one for Poisson sampling, else replace-one",
     )
-    sampling: Samplings | None = option(
-        "How batches are drawn; fixed-size and shuffle need replace-one.",
+    sampling: Literal["poisson", "fixed-size", "shuffle"] | None = option(
+        "How batches are drawn. fixed-size and shuffle need --relation replace-one.",
         usual="poisson",
-        goes_with=(
-            Rule("query", ("clip", "clipless"), "which draws mini-sets, fixed by record id"),
-        ),
+        goes_with=Rule("query", ("clip", "clipless"), "which draws mini-sets, fixed by record id"),
     )
     noise_multiplier: float | None = option(
-        "Noise multiplier. The run ends when its budget does.",
+        "Noise multiplier. The run stops before a step that would exceed the budget.",
         usual="calibrated to the budget",
         range=NOISE,
     )
     noise: Literal["global", "per-layer", "optimised"] | None = option(
-        "How the noise is shared over blocks.",
+        "How the noise is shared over blocks of parameters.",
         usual="per-layer for several blocks of batch-clip or of --layerwise, else global",
     )
 
 
-@dataclass(frozen=True)
+@section("model", "Model and loss")
 class ModelSettings:
     model: str = option("Network to train.", "default", choices=MODELS, common=True)
     loss: str = option(
@@ -160,147 +140,145 @@ class ModelSettings:
         "tailored: epoch at which squared error and focal loss weigh the same.", usual=BY_RECIPE
     )
     beta: float | None = option(
-        "tailored: how little pre-activations count; sum-huber: where it turns linear.",
-        usual="by loss and dataset",
+        "tailored: divisor of the penalty on pre-activations; sum-huber: error at which it turns "
+        "linear.",
+        usual="depends on loss and dataset",
     )
     gamma: float | None = option(
-        "tailored, focal: how strongly records that are fitted well are down-weighted.",
-        usual="by loss and dataset",
+        "tailored, focal: how strongly well-fitted records are down-weighted.",
+        usual="depends on loss and dataset",
     )
 
 
-@dataclass(frozen=True)
+@section("query", "Gradient query")
 class QuerySettings:
-    query: Query = option("How the gradient is bounded.", "clip", common=True)
+    query: Literal["clip", "batch-clip", "clipless"] = option(
+        "How the gradient is bounded.", "clip", common=True
+    )
     adaptive_quantile: float | None = option(
-        "Adapt the clipping norm to this quantile of the gradients' norms, privately.",
+        "Adapt the clipping norm to this quantile of the gradient norms, privately.",
         range=SHARE,
-        not_with=(Rule("gradient_clip", (0.0,), "which sets no limit to start from"),),
+        not_with=Rule("gradient_clip", (0.0,), "which sets no limit to start from"),
     )
     augment: int | None = option(
-        "Average each record's gradient over this many random crops and flips of the image.",
+        "Average each record's gradient over this many random crops and flips of its image.",
         range=ONE_OR_MORE,
     )
     engine: Literal["automatic", "book-keeping", "per-record", "set-by-set"] = option(
-        "How the sums of gradients are computed; per-record is for clip, set-by-set for "
-        "batch-clip.",
+        "How gradients are computed: per-record works with clip only, set-by-set with batch-clip "
+        "only.",
         "automatic",
     )
 
 
-_OF_BLOCKS = (
-    Rule("blocks", ("layer", "parameter"), "and a gradient that is clipped whole is one block"),
+_OF_BLOCKS = Rule(
+    "blocks", ("layer", "parameter"), "and a gradient that is clipped whole is one block"
 )
 
 
-@dataclass(frozen=True)
+@section("clipping", "Clipping (--query clip or batch-clip)", Rule("query", ("clip", "batch-clip")))
 class ClippingSettings:
     max_norm: float | None = option(
-        "Norm C to clip to, or the master constant of blocks.",
+        "Clipping norm C; with --layerwise, the master constant that the blocks share.",
         usual=BY_RECIPE,
         range=POSITIVE,
-        not_with=(
-            Rule(
-                "layerwise",
-                ("original",),
-                "which clips each block to its own norm on public records",
-            ),
+        not_with=Rule(
+            "layerwise", ("original",), "which clips each block to its own norm on public records"
         ),
     )
     rule: Literal["clip", "normalise"] | None = option(
-        "How gradients are scaled to that norm.", usual="clip"
+        "clip shortens long gradients to the norm; normalise scales all of them to it.",
+        usual="clip",
     )
     blocks: Literal["flat", "layer", "parameter"] | None = option(
-        "What is clipped together.", usual="flat"
+        "Parameters that are clipped together: all of them (flat), each layer, or each parameter.",
+        usual="flat",
     )
     layerwise: Literal["none", "original", "enhanced", "factors"] = option(
-        "Constants of the blocks from public records: original (the blocks' norms), enhanced (the "
-        "master constant, shared out by those norms), factors (one clip of scaled layers).",
+        "Set the blocks' constants from their gradient norms on public records: original (those "
+        "norms), enhanced (--max-norm, shared out in proportion), factors (scale the layers, then "
+        "clip once).",
         "none",
         goes_with=_OF_BLOCKS,
-        not_with=(
-            Rule(
-                "adaptive_quantile",
-                (),
-                "and the one takes constants from public records, the other from private counts",
-            ),
+        not_with=Rule(
+            "adaptive_quantile",
+            (),
+            "and the one takes constants from public records, the other from private counts",
         ),
     )
     groups: int | None = option(
-        "Join blocks of similar norm, on public records, into this many.",
+        "Merge blocks of similar gradient norm on public records into this many.",
         range=ONE_OR_MORE,
         goes_with=_OF_BLOCKS,
     )
     master_decay: float | None = option(
         "Multiply the master constant by this after every epoch.",
         range=FACTOR,
-        goes_with=(Rule("layerwise", ("enhanced", "factors"), "which has no master constant"),),
+        goes_with=Rule("layerwise", ("enhanced", "factors"), "which has no master constant"),
     )
     sparsify: int | None = option(
-        "Freeze the weights that stay within the noise, checked every this many steps.",
+        "Every so many steps, freeze weights whose gradients did not rise above the noise.",
         range=ONE_OR_MORE,
     )
 
 
-@dataclass(frozen=True)
+@section("clipless", "Clipless (--query clipless)", Rule("query", ("clipless",)))
 class CliplessSettings:
     gradient_clip: float | None = option(
-        "Limit on the loss gradient of each record in the outputs; 0 for none.",
+        "Limit on the norm of each record's loss gradient in the outputs; 0 for no limit.",
         usual=BY_RECIPE,
         range=LIMIT,
     )
 
 
 _RANDOM_SETS = "which makes the number of mini-sets random"
-_LOCAL = (Rule("local"),)
+_LOCAL = Rule("local")
 
 
-@dataclass(frozen=True)
+@section("batch_clipping", "Batch clipping (--query batch-clip)", Rule("query", ("batch-clip",)))
 class BatchClippingSettings:
     mini_set_size: int | None = option("Records in a mini-set.", usual=BY_RECIPE, range=ONE_OR_MORE)
     mini_sets: int | None = option(
         "Mini-sets in a step.",
         usual=BY_RECIPE,
         range=ONE_OR_MORE,
-        not_with=(Rule("mini_set_rate", (), _RANDOM_SETS),),
+        not_with=Rule("mini_set_rate", (), _RANDOM_SETS),
     )
     mini_set_rate: float | None = option(
-        "Draw each mini-set with this probability, instead of a fixed number.", range=FACTOR
+        "Draw each mini-set with this probability, instead of a fixed number of them.", range=FACTOR
     )
     local: Literal["sgd", "momentum", "adam"] | None = option(
         "Run this optimizer over each mini-set, and clip the change that it makes to the weights.",
-        needs=(Rule("local_lr", (), "a learning rate above 0"),),
-        not_with=(Rule("engine", ("book-keeping",), "which knows mean gradients alone"),),
+        not_with=Rule("engine", ("book-keeping",), "which knows mean gradients alone"),
     )
-    local_lr: float | None = option("Learning rate of --local.", range=POSITIVE, goes_with=_LOCAL)
+    local_lr: float | None = option(
+        "Learning rate of --local.",
+        range=POSITIVE,
+        goes_with=_LOCAL,
+        needed="a learning rate above 0",
+    )
     local_batch: int | None = option(
         "Records in each step of --local.", usual="1", range=ONE_OR_MORE, goes_with=_LOCAL
     )
     statistics: Literal["public", "released", "convert"] | None = option(
-        "BatchNorm's statistics: from public records, released with noise, or none (convert it to "
-        "GroupNorm).",
-        needs=(
-            Rule(
-                "statistics_noise",
-                ("released",),
-                "a noise multiplier such as 10, which is charged before the first step",
-            ),
-        ),
+        "BatchNorm's statistics: taken from public records, released with noise, or none (convert "
+        "it to GroupNorm).",
     )
     statistics_noise: float | None = option(
-        "Noise multiplier of released statistics; it is charged.",
+        "Noise multiplier of released statistics; the ledger charges the release.",
         range=NOISE,
-        goes_with=(Rule("statistics", ("released",)),),
+        goes_with=Rule("statistics", ("released",)),
+        needed="a noise multiplier such as 10, which is charged before the first step",
     )
 
 
-@dataclass(frozen=True)
+@section("training", "Training")
 class TrainingSettings:
     batch_size: int | None = option(
         "Expected number of records in a batch; batch-clip: in all its mini-sets.",
         usual=BY_RECIPE,
         range=ONE_OR_MORE,
-        not_with=(Rule("mini_set_rate", (), _RANDOM_SETS),),
+        not_with=Rule("mini_set_rate", (), _RANDOM_SETS),
         common=True,
     )
     epochs: float | None = option(
@@ -309,7 +287,7 @@ class TrainingSettings:
     steps: int | None = option(
         "Number of steps, instead of --epochs.",
         range=ZERO_OR_MORE,
-        not_with=(Rule("epochs", (), "and each of them follows from the other"),),
+        not_with=Rule("epochs", (), "and each of them follows from the other"),
     )
     optimizer: Literal["sgd", "adam"] = option("Optimizer.", "sgd")
     lr: float | None = option("Learning rate.", usual=BY_RECIPE, range=POSITIVE)
@@ -317,33 +295,37 @@ class TrainingSettings:
         "Momentum of SGD.",
         usual="0.9",
         range=BELOW_ONE,
-        goes_with=(Rule("optimizer", ("sgd",), "which has no momentum"),),
+        goes_with=Rule("optimizer", ("sgd",), "which has no momentum"),
     )
     schedule: Literal["constant", "cosine"] | None = option(
         "Learning-rate schedule.", usual="cosine for clipless, else constant"
     )
-    ema: float | None = option("Decay of a moving average of the weights.", range=BELOW_ONE)
-    max_physical_batch: int = option(
-        "Most records to process at once; results do not depend on it.", 512, range=ONE_OR_MORE
+    ema: float | None = option(
+        "Decay of a moving average of the weights, which is what is evaluated and saved.",
+        range=BELOW_ONE,
     )
-    device: str = option("cpu, cuda or auto.", "auto")
+    max_physical_batch: int = option(
+        "Largest number of records to process at once. It affects memory, not results.",
+        512,
+        range=ONE_OR_MORE,
+    )
+    device: str = option("Device to train on: cpu, cuda or auto.", "auto")
     seed: int | None = option(
         "Random seed. Anyone who knows it can remove the noise; do not use it for a release.",
         range=SEED,
-        common=True,
     )
 
 
-@dataclass(frozen=True)
+@section("output", "Output")
 class OutputSettings:
     out: Path | None = option(
         "Folder for run.json, weights, plot and ledger.", usual="runs/NAME-TIME", common=True
     )
     overwrite: bool = option(
-        "Replace the run in --out. Its ledger stays, and is charged for the new run.", False
+        "Replace the run in --out. Its ledger stays, and is charged for the new run too.", False
     )
     ledger: Path | None = option(
-        "Ledger to charge, shared with other runs over the same records.",
+        "Ledger to charge; runs over the same records can share one.",
         usual="ledger.sqlite in --out",
     )
     run_name: str | None = option("Name of the run in the ledger.")
@@ -352,25 +334,15 @@ class OutputSettings:
 
 
 @dataclass(frozen=True)
-class TrainSettings:
-    """Everything that `tacit train` can be told, by section."""
-
-    data: DataSettings = section(DataSettings, "Data")
-    privacy: PrivacySettings = section(PrivacySettings, "Privacy")
-    model: ModelSettings = section(ModelSettings, "Model and loss")
-    query: QuerySettings = section(QuerySettings, "Gradient query")
-    clipping: ClippingSettings = section(
-        ClippingSettings,
-        "Clipping (--query clip or batch-clip)",
-        Rule("query", ("clip", "batch-clip")),
-    )
-    clipless: CliplessSettings = section(
-        CliplessSettings, "Clipless (--query clipless)", Rule("query", ("clipless",))
-    )
-    batch_clipping: BatchClippingSettings = section(
-        BatchClippingSettings,
-        "Batch clipping (--query batch-clip)",
-        Rule("query", ("batch-clip",)),
-    )
-    training: TrainingSettings = section(TrainingSettings, "Training")
-    output: OutputSettings = section(OutputSettings, "Output")
+class TrainSettings(
+    DataSettings,
+    PrivacySettings,
+    ModelSettings,
+    QuerySettings,
+    ClippingSettings,
+    CliplessSettings,
+    BatchClippingSettings,
+    TrainingSettings,
+    OutputSettings,
+):
+    """Everything that `tacit train` can be told."""

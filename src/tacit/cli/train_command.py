@@ -8,25 +8,23 @@ from typing import Any
 
 import typer
 
-from tacit.cli.output import print_json
-from tacit.cli.plugins import imported_plugins
-from tacit.cli.recipes import recipe_for, tailored_for
+from tacit.cli.console import imported_plugins, print_json
 from tacit.cli.schema import command_of, to_dict
 from tacit.cli.settings import TrainSettings
 
 
 def train(s: TrainSettings) -> None:
-    """Train a private classifier and write what happened to a folder.
+    """Train a classifier with differential privacy, and save the run in a folder.
 
     Example: tacit train --dataset mnist --epsilon 3 --delta 1e-5 --out runs/x
 
-    BatchNorm: tacit train --dataset mnist --model lenet5 --query batch-clip
+    With BatchNorm: tacit train --dataset mnist --model lenet5 --query batch-clip
     --blocks layer --layerwise factors --max-norm 1
 
-    A file of settings, or a run to repeat: tacit train --config runs/x/run.json
+    From a file of settings, or as in an earlier run: tacit train --config runs/x/run.json
     """
     facts, folder = run_training(s)
-    if s.output.json:
+    if s.json:
         print_json(facts)
         return
     from rich.console import Console
@@ -45,50 +43,48 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
 
     from tacit.certificates.accuracy import RADII
     from tacit.cli import build_data, build_model, build_query, run_directory
-    from tacit.cli.model_commands import certificate_of
+    from tacit.cli.show_commands import certificate_of
     from tacit.noise import Noise
     from tacit.report import save_run, write_json
-    from tacit.training.callbacks import Callback, MovingAverage, ProgressBar, Sparsification
-    from tacit.training.preconditions import LedgerRun
+    from tacit.training import Callback, LedgerRun, MovingAverage, ProgressBar, Sparsification
     from tacit.training.trainer import Trainer
 
     # What is asked for: everything that can be refused without reading records.
-    dataset = "" if s.data.data else s.data.dataset or "digits"
-    recipe = recipe_for(dataset, s.query.query, s.data.features)
-    tailored = tailored_for(dataset, s.data.features)
-    numbers = build_model.loss_numbers(s.model, recipe, tailored)
-    loss = build_model.loss_for(s.model.loss, numbers, s.query.query)
+    dataset = "" if s.data else s.dataset or build_data.USUAL_DATASET
+    recipe = build_model.recipe_for(dataset, s.query, s.features)
+    tailored = build_model.tailored_for(dataset, s.features)
+    numbers = build_model.loss_numbers(s, recipe, tailored)
+    loss = build_model.loss_for(s.loss, numbers, s.query)
     budget = build_query.budget_for(s)
-    stem = s.data.data.stem if s.data.data else dataset.replace("/", "-")
-    folder = s.output.out or run_directory.new_folder(stem)
-    run_directory.check_folder(folder, s.output.overwrite, s.output.ledger)
-    device = build_model.device_for(s.training.device)
-    seed = s.training.seed
-    torch.manual_seed(seed) if seed is not None else torch.seed()
+    stem = s.data.stem if s.data else dataset.replace("/", "-")
+    folder = s.out or run_directory.new_folder(stem)
+    run_directory.check_folder(folder, s.overwrite, s.ledger)
+    device = build_model.device_for(s.device)
+    torch.manual_seed(s.seed) if s.seed is not None else torch.seed()
 
     # Sampler, query, mechanism, ledger, optimizer.
     data = build_data.run_data(s, budget.relation, device)
+    shape, num_classes = data.private.shape, data.private.num_classes
+    assert num_classes is not None
     plan = build_query.sampling_plan(s, recipe, data.size)
-    set_size = plan.draw.size if plan.draw else 1
     sampler = build_query.sampler_for(s, plan, data.private, device)
-    convert = s.batch_clipping.statistics == "convert"
-    network, changes = build_model.network_for(s.model.model, data.private, s.query.query, convert)
+    convert = s.statistics == "convert"
+    network, changes = build_model.network_for(s.model, shape, num_classes, s.query, convert)
     for change in changes:
         typer.echo(change, err=True)
-    sparsification = Sparsification(s.clipping.sparsify) if s.clipping.sparsify else None
+    sparsification = Sparsification(s.sparsify) if s.sparsify else None
     query = build_query.query_for(s, recipe, network, loss, data, plan, sparsification)
     statistics = None
-    if s.query.query == "batch-clip":
-        statistics = build_query.statistics_for(s, network, data, set_size)
-        shape = data.private.shape
-        build_query.check_batch_norm(network, shape, s.batch_clipping, set_size)
+    if s.query == "batch-clip":
+        statistics = build_query.statistics_for(s, network, data, plan.set_size)
+        build_query.check_batch_norm(network, shape, s, plan.set_size)
     network.to(device)
-    optimizer = build_model.optimizer_for(s.training, network, recipe)
+    optimizer = build_model.optimizer_for(s, network, recipe)
     noise, allocation = build_query.allocation_for(s)
     callbacks: list[Callback] = [] if sparsification is None else [sparsification]
-    if not s.output.quiet:
+    if not s.quiet:
         callbacks.append(ProgressBar())
-    run_name = s.output.run_name or f"{folder.name}-{secrets.token_hex(3)}"
+    run_name = s.run_name or f"{folder.name}-{secrets.token_hex(3)}"
     trainer = Trainer(
         network,
         loss=loss,
@@ -96,29 +92,29 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         sampler=sampler,
         optimizer=optimizer,
         budget=budget,
-        noise=Noise(s.privacy.noise_multiplier, allocation),
-        scheduler=build_model.scheduler_for(s.training, recipe, optimizer, plan.steps),
-        moving_average=None if s.training.ema is None else MovingAverage(s.training.ema),
+        noise=Noise(s.noise_multiplier, allocation),
+        scheduler=build_model.scheduler_for(s, recipe, optimizer, plan.steps),
+        moving_average=None if s.ema is None else MovingAverage(s.ema),
         statistics=statistics,
         evaluate_on=data.test,
         callbacks=callbacks,
-        ledger=LedgerRun(name=run_name, prelude=build_data.scaling_event(s.data)),
-        seed=seed,
+        ledger=LedgerRun(name=run_name, prelude=build_data.scaling_event(s)),
+        seed=s.seed,
     )
     trainer.notes += build_model.change_note(changes)
     trainer.notes += [*data.notes, *run_directory.delta_note(budget.delta, data.size)]
     trainer.config = {
         "settings": to_dict(s),
         "used": {
-            "dataset": dataset or str(s.data.data),
-            "rule": s.clipping.rule or "clip",
-            "blocks_by": s.clipping.blocks or "flat",
+            "dataset": dataset or str(s.data),
+            "rule": s.rule or "clip",
+            "blocks_by": s.blocks or "flat",
             "batch_size": plan.batch_size,
             "steps": plan.steps,
-            "lr": s.training.lr or recipe.learning_rate,
+            "lr": s.lr or recipe.learning_rate,
             **build_query.clips_for(s, recipe)._asdict(),
             "loss": repr(loss),
-            "loss_name": s.model.loss,
+            "loss_name": s.loss,
             "loss_numbers": numbers,
             "plugins": imported_plugins(),
             "temperature": getattr(loss, "temperature", None),
@@ -126,8 +122,8 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
             "mini_sets": plan.draw._asdict() if plan.draw else None,
             "public_records": 0 if data.public is None else len(data.public),
             "statistics": None if statistics is None else statistics.note,
-            "input_shape": list(data.private.shape),
-            "num_classes": data.private.num_classes,
+            "input_shape": list(shape),
+            "num_classes": num_classes,
             "model": str(network),
             "model_changes": changes,
             "parameters": sum(p.numel() for p in network.parameters()),
@@ -136,16 +132,16 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
 
     # The ledger admits the run before an earlier one in the folder is replaced.
     charged, limit = 0, 0
-    file = s.output.ledger or folder / "ledger.sqlite"
-    may_hold_runs = file.exists() or s.output.ledger is not None
+    file = s.ledger or folder / "ledger.sqlite"
+    may_hold_runs = file.exists() or s.ledger is not None
     ledger = run_directory.open_ledger(file, budget)
     if may_hold_runs:
         charged, limit = run_directory.admit_run(ledger, trainer.plan, trainer.run_name, budget)
-    if run_directory.clear_folder(folder, s.output.ledger) and s.output.ledger is None:
+    if run_directory.clear_folder(folder) and s.ledger is None:
         trainer.notes.append(run_directory.REPLACED_NOTE)
     trainer.ledger = ledger
     preprocessing = data.preprocessing
-    if s.data.scale_noise is not None:
+    if s.scale_noise is not None:
         preprocessing = preprocessing.then(build_data.release_scaling(trainer, s))
     preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
 
@@ -153,7 +149,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     run.notes += run_directory.no_step_note(run, charged, limit)
     run.config["used"] |= build_query.query_facts(trainer, sparsification)
     facts = save_run(run, folder, trainer.evaluate_on, preprocessing=preprocessing)
-    if facts["certificate"] and s.data.scale_noise is None and s.data.features == "as-they-are":
+    if facts["certificate"] and s.scale_noise is None and s.features == "as-they-are":
         # In units of the pixels themselves, where the data are images.
         _, facts["certificate"] = certificate_of(folder, RADII, device)
         write_json(facts, folder / "run.json")

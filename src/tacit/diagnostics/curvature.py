@@ -24,11 +24,11 @@ from tacit.diagnostics.diagnostic import (
     flattened,
     gradients_of,
     losses_on,
-    pieces_of,
     save_runs,
 )
 from tacit.queries.bounded_gradient import Loss, trainable
 from tacit.records import Records
+from tacit.training.evaluation import pieces_of
 
 if TYPE_CHECKING:
     from tacit.training.trainer import Trainer
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The largest and the smallest eigenvalue found.
+    """The largest and the smallest eigenvalue, as far as Lanczos came.
 
     Within `residual` of each there is an eigenvalue of the matrix.
     """
@@ -72,13 +72,13 @@ def hessian_spectrum(
     def product(vector: Tensor) -> Tensor:
         """∇(∇L·v), L the mean loss, batch by batch."""
         total = torch.zeros_like(vector)
-        for some in pieces_of(records, batch_size):
-            mean = losses_on(model, loss, some).mean()
+        for piece in pieces_of(records, batch_size):
+            mean = losses_on(model, loss, piece).mean()
             first = gradients_of(mean, parameters, create_graph=True)
             along = flattened(first, parameters) @ vector
             if along.requires_grad:
                 second = gradients_of(along, parameters)
-                total += flattened(second, parameters) * (len(some) / len(records))
+                total += flattened(second, parameters) * (len(piece) / len(records))
         return total
 
     size = sum(p.numel() for p in parameters.values())
@@ -117,11 +117,12 @@ def lanczos(
             raise ValueError("the Hessian is not finite here; the model has diverged")
         values, vectors = eigh_tridiagonal(alphas, betas)
         residual = beta * float(abs(vectors[-1, [0, -1]]).max())
-        found = Spectrum(float(values[-1]), float(values[0]), residual)
+        spectrum = Spectrum(float(values[-1]), float(values[0]), residual)
+        norm = spectrum.norm
         # Below the second limit the space is exhausted: eigenvalues are exact, up to rounding.
-        done = residual <= tolerance * found.norm or beta <= 1e-12 * max(found.norm, 1e-300)
+        done = residual <= tolerance * norm or beta <= 1e-12 * max(norm, 1e-300)
         if done or len(alphas) >= min(iterations, size):
-            return found
+            return spectrum
         betas.append(beta)
         basis.append(r / beta)
 
@@ -138,29 +139,19 @@ def plot_curvature(runs: Mapping[str, Diagnostic[Spectrum]], path: str | os.Path
         lower = {"color": line.get_color(), "label": f"{name}smallest"}
         panel.plot(epochs, [e[1] for e in ends], "--", **lower)
     panel.axhline(0, color="black", linewidth=0.6)
-    panel.set_xlabel("epoch")
-    panel.set_ylabel("eigenvalue of the Hessian")
+    panel.set(xlabel="epoch", ylabel="eigenvalue of the Hessian")
     panel.grid(alpha=0.3)
     panel.legend(fontsize=8)
     save_runs(figure, path, runs)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Curvature(Diagnostic[Spectrum]):
     """`hessian_spectrum` by epoch. **Not private: reads raw gradients.**"""
 
     reads = "raw gradients"
     draw = staticmethod(plot_curvature)
-
-    def __init__(
-        self,
-        records: Records | None = None,
-        *,
-        iterations: int = 40,
-        every: int | None = None,
-        max_records: int = 256,
-    ) -> None:
-        super().__init__(records, every=every, max_records=max_records)
-        self.iterations = iterations
+    iterations: int = 40
 
     def measure(self, trainer: Trainer, records: Records) -> Spectrum:
         return hessian_spectrum(trainer.model, trainer.loss, records, iterations=self.iterations)

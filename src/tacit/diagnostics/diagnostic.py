@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import abc
-import io
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from tacit.canvas import one_notice, save
+from tacit.canvas import save, table_text
 from tacit.losses.record_loss import losses_of
 from tacit.losses.tailored import watched
-from tacit.pytrees import call_model, tensors_of
+from tacit.pytrees import call_model
 from tacit.queries.bounded_gradient import Loss
+from tacit.queries.record_overlap import share_among
 from tacit.records import Records
 from tacit.statistics.tracking import without_running_statistics
 from tacit.training.callbacks import Callback
@@ -40,11 +39,12 @@ class Point(Generic[Value]):
     value: Value
 
 
+@dataclass(eq=False, repr=False)
 class Diagnostic(Callback, abc.ABC, Generic[Value]):
     """A callback that measures before the first step, after each epoch, and after the last step.
 
     Measuring changes neither the model nor the run. Subclasses define `measure`, `reads` (what is
-    read of the records; empty where only released weights are) and `draw`.
+    read from the records; empty if only released weights are read) and `draw`.
 
     Args:
         records: what to measure on. Given records are taken to be public. Without any, the private
@@ -54,22 +54,26 @@ class Diagnostic(Callback, abc.ABC, Generic[Value]):
         max_records: read only so many of the records.
 
     `points` holds the measurements.
+
+        norms = tacit.diagnostics.GradientNormHistory(public)
+        tacit.Trainer(..., callbacks=[norms]).fit()
+        norms.plot("norms.png")
     """
 
+    records: Records | None = None
+    _: KW_ONLY
+    every: int | None = None
+    max_records: int = 256
+    points: list[Point[Value]] = field(default_factory=list, init=False)
+    private: bool = field(default=False, init=False)
     reads: ClassVar[str]
     draw: ClassVar[Callable[..., None]]
 
-    def __init__(
-        self, records: Records | None = None, *, every: int | None = None, max_records: int = 256
-    ) -> None:
-        for name, value in (("every", every), ("max_records", max_records)):
+    def __post_init__(self) -> None:
+        for name in ("every", "max_records"):
+            value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; give at least 1")
-        self.records = records
-        self.every = every
-        self.max_records = max_records
-        self.points: list[Point[Value]] = []
-        self.private = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.points)} points, {self.notice})"
@@ -90,9 +94,8 @@ class Diagnostic(Callback, abc.ABC, Generic[Value]):
 
     def on_begin(self, trainer: Trainer) -> None:
         self.points = []
-        held = self.records is None or _same(self.records, trainer.sampler.records)
-        self.private = bool(self.reads) and held
         self._measure(trainer, 0)
+        self.private = bool(self.reads) and self._reads_training(trainer.sampler.records)
 
     def on_step(self, trainer: Trainer, step: int) -> None:
         if self._due(trainer, step) or step == trainer.sampler.steps:
@@ -105,6 +108,11 @@ class Diagnostic(Callback, abc.ABC, Generic[Value]):
                 f"{name} read {self.reads} of the training records: what it shows is not private, "
                 "and epsilon does not cover it"
             )
+
+    def _reads_training(self, training: Records) -> bool:
+        if self.records is None:
+            return True
+        return share_among(first_of(self.records, self.max_records), training) > 0.5
 
     def _due(self, trainer: Trainer, step: int) -> bool:
         if self.every is not None:
@@ -132,20 +140,6 @@ def first_of(records: Records, count: int) -> Records:
     return Records(some.inputs, some.targets, records.num_classes, name=records.name)
 
 
-def _same(given: Records, training: Records, rows: int = 64) -> bool:
-    """Whether the first rows are those of the training records."""
-    if given.shape != training.shape or not len(training):
-        return False
-    a, b = (tensors_of(records.take(slice(rows)).to("cpu").inputs) for records in (given, training))
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def pieces_of(records: Records, size: int) -> Iterator[Records]:
-    """The records in order, `size` at a time."""
-    for start in range(0, len(records), size):
-        yield records.take(slice(start, start + size))
-
-
 def losses_on(model: nn.Module, loss: Loss, records: Records) -> Tensor:
     """The loss of each record, with a graph."""
     with torch.enable_grad(), watched(model, loss):
@@ -156,10 +150,10 @@ def gradients_of(
     value: Tensor, parameters: Mapping[str, nn.Parameter], *, create_graph: bool = False
 ) -> dict[str, Tensor]:
     """The gradient of `value` in each parameter, zero where it does not depend on one."""
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         value, list(parameters.values()), create_graph=create_graph, materialize_grads=True
     )
-    return dict(zip(parameters, found, strict=True))
+    return dict(zip(parameters, gradients, strict=True))
 
 
 def flattened(gradients: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
@@ -174,7 +168,7 @@ def shown_points(count: int, most: int = 4) -> list[int]:
 
 def save_runs(figure: Any, path: str | os.PathLike[str], runs: Mapping[str, Diagnostic]) -> None:
     """Write the figure with the notices of its runs."""
-    save(figure, path, one_notice({run.notice for run in runs.values()}))
+    save(figure, path, "; ".join(sorted({run.notice for run in runs.values()})))
 
 
 def text_table(
@@ -184,6 +178,4 @@ def text_table(
     table = Table(*columns, title=title, title_justify="left")
     for row in rows:
         table.add_row(*row)
-    text = io.StringIO()
-    Console(file=text, width=width, force_terminal=False).print(table)
-    return text.getvalue()
+    return table_text(table, width)

@@ -20,7 +20,6 @@ from tacit.diagnostics.diagnostic import (
     flattened,
     gradients_of,
     losses_on,
-    pieces_of,
     save_runs,
     shown_points,
     text_table,
@@ -31,6 +30,7 @@ from tacit.queries.bounded_gradient import GradientQuery, Loss, trainable
 from tacit.records import Records
 from tacit.sampling.poisson import Poisson
 from tacit.sampling.sampler import batch_of
+from tacit.training.evaluation import pieces_of
 
 if TYPE_CHECKING:
     from tacit.training.trainer import Trainer
@@ -93,25 +93,25 @@ def gradient_histogram(
     return GradientNorms(norms, bounds)
 
 
-def plot_gradient_norms(found: GradientNorms, path: str | os.PathLike[str]) -> None:
+def plot_gradient_norms(measured: GradientNorms, path: str | os.PathLike[str]) -> None:
     """One column per parameter, from input to output: a box of the norms, a bar at the bound.
 
     The box holds the middle half of the records, its whiskers all of them. Above a bar stands how
     much of the bound the largest norm reached.
     """
-    names = list(found.norms)
+    names = list(measured.norms)
     columns = list(range(1, len(names) + 1))
     figure, panels = blank(size=(max(5.0, 1.6 + 0.75 * len(names)), 4.6))
     axes = panels[0, 0]
     # A norm of 0 has no place on a logarithmic axis.
-    rows = [found.norms[name] for name in names]
+    rows = [measured.norms[name] for name in names]
     shown = [[float(v) for v in row if v > 0] or [float("nan")] for row in rows]
     axes.boxplot(shown, positions=columns, widths=0.55, whis=(0, 100))
-    shares = found.tightness()
+    shares = measured.tightness()
     for column, name in zip(columns, names, strict=True):
-        if name not in found.bounds:
+        if name not in measured.bounds:
             continue
-        bound = found.bounds[name]
+        bound = measured.bounds[name]
         axes.hlines(bound, column - 0.35, column + 0.35, color="tab:red", linewidth=2)
         if name in shares:
             at = (column, bound)
@@ -124,14 +124,14 @@ def plot_gradient_norms(found: GradientNorms, path: str | os.PathLike[str]) -> N
     axes.set_xticks(columns, names, rotation=30, ha="right", fontsize=8)
     axes.set_ylabel("gradient norm of one record")
     axes.grid(axis="y", alpha=0.3)
-    bars = "red: the bound, and the share of it reached" if found.bounds else "no bounds known"
+    bars = "red: the bound, and the share of it reached" if measured.bounds else "no bounds known"
     axes.set_title(bars, fontsize=9)
-    save(figure, path, found.notice)
+    save(figure, path, measured.notice)
 
 
-def whole_norms(found: GradientNorms) -> Tensor:
+def whole_norms(measured: GradientNorms) -> Tensor:
     """‖g_i‖ of each record over all parameters."""
-    return torch.stack(list(found.norms.values())).square().sum(dim=0).sqrt()
+    return torch.stack(list(measured.norms.values())).square().sum(dim=0).sqrt()
 
 
 def plot_gradient_norm_histograms(
@@ -199,16 +199,16 @@ def clipping_alignment(
     of its direction is left; NaN for a sum that is zero. `query` clips.
     """
     cosines, parameters = [], trainable(model)
-    for some in pieces_of(records, batch_size):
-        piece = batch_of(some.inputs, some.targets, divisor=1.0, scheme=Poisson(1.0))
+    for piece in pieces_of(records, batch_size):
+        batch = batch_of(piece.inputs, piece.targets, divisor=1.0, scheme=Poisson(1.0))
         clipped = {
             name: total / factor
-            for block in query(model, loss, piece).blocks
+            for block in query(model, loss, batch).blocks
             for name, total, factor in zip(
                 block.names, block.sums, block.factors or (1.0,) * len(block.names), strict=True
             )
         }
-        plain = gradients_of(losses_on(model, loss, some).sum(), parameters)
+        plain = gradients_of(losses_on(model, loss, piece).sum(), parameters)
         a, b = (flattened(gradients, parameters) for gradients in (clipped, plain))
         cosines.append(float(a @ b / (a.norm() * b.norm())))
     return torch.tensor(cosines, dtype=torch.float64)
@@ -222,8 +222,7 @@ def plot_alignment(runs: Mapping[str, Diagnostic[Tensor]], path: str | os.PathLi
         values = [p.value.nan_to_num(0.0) for p in run.points]
         rows = [[float(f(v)) for v in values] for f in (torch.min, torch.median, torch.max)]
         band(panel, [p.epoch for p in run.points], rows, marker=".", label=label)
-    panel.set_xlabel("epoch")
-    panel.set_ylabel("cosine of clipped and unclipped sum")
+    panel.set(xlabel="epoch", ylabel="cosine of clipped and unclipped sum")
     panel.set_ylim(top=1.02)
     panel.grid(alpha=0.3)
     if any(runs):
@@ -231,6 +230,7 @@ def plot_alignment(runs: Mapping[str, Diagnostic[Tensor]], path: str | os.PathLi
     save_runs(figure, path, runs)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ClippingAlignment(Diagnostic[Tensor]):
     """`clipping_alignment` by epoch, of `query` or of the run's own query.
 
@@ -239,19 +239,8 @@ class ClippingAlignment(Diagnostic[Tensor]):
 
     reads = "raw gradients"
     draw = staticmethod(plot_alignment)
-
-    def __init__(
-        self,
-        records: Records | None = None,
-        *,
-        query: GradientQuery | None = None,
-        batch_size: int = 64,
-        every: int | None = None,
-        max_records: int = 256,
-    ) -> None:
-        super().__init__(records, every=every, max_records=max_records)
-        self.query = query
-        self.batch_size = batch_size
+    query: GradientQuery | None = None
+    batch_size: int = 64
 
     def measure(self, trainer: Trainer, records: Records) -> Tensor:
         query = self.query or trainer.mechanism.query

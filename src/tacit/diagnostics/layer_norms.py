@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from tacit.canvas import blank, save
 from tacit.data.scaling import HSV, RGB, YIQ, YUV, Greyscale, Scaler
-from tacit.diagnostics.diagnostic import Diagnostic, pieces_of, save_runs, text_table
+from tacit.diagnostics.diagnostic import Diagnostic, save_runs, text_table
 from tacit.losses.tailored import layers_of
 from tacit.pytrees import call_model, logits_of
 from tacit.queries.bounded_gradient import trainable
 from tacit.records import Records
+from tacit.training.evaluation import pieces_of
 
 if TYPE_CHECKING:
     from tacit.training.trainer import Trainer
@@ -56,9 +57,9 @@ def activation_norms(
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for layer in layers:
             stack.callback(layer.register_forward_hook(seen).remove)
-        for some in pieces_of(records, batch_size):
+        for piece in pieces_of(records, batch_size):
             calls.clear()
-            outputs = logits_of(call_model(model, some.inputs))
+            outputs = logits_of(call_model(model, piece.inputs))
             if outputs is not None:
                 count(LOGITS, outputs)
     return {name: total / len(records) for name, total in totals.items()}
@@ -176,17 +177,16 @@ def input_norms(
     )
 
 
-def plot_input_norms(found: InputNorms, path: str | os.PathLike[str]) -> None:
+def plot_input_norms(measured: InputNorms, path: str | os.PathLike[str]) -> None:
     """One histogram per space, over norms divided by their mean: what matters is the spread."""
     figure, panels = blank()
     axes = panels[0, 0]
-    for name, spread in found.spread().items():
-        norms = found.norms[name]
+    for name, spread in measured.spread().items():
+        norms = measured.norms[name]
         relative = (norms / norms.mean().clamp_min(1e-300)).tolist()
         label = f"{name}, mean {norms.mean():.3g}, spread {spread:.0%}"
         axes.hist(relative, bins=60, density=True, histtype="step", label=label)
-    axes.set_xlabel("norm of the input over its mean")
-    axes.set_ylabel("density")
+    axes.set(xlabel="norm of the input over its mean", ylabel="density")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    save(figure, path, found.notice)
+    save(figure, path, measured.notice)

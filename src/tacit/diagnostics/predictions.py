@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from tacit.canvas import band, blank, save
-from tacit.diagnostics.diagnostic import Diagnostic, pieces_of, save_runs, shown_points
+from tacit.diagnostics.diagnostic import Diagnostic, save_runs, shown_points
 from tacit.pytrees import call_model, logits_of, tensors_of
 from tacit.records import Records
 from tacit.statistics.tracking import evaluating
-from tacit.training.evaluation import two_classes
+from tacit.training.evaluation import pieces_of, two_classes
 from tacit.training.run import Run
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ def confusion_matrix(model: nn.Module, records: Records, *, batch_size: int = 20
     """
     with evaluating(model):
         parts = [logits_of(call_model(model, p.inputs)) for p in pieces_of(records, batch_size)]
-    found = tensors_of(records.targets)
+    targets_of_records = tensors_of(records.targets)
     logits = [part for part in parts if part is not None]
-    if len(found) != 1 or len(logits) != len(parts):
+    if len(targets_of_records) != 1 or len(logits) != len(parts):
         raise ValueError(
             "a confusion matrix needs one tensor of logits and one of targets; give a model that "
             "returns the scores of one set of classes, and records with one class each"
         )
-    (targets,) = found
+    (targets,) = targets_of_records
     outputs = torch.cat([part.reshape(len(part), -1) for part in logits])
     if outputs.shape[1] == 1:
         if not two_classes(targets):
@@ -103,16 +103,13 @@ def plot_confusion(
     save_runs(figure, path, runs)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ConfusionHistory(Diagnostic[Tensor]):
     """`confusion_matrix` by epoch. **Not private: reads predictions.**"""
 
     reads = "predictions"
     draw = staticmethod(plot_confusion)
-
-    def __init__(
-        self, records: Records | None = None, *, every: int | None = None, max_records: int = 10_000
-    ) -> None:
-        super().__init__(records, every=every, max_records=max_records)
+    max_records: int = 10_000
 
     def measure(self, trainer: Trainer, records: Records) -> Tensor:
         return confusion_matrix(trainer.model, records)
@@ -158,18 +155,18 @@ def accuracy_curve(runs: Sequence[AnyRun]) -> AccuracyCurve:
 
 def _history(run: AnyRun) -> list[tuple[float, float]]:
     if isinstance(run, Run):
-        found = [evaluation.facts() for evaluation in run.history]
+        history = [evaluation.facts() for evaluation in run.history]
     elif isinstance(run, Mapping):
-        found = run["history"]
+        history = run["history"]
     else:
         file = Path(run, "run.json") if Path(run).is_dir() else Path(run)
-        found = json.loads(file.read_text(encoding="utf-8"))["history"]
-    if any(point["accuracy"] is None for point in found):
+        history = json.loads(file.read_text(encoding="utf-8"))["history"]
+    if any(point["accuracy"] is None for point in history):
         raise ValueError(
             "a run's history has no accuracy, since its task has no classes; give runs of "
             "classifiers"
         )
-    points = [(float(point["epsilon"]), float(point["accuracy"])) for point in found]
+    points = [(float(point["epsilon"]), float(point["accuracy"])) for point in history]
     return sorted(points, key=lambda point: point[0])
 
 
@@ -184,8 +181,7 @@ def plot_accuracy_against_epsilon(
         shares = (curve.least, curve.median, curve.largest)
         rows = [[100 * share for share in row] for row in shares]
         band(panel, curve.epsilons, rows, label=f"{name} ({curve.num_runs} runs)")
-    panel.set_xlabel("ε spent")
-    panel.set_ylabel("held-out accuracy (%)")
+    panel.set(xlabel="ε spent", ylabel="held-out accuracy (%)")
     panel.grid(alpha=0.3)
     panel.legend(fontsize=8, loc="lower right", title="median; band: least to largest")
     if title:

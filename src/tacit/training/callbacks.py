@@ -173,15 +173,48 @@ class MovingAverage:
             self.swap(model)
 
 
+class _Entries:
+    """One parameter's entries: which are free, where the frozen ones stay, sums over the window."""
+
+    def __init__(self, p: nn.Parameter) -> None:
+        self.free = torch.ones_like(p, dtype=torch.bool, requires_grad=False)
+        self.fixed = torch.zeros_like(p, requires_grad=False)
+        self.any_frozen = False
+        self.begin_window()
+
+    def begin_window(self) -> None:
+        self.gradients, self.weights = torch.zeros_like(self.fixed), torch.zeros_like(self.fixed)
+        self.variance = 0.0
+
+    def add(self, p: nn.Parameter, noise: float) -> None:
+        if p.grad is not None:
+            self.gradients += p.grad
+        self.weights += p
+        self.variance += noise**2
+
+    def freeze(self, steps: int, tolerance: float) -> None:
+        """Freeze what stayed within the noise, at its mean over the window."""
+        new = (self.gradients.abs() <= tolerance * self.variance**0.5) & self.free
+        if bool(new.any()):
+            self.fixed.copy_(torch.where(new, self.weights / steps, self.fixed))
+            self.free &= ~new
+            self.any_frozen = True
+
+    def restore(self, p: nn.Parameter) -> None:
+        """Put frozen entries back: momentum or weight decay may have moved them."""
+        if self.any_frozen:
+            p.copy_(torch.where(self.free, p, self.fixed))
+
+
 class Sparsification(Callback):
-    """Over T released gradients of an entry: frozen if |Σ_t g̃_t| ≤ κ·(Σ_t s_t²)^(1/2).
+    """Freezes an entry when T released gradients of it have |Σ_t g̃_t| ≤ κ·(Σ_t s_t²)^(1/2).
 
     Without a gradient, Σ_t g̃_t is noise of just that standard deviation, so what stays within κ of
-    it has shown no gradient beyond the noise; at κ = 1 about two thirds of such entries are found
-    in each window. A frozen entry is set to its mean over the window, and stays there  [Nguyen
-    2023, Section 3.4, which speaks of the weights' spread; gradients say the same for every
-    optimizer]. Whatever is frozen is left out of gradients before their norms are taken, so less
-    is clipped away of the rest, and it is released without noise, as zero.
+    it has shown no gradient beyond the noise. At κ = 1 each window freezes about two thirds of such
+    entries. A frozen entry is set to its mean over the window, and stays there  [Nguyen 2023,
+    Section 3.4, which speaks of the spread of the weights; gradients say the same for every
+    optimizer]. Frozen entries are left out of gradients before their norms are taken, so less of
+    the rest is clipped away, and they are released without noise, as zero.
 
     All of it is computed from what was released: post-processing, at no cost in privacy. Give one
     object to the query (`frozen=`) and to the Trainer (`callbacks=`).
@@ -193,65 +226,32 @@ class Sparsification(Callback):
         if not 0 < tolerance < math.inf:
             raise ValueError(f"tolerance is {tolerance}; give a number above 0")
         self.window, self.tolerance = window, tolerance
-        self._reset()
+        self._steps = 0
+        self._entries: dict[str, _Entries] = {}
 
     def active(self, model: nn.Module) -> Mapping[str, Tensor]:
         """The mask of each parameter that has frozen entries."""
-        return {name: mask for name, mask in self._masks.items() if name in self._with_frozen}
+        return {name: e.free for name, e in self._entries.items() if e.any_frozen}
 
     @property
     def share_frozen(self) -> float:
         """The share of all entries that are frozen. Waits for the device."""
-        sizes = sum(mask.numel() for mask in self._masks.values())
-        return sum(int((~mask).sum()) for mask in self._masks.values()) / max(sizes, 1)
+        masks = [e.free for e in self._entries.values()]
+        return sum(int((~m).sum()) for m in masks) / max(sum(m.numel() for m in masks), 1)
 
     def on_begin(self, trainer: Trainer) -> None:
-        self._reset()
-        for name, p in trainable(trainer.model).items():
-            self._masks[name] = torch.ones_like(p, dtype=torch.bool, requires_grad=False)
-            self._fixed[name] = torch.zeros_like(p, requires_grad=False)
-        self._start_window(trainer.model)
+        self._steps = 0
+        self._entries = {name: _Entries(p) for name, p in trainable(trainer.model).items()}
 
     @torch.no_grad()
     def on_step(self, trainer: Trainer, step: int) -> None:
-        parameters = trainable(trainer.model)
-        for name, p in parameters.items():
-            if name in self._with_frozen:  # momentum or weight decay may have moved it
-                p.copy_(torch.where(self._masks[name], p, self._fixed[name]))
-            if p.grad is not None:
-                self._gradients[name] += p.grad
-            self._weights[name] += p
-            self._variance[name] += trainer.mechanism.noise_of.get(name, 0.0) ** 2
         self._steps += 1
-        if self._steps == self.window:
-            self._freeze(parameters)
-            self._start_window(trainer.model)
-
-    def _freeze(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        for name, p in parameters.items():
-            within = self._gradients[name].abs() <= self.tolerance * self._variance[name] ** 0.5
-            new = within & self._masks[name]
-            if not bool(new.any()):
-                continue
-            self._fixed[name].copy_(
-                torch.where(new, self._weights[name] / self._steps, self._fixed[name])
-            )
-            self._masks[name] &= ~new
-            self._with_frozen.add(name)
-            p.copy_(torch.where(self._masks[name], p, self._fixed[name]))
-
-    def _start_window(self, model: nn.Module) -> None:
-        self._steps = 0
-        for name, p in trainable(model).items():
-            self._gradients[name] = torch.zeros_like(p, requires_grad=False)
-            self._weights[name] = torch.zeros_like(p, requires_grad=False)
-            self._variance[name] = 0.0
-
-    def _reset(self) -> None:
-        self._steps = 0
-        self._masks: dict[str, Tensor] = {}
-        self._fixed: dict[str, Tensor] = {}
-        self._gradients: dict[str, Tensor] = {}
-        self._weights: dict[str, Tensor] = {}
-        self._variance: dict[str, float] = {}
-        self._with_frozen: set[str] = set()
+        for name, p in trainable(trainer.model).items():
+            entries = self._entries[name]
+            entries.restore(p)
+            entries.add(p, trainer.mechanism.noise_of.get(name, 0.0))
+            if self._steps == self.window:
+                entries.freeze(self.window, self.tolerance)
+                entries.restore(p)
+                entries.begin_window()
+        self._steps %= self.window

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from tacit.losses.classification import TokenCrossEntropy
 from tacit.losses.record_loss import WeightedSum, WithConstant, losses_of
 from tacit.losses.registry import Task, task_of
 from tacit.losses.tailored import watched
-from tacit.pytrees import Tree, call_model, logits_of, map_tensors, take_rows, tensors_of
+from tacit.pytrees import Tree, call_model, logits_of, tensors_of
 from tacit.queries.bounded_gradient import Loss
 from tacit.records import Records
 from tacit.statistics.tracking import evaluating
@@ -21,13 +22,13 @@ from tacit.statistics.tracking import evaluating
 
 @dataclass(frozen=True)
 class Metrics:
-    """What was measured; None for what the task does not have, and for all without records.
+    """Metrics of some records. None is what the task does not have; without records, all are None.
 
     `loss` is the mean over records. A classification has an `accuracy`, a regression has the mean
     absolute error, the root mean squared error and R² = 1 − Σ(h − y)² / Σ(y − ȳ)², with ȳ the mean
-    of each output's own targets (None where all targets are equal). Where a record has
-    several targets, such as tokens, `accuracy` is the share of all of them that are right; those
-    that the loss ignores do not count.
+    of each output's own targets (None where all targets are equal). Where a record has several
+    targets, such as tokens, `accuracy` is the share of right targets among all that the loss does
+    not ignore.
     """
 
     accuracy: float | None = None
@@ -37,9 +38,9 @@ class Metrics:
     r_squared: float | None = None
 
     def facts(self) -> dict[str, float | None]:
-        """Accuracy and loss always, null where there is none; the others where they apply."""
-        found = asdict(self)
-        return {k: v for k, v in found.items() if k in ("accuracy", "loss") or v is not None}
+        """Accuracy and loss, None where there is none, and the other metrics where they apply."""
+        always = ("accuracy", "loss")
+        return {k: v for k, v in asdict(self).items() if k in always or v is not None}
 
     def text(self) -> str:
         """One line, for a progress bar."""
@@ -48,12 +49,12 @@ class Metrics:
 
 def metric_rows(facts: dict[str, float | None]) -> list[tuple[str, str]]:
     """(name, value) of the metrics that were measured, in words; the task's own come first."""
-    shown = []
-    for name, (words, form) in _WORDS.items():
-        value = facts.get(name)
-        if value is not None:
-            shown.append((words, format(float(value), form)))
-    return shown
+    values = {name: facts.get(name) for name in _WORDS}
+    return [
+        (_WORDS[name][0], format(float(value), _WORDS[name][1]))
+        for name, value in values.items()
+        if value is not None
+    ]
 
 
 _WORDS = {
@@ -67,14 +68,15 @@ _WORDS = {
 
 @torch.no_grad()
 def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2048) -> Metrics:
-    """The mean of the records' own losses, and the metrics of the task (`tacit.losses.Task`).
+    """The mean loss of the records, and the metrics of the loss's task (`tacit.losses.Task`).
 
-    The share of right classes is of the largest output; one output decides by its sign, between
-    targets 0 and 1 or −1 and +1. A loss that declares no task gets an accuracy where the records
-    declare `num_classes` and the model has that many outputs per target, and none elsewhere. Of a
-    model that returns several tensors, the metrics are those of its `logits`; where none is called
-    so, and where records have several targets or none, there is the loss alone.
-    The guarantee covers the training records only: what is read off these is not private.
+    A record is classified by its largest output; a single output decides by its sign, between
+    targets 0 and 1 or −1 and +1. If the loss declares no task, there is an accuracy only where the
+    records declare `num_classes` and the model has that many outputs per target. If the model
+    returns several tensors, the metrics are those of its `logits`. Without a tensor of that name,
+    and where records have several targets or none, there is only the loss.
+
+    The guarantee covers the training records only: metrics of other records are not private.
     """
     if len(records) == 0:
         return Metrics()
@@ -83,47 +85,66 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
     by_sign = every_target is not None and two_classes(every_target)
     total, parts = 0.0, []
     with evaluating(model):
-        for start in range(0, len(records), batch_size):
-            rows = slice(start, start + batch_size)
-            inputs, targets = (
-                map_tensors(lambda t: t.to(device), take_rows(tree, rows))
-                for tree in (records.inputs, records.targets)
-            )
+        for piece in pieces_of(records, batch_size):
+            piece = piece.to(device)
             with watched(model, loss):
-                outputs = call_model(model, inputs)
-                total += float(losses_of(loss, outputs, targets).double().sum())
-            parts.append(_part_of(loss, outputs, targets, records.num_classes, by_sign))
+                outputs = call_model(model, piece.inputs)
+                total += float(losses_of(loss, outputs, piece.targets).double().sum())
+            parts.append(_part_of(loss, outputs, piece, by_sign))
     mean = total / len(records)
-    kinds = {part.task for part in parts}
-    if kinds == {Task.REGRESSION}:
+    tasks = {part.task for part in parts}
+    if tasks == {Task.REGRESSION}:
         assert every_target is not None
         return _errors(parts, every_target, mean)
     decided = sum(part.decided for part in parts)
-    if not kinds <= {Task.CLASSIFICATION, Task.BINARY, Task.TOKENS} or not decided:
+    if not tasks <= {Task.CLASSIFICATION, Task.BINARY, Task.TOKENS} or not decided:
         return Metrics(loss=mean)
     return Metrics(sum(part.right for part in parts) / decided, mean)
 
 
+def pieces_of(records: Records, size: int) -> Iterator[Records]:
+    """The records in order, `size` at a time."""
+    for start in range(0, len(records), size):
+        yield records.take(slice(start, start + size))
+
+
 def _only(targets: Tree) -> Tensor | None:
-    found = tensors_of(targets)
-    return found[0] if len(found) == 1 else None
+    tensors = tensors_of(targets)
+    return tensors[0] if len(tensors) == 1 else None
 
 
-def _part_of(loss: Loss, outputs: Tree, targets: Tree, classes: int | None, by_sign: bool) -> _Part:
-    h, y = logits_of(outputs), _only(targets)
+class _Part(NamedTuple):
+    """What one batch adds: how many targets are right, of how many, or sums of errors."""
+
+    task: Task | None
+    right: float = 0.0
+    decided: float = 0.0
+    absolute: float = 0.0
+    squared: float = 0.0
+
+
+def _part_of(loss: Loss, outputs: Tree, piece: Records, by_sign: bool) -> _Part:
+    h, y = logits_of(outputs), _only(piece.targets)
     if h is None or y is None:
         return _Part(None)
     fields = outputs if isinstance(outputs, Mapping) else getattr(outputs, "__dict__", {})
     named = fields.get("logits") is h
-    task = task_of(loss, h, y) or _undeclared(h, y, classes, named)
+    task = task_of(loss, h, y) or _undeclared(h, y, piece.num_classes, named)
     inner = _innermost(loss)
     if isinstance(inner, TokenCrossEntropy) and y.dim() == 2:
         y = inner.aligned(y)
-    return _Part.of(h, y, task, by_sign, getattr(inner, "ignore_index", -100))
+    if task is Task.REGRESSION and h.numel() == y.numel():
+        errors = h.double().reshape(-1) - y.double().reshape(-1)
+        return _Part(task, absolute=float(errors.abs().sum()), squared=float(errors.square().sum()))
+    right = None if task in (None, Task.REGRESSION) else _right(h, y, task, by_sign)
+    if right is None:
+        return _Part(None)
+    counted = y.reshape(right.shape) != getattr(inner, "ignore_index", -100)
+    return _Part(task, float((right & counted).sum()), float(counted.sum()))
 
 
 def _innermost(loss: object) -> object:
-    """The loss of tokens that a declared constant or a sum is made around; else the loss itself."""
+    """The loss of tokens inside a declared constant or a sum; else the loss itself."""
     if isinstance(loss, WithConstant):
         return _innermost(loss.loss)
     if isinstance(loss, WeightedSum):
@@ -136,33 +157,6 @@ def two_classes(targets: Tensor) -> bool:
     """Whether the targets are 0 and 1, or −1 and +1: what the sign of one output can decide."""
     above = targets == 1
     return any(bool((above | (targets == below)).all()) for below in (0, -1))
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One batch's share: how many targets are right, of how many, or sums of errors."""
-
-    task: Task | None
-    right: float = 0.0
-    decided: float = 0.0
-    absolute: float = 0.0
-    squared: float = 0.0
-
-    @classmethod
-    def of(
-        cls, outputs: Tensor, targets: Tensor, task: Task | None, by_sign: bool, ignored: int
-    ) -> _Part:
-        if task is Task.REGRESSION:
-            if outputs.numel() != targets.numel():
-                return cls(None)
-            errors = outputs.double().reshape(-1) - targets.double().reshape(-1)
-            sums = float(errors.abs().sum()), float(errors.square().sum())
-            return cls(task, absolute=sums[0], squared=sums[1])
-        right = None if task is None else _right(outputs, targets, task, by_sign)
-        if right is None:
-            return cls(None)
-        counted = targets.reshape(right.shape) != ignored
-        return cls(task, float((right & counted).sum()), float(counted.sum()))
 
 
 def _undeclared(outputs: Tensor, targets: Tensor, classes: int | None, named: bool) -> Task | None:

@@ -30,14 +30,14 @@ from tacit.statistics.running_statistics import PublicStatistics, ReleasedStatis
 from tacit.statistics.tracking import unfrozen_norms
 
 ROW_NUMBERS = (
-    "records have no ids but their row numbers, by which mini-sets are formed: epsilon is for a "
-    "record that is missing while all others keep their numbers, and not for a table with a row "
-    "fewer; give record_ids, or a budget for replace-one"
+    "mini-sets are formed by row number, since the records have no ids: epsilon holds for a record "
+    "that is missing while all others keep their numbers, and not for a table without one row; "
+    "give record_ids, or a budget for replace-one"
 )
 
 
 def sets_by_row_number(sampler: Sampler, relation: Relation) -> bool:
-    """Whether a row fewer would put all later ones into other mini-sets."""
+    """Whether removing a row would put all later ones into other mini-sets."""
     by_id = isinstance(sampler.scheme, MiniSets)
     return by_id and sampler.records.row_numbered and relation is Relation.ADD_OR_REMOVE_ONE
 
@@ -45,12 +45,11 @@ def sets_by_row_number(sampler: Sampler, relation: Relation) -> bool:
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
     """Raise if the optimizer holds none of the model's trainable parameters.
 
-    Returns a note if it holds only some: the others are released with the rest, and stay as they
-    are.
+    Returns a note if it holds only some: the gradients of the others are released too, and unused.
     """
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
     parameters = trainable(model)
-    left_out = [name for name, p in parameters.items() if id(p) not in held]
+    left_out = [name for name, p in parameters.items() if id(p) not in optimized]
     if not left_out:
         return None
     if len(left_out) == len(parameters):
@@ -65,13 +64,11 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> str |
     )
 
 
-UNPROTECTED_METRICS = (
-    "evaluated on Unprotected records: epsilon does not cover the metrics that were read off them"
-)
+UNPROTECTED_METRICS = "the metrics are of Unprotected records: epsilon does not cover them"
 
 TRAINING_METRICS = (
-    "metrics are of records most of which equal training records: epsilon does not cover what "
-    "those show; look at records that were held out"
+    "most of the evaluated records equal training records: epsilon does not cover what their "
+    "metrics show; evaluate on records that were held out"
 )
 
 
@@ -100,16 +97,12 @@ class Unprotected(HeldOut):
 
 
 TRAINED_OUTSIDE_LEDGER = (
-    "these weights were trained before, by a run that this epsilon does not count; where the "
-    "records are the same, give both runs one ledger"
+    "these weights were trained before, by a run that this epsilon does not count; if the records "
+    "are the same, give both runs one ledger"
 )
 TRAINED_BY_OTHER_RUN = (
     "these weights were trained before, by another run of this ledger: epsilon is this run's "
     "alone, and the ledger's statement counts both"
-)
-
-_LEDGERS: weakref.WeakKeyDictionary[nn.Module, set[tuple[Hashable, int]]] = (
-    weakref.WeakKeyDictionary()
 )
 
 
@@ -138,25 +131,21 @@ def ledger_key(given: Ledger | str | os.PathLike[str] | None) -> Hashable:
     return weakref.ref(given) if isinstance(given, Ledger) else object()
 
 
-def record_run(model: nn.Module, key: Hashable, run: int) -> None:
-    """Note that the model's weights are trained by this run of this ledger."""
+_RUNS: weakref.WeakKeyDictionary[nn.Module, set[tuple[Hashable, int]]] = weakref.WeakKeyDictionary()
+
+
+def record_run(model: nn.Module, ledger: Hashable, run: int) -> None:
+    """Note that this run of this ledger trains the model's weights."""
     for module in _with_weights(model):
-        _LEDGERS.setdefault(module, set()).add((key, run))
+        _RUNS.setdefault(module, set()).add((ledger, run))
 
 
-def trained_outside_ledger(model: nn.Module, key: Hashable) -> bool:
-    """Whether some of the model's weights were trained on another ledger. Copies are not known."""
-    return any(known != key for known, _ in _runs_of(model))
+def recorded_runs(model: nn.Module) -> set[tuple[Hashable, int]]:
+    """The ledgers and runs that have trained some of the model's weights in this process.
 
-
-def trained_by_other_run(model: nn.Module, key: Hashable, run: int) -> bool:
-    """Whether some of the model's weights were trained by another run of this ledger."""
-    return any(known == key and other != run for known, other in _runs_of(model))
-
-
-def _runs_of(model: nn.Module) -> Iterator[tuple[Hashable, int]]:
-    for module in _with_weights(model):
-        yield from _LEDGERS.get(module, ())
+    Copies of a model are not known.
+    """
+    return {pair for module in _with_weights(model) for pair in _RUNS.get(module, ())}
 
 
 def _with_weights(model: nn.Module) -> Iterator[nn.Module]:
@@ -174,9 +163,9 @@ def check_statistics(
 ) -> None:
     """Raise unless evaluation will have statistics to normalise by, and they may be known.
 
-    Training keeps none, so at the end a BatchNorm that trained would normalise by its initial
-    mean 0 and variance 1, which have nothing to do with its inputs. Queries other than BatchClip
-    take no such model, and say so themselves.
+    Training keeps none, so a BatchNorm that trained would end with its initial mean 0 and variance
+    1, which have nothing to do with its inputs. Queries other than BatchClip refuse such a model
+    themselves.
     """
     norms = unfrozen_norms(model)
     if statistics is None and norms and isinstance(query, BatchClip):

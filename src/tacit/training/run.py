@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import resource
 import sys
@@ -11,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from tacit.accounting.gaussian_dp import no_privacy_note
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
+from tacit.canvas import facts_table, table_text
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.projection import constraints_of
 from tacit.queries.bounded_gradient import Loss
@@ -28,23 +27,16 @@ from tacit.training.evaluation import Metrics, evaluate, metric_rows
 from tacit.training.preconditions import TRAINING_METRICS
 
 
-class PeakMemory:
-    """Bytes: of the GPU's allocator on a GPU, of the whole process elsewhere."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-
-    def read(self) -> int:
-        if self._device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self._device))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most that the allocator of a GPU has held; elsewhere, the most of the whole process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a reader must know of a run, in the order they ask."""
+    """What a reader must know about a run, the most important first."""
     measured = metric_rows(facts)
     if facts["accuracy"] is not None:
         measured = measured[:1]  # the loss of a classifier is in run.json
@@ -84,31 +76,22 @@ def _steps(facts: dict[str, Any]) -> str:
 
 
 def summary_table(facts: dict[str, Any]) -> Table:
-    table = Table(show_header=False, title="private training run", title_justify="left")
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in summary_rows(facts):
-        table.add_row(name, value)
-    return table
+    return facts_table("private training run", summary_rows(facts))
 
 
 def summary_text(facts: dict[str, Any], width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(summary_table(facts))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return table_text(summary_table(facts), width)
 
 
 SEEDED = (
     "seeded: not private against whoever knows the seed, or sees another run that was drawn from it"
 )
 OVER_BUDGET = (
-    "charged for more steps than this budget allows, when it had a larger one: epsilon counts all "
-    "of them"
+    "charged for more steps than this budget allows, under a larger one: epsilon counts all of them"
 )
 ENDED_EARLY = (
-    "ended before its plan did: epsilon is that of the whole plan, since when to stop may have "
-    "been chosen by looking"
+    "the run ended before its plan: epsilon is that of the whole plan, since the time to stop may "
+    "have been chosen by looking at results"
 )
 
 
@@ -138,9 +121,9 @@ class Run:
         )
 
     def trained_on(self, *private: Records) -> Run:
-        """Know these records again in a report, for as long as somebody else keeps them.
+        """Recognise these records in a report, for as long as another object keeps them.
 
-        They are not the run's: where it is stored, sent or turned into a dict they must not go.
+        The run does not hold them: they must not go where it is stored, sent or made a dict.
         """
         self._records = [weakref.ref(records) for records in private]
         return self
@@ -164,10 +147,10 @@ class Run:
         if test is None or metrics.accuracy is None or not constraints_of(self.model):
             return None
         try:
-            found = certified_accuracy(self.model, test)
+            certified = certified_accuracy(self.model, test)
         except UnboundedLayer:  # trained by clipping, or by gradients clipped on the way back
             return None
-        return {**found.facts(), "inputs": "inputs as the network is given them"}
+        return {**certified.facts(), "inputs": "inputs as the network is given them"}
 
     def facts(self, test: Records | None = None) -> dict[str, Any]:
         """Everything about the run as plain values, ready for JSON.
@@ -198,12 +181,11 @@ class Run:
         }
 
     def _not_covered(self, test: Records | None) -> str | None:
-        kept = (known() for known in getattr(self, "_records", ()))
-        if test is None or not any(are_training_records(test, one) for one in kept if one):
+        private = (known() for known in getattr(self, "_records", ()))
+        if test is None or not any(are_training_records(test, r) for r in private if r):
             return None
         return TRAINING_METRICS
 
     def summary(self, test: Records | None = None) -> str:
         """The table that ends a run, as text."""
-
         return summary_text(self.facts(test))

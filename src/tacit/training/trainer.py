@@ -28,35 +28,27 @@ from tacit.records import Records
 from tacit.sampling.sampler import Sampler
 from tacit.statistics.running_statistics import PublicStatistics, ReleasedStatistics
 from tacit.statistics.tracking import train_unfrozen
+from tacit.training import preconditions
 from tacit.training.callbacks import Callback, Evaluation, MovingAverage, ProgressBar
 from tacit.training.evaluation import evaluate
-from tacit.training.preconditions import (
-    ROW_NUMBERS,
-    TRAINED_BY_OTHER_RUN,
-    TRAINED_OUTSIDE_LEDGER,
-    UNPROTECTED_METRICS,
-    HeldOut,
-    LedgerRun,
-    Statistics,
-    Unprotected,
-    check_optimizer,
-    check_statistics,
-    ledger_key,
-    record_run,
-    sets_by_row_number,
-    trained_by_other_run,
-    trained_outside_ledger,
-)
-from tacit.training.run import ENDED_EARLY, OVER_BUDGET, SEEDED, PeakMemory, Run
+from tacit.training.preconditions import HeldOut, LedgerRun, Statistics, Unprotected
+from tacit.training.run import ENDED_EARLY, OVER_BUDGET, SEEDED, Run, peak_memory_bytes
 
 
 class Trainer:
     """Trains any module with any `torch.optim` optimizer and scheduler, within a budget.
 
+    The weights of the finished run are (ε, δ)-DP in the sampler's records, for the run's own
+    `epsilon` and the budget's δ and relation.
+
+        trainer = tacit.Trainer(model, loss, query, sampler, optimizer, tacit.Budget(3.0, 1e-5))
+        run = trainer.fit()
+        print(run.epsilon, run.summary(test))
+
     Args:
         noise: `Noise(multiplier, allocation)`. By default the noise is calibrated so that the
-            sampler's steps just fit the budget. With a multiplier of its own, the run ends when
-            its steps are done or the next one would exceed the budget.
+            sampler's steps just fit the budget. If a multiplier is given, the run ends when its
+            steps are done or the next one would exceed the budget.
         scheduler: a learning-rate scheduler, stepped after each step.
         moving_average: averages the weights; evaluations and the finished model use the average.
         statistics: where BatchNorm's running statistics come from, for a query that takes such
@@ -94,7 +86,7 @@ class Trainer:
         seed: int | None = None,
     ) -> None:
         noise = noise or Noise()
-        held_out = evaluate_on if isinstance(evaluate_on, HeldOut) else None
+        every = evaluate_on.every if isinstance(evaluate_on, HeldOut) else None
         charged = ledger if isinstance(ledger, LedgerRun) else LedgerRun(ledger)
         prelude = charged.prelude
         self.model, self.loss, self.query = model, fresh(loss), query
@@ -105,9 +97,9 @@ class Trainer:
         if first is None:
             raise ValueError("the model has no parameters to train")
         self._device = first.device
-        check_statistics(model, statistics, sampler.records, query)
+        preconditions.check_statistics(model, statistics, sampler.records, query)
         self.statistics = statistics
-        self.evaluate_every = (held_out and held_out.every) or max(1, sampler.steps // 20)
+        self.evaluate_every = every or max(1, sampler.steps // 20)
         self.callbacks = [ProgressBar()] if callbacks is None else list(callbacks)
         self.run_name = charged.name
         self.seed = seed
@@ -115,9 +107,9 @@ class Trainer:
             sampler.reseed(seed)
         self.notes = [*sampler.records.notes]
         self.evaluate_on = evaluate_on
-        if sets_by_row_number(sampler, budget.relation):
-            self.notes.append(ROW_NUMBERS)
-        left_out = check_optimizer(model, optimizer)
+        if preconditions.sets_by_row_number(sampler, budget.relation):
+            self.notes.append(preconditions.ROW_NUMBERS)
+        left_out = preconditions.check_optimizer(model, optimizer)
         if left_out is not None:
             self.notes.append(left_out)
         if statistics is not None:
@@ -162,7 +154,7 @@ class Trainer:
     def evaluate_on(self, given: Records | HeldOut | None) -> None:
         records = given.records if isinstance(given, HeldOut) else given
         if isinstance(given, Unprotected):
-            self.notes.append(UNPROTECTED_METRICS)
+            self.notes.append(preconditions.UNPROTECTED_METRICS)
         elif records is not None:
             require_held_out(records, self.sampler.records)
         self._evaluate_on = None if records is None else records.to(self._device)
@@ -172,11 +164,11 @@ class Trainer:
         return self.mechanism.plan
 
     def stop(self) -> None:
-        """Ask the run to end after this step. ε will be that of the whole plan."""
+        """End the run after this step. Its ε is that of the whole plan."""
         self._stop_asked = True
 
     def fit(self) -> Run:
-        """Run the loop and return what happened. It ends normally when the budget does.
+        """Train until the steps are done or the budget is spent, and return what happened.
 
         On a ledger, `fit` may be called again: it charges another run, or resumes the one
         of that name. Without a ledger a second call is refused: its ε would not count the first.
@@ -191,11 +183,12 @@ class Trainer:
         budget = self.budget  # a callback may assign another
         if self.moving_average is not None:
             self.moving_average.begin()
-        self._ledger_key = ledger_key(given)
-        outside = trained_outside_ledger(self.model, self._ledger_key)
+        self._ledger_key = preconditions.ledger_key(given)
+        earlier = preconditions.recorded_runs(self.model)
         train_unfrozen(self.model)
         ledger = given if isinstance(given, Ledger) else Ledger(given, budget)
-        memory = PeakMemory(self._device)
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
         started = time.perf_counter()
         history: list[Evaluation] = []
         for callback in self.callbacks:
@@ -203,7 +196,7 @@ class Trainer:
         try:
             ledger.begin(self.plan, name=self.run_name, budget=budget)
             self._attempt = ledger.attempt()
-            self._events_before, limit = ledger.run_status()
+            self._events_before, _ = ledger.run_status()
             planned = ledger.planned_events()
             counted = max(self._events_before, planned)
             self._epsilon = self.plan.epsilon_of_count(counted, budget.delta)
@@ -211,7 +204,6 @@ class Trainer:
                 # A seed that comes again on a ledger must not draw its batches again: the same
                 # batch twice is not two samples.
                 self.sampler.reseed(self.sampler.seed, ledger.identity, *self._attempt)
-            again = trained_by_other_run(self.model, self._ledger_key, self._attempt[0])
             if isinstance(self.statistics, ReleasedStatistics):
                 self.statistics.check(self.model, ledger)  # before any step is spent
             steps, stopped = self._loop(ledger, history)
@@ -234,17 +226,34 @@ class Trainer:
         if max(charged, planned) != counted:
             counted = max(charged, planned)
             self._epsilon = self.plan.epsilon_of_count(counted, budget.delta)
-        run = self._finished(steps, counted, stopped, history, budget)
-        if charged < planned:
-            run.notes.append(ENDED_EARLY)
-        if charged > limit:
-            run.notes.append(OVER_BUDGET)
-        if outside:
-            run.notes.append(TRAINED_OUTSIDE_LEDGER)
-        if again:
-            run.notes.append(TRAINED_BY_OTHER_RUN)
-        run.seconds = time.perf_counter() - started
-        run.peak_memory_bytes = memory.read()
+        seeds = (self.seed, self.sampler.seed, getattr(self.statistics, "seed", None))
+        seeded = any(seed is not None for seed in seeds)
+        on_this_ledger = [run for key, run in earlier if key == self._ledger_key]
+        about = {
+            SEEDED: seeded,
+            ENDED_EARLY: charged < planned,
+            OVER_BUDGET: charged > limit,
+            preconditions.TRAINED_OUTSIDE_LEDGER: len(on_this_ledger) < len(earlier),
+            preconditions.TRAINED_BY_OTHER_RUN: bool({*on_this_ledger} - {self._attempt[0]}),
+        }
+        # The private records as they were given, if they still exist, and as they were trained on.
+        private = {id(r): r for r in (self._given_records(), self.sampler.records) if r is not None}
+        run = Run(
+            model=self.model,
+            loss=self.loss,
+            budget=budget,
+            plan=self.plan,
+            steps=steps,
+            epsilon=self._epsilon,
+            epsilon_rdp=self.plan.epsilon_rdp_of_count(counted, budget.delta),
+            seconds=time.perf_counter() - started,
+            peak_memory_bytes=peak_memory_bytes(self._device),
+            seeded=seeded,
+            stopped=stopped,
+            history=history,
+            notes=[*self.notes, *(note for note, applies in about.items() if applies)],
+            config=self.config,
+        ).trained_on(*private.values())
         for callback in self.callbacks:
             callback.on_end(self, run)
         return run
@@ -316,41 +325,9 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
 
-    def _finished(
-        self, steps: int, counted: int, stopped: str, history: list[Evaluation], budget: Budget
-    ) -> Run:
-        notes = list(self.notes)
-        seeds = (self.seed, self.sampler.seed, getattr(self.statistics, "seed", None))
-        seeded = any(seed is not None for seed in seeds)
-        if seeded:
-            notes.append(SEEDED)
-        delta = budget.delta
-        return Run(
-            model=self.model,
-            loss=self.loss,
-            budget=budget,
-            plan=self.plan,
-            steps=steps,
-            epsilon=self._epsilon,
-            epsilon_rdp=self.plan.epsilon_rdp_of_count(counted, delta),
-            seconds=0.0,
-            peak_memory_bytes=0,
-            seeded=seeded,
-            stopped=stopped,
-            history=history,
-            notes=notes,
-            config=self.config,
-        ).trained_on(*self._private_records())
-
     def _record_run(self) -> None:
         """Record the run before anything is released: an interrupted step may have been seen."""
         charged_to = (self._ledger_key, self._attempt[0])
         if self._charged_to != charged_to:
-            record_run(self.model, *charged_to)
+            preconditions.record_run(self.model, *charged_to)
         self._charged_to = charged_to
-
-    def _private_records(self) -> list[Records]:
-        """As they were given, if they still exist, and as they were trained on."""
-        given = self._given_records()
-        moved = self.sampler.records
-        return [moved] if given is None or given is moved else [given, moved]

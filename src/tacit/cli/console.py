@@ -1,9 +1,9 @@
-"""`tacit --plugin`: a user's own module, imported so that what it registers is known.
+"""What every command shares: `--json`, what is printed, and `--plugin`.
 
-Losses (`@tacit.register_loss`), datasets (`@tacit.data.register_dataset`), gradient rules
-(`@tacit.gradient_rule`) and sampling schemes (`@tacit.register_scheme`) are registered when the
-module that defines them is imported. Importing runs the module's code, so a plugin is only ever
-named by the user on the command line, never by a saved file.
+A plugin is a user's own module. Losses (`@tacit.register_loss`), datasets
+(`@tacit.data.register_dataset`), gradient rules (`@tacit.gradient_rule`) and sampling schemes
+(`@tacit.register_scheme`) are registered when it is imported. Importing runs the module's code, so
+only the user names a plugin, on the command line, and never a saved file.
 """
 
 from __future__ import annotations
@@ -13,18 +13,42 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 
+JSON = typer.Option(False, "--json", help="Print one JSON object and nothing else.")
 PLUGIN: list[str] = typer.Option(
     [],
     "--plugin",
     metavar="FILE|MODULE",
-    help="Import this Python file or module first. What it registers (losses, datasets, gradient "
-    "rules, sampling schemes) can then be named. May be given several times.",
+    help="Import this Python file or module first. The losses, datasets, gradient rules and "
+    "sampling schemes that it registers can then be named. May be given several times.",
 )
 
 _imported: dict[str, str] = {}
+
+
+def print_json(facts: dict[str, Any]) -> None:
+    from tacit.report import to_json
+
+    typer.echo(to_json(facts))
+
+
+def print_facts(facts: dict[str, Any], as_json: bool, title: str) -> None:
+    """Facts as JSON, or as a table of two columns."""
+    if as_json:
+        print_json(facts)
+        return
+    from rich.console import Console
+
+    from tacit.canvas import facts_table
+
+    rows = (
+        (name.replace("_", " "), f"{value:.6g}" if isinstance(value, float) else str(value))
+        for name, value in facts.items()
+    )
+    Console().print(facts_table(title, rows))
 
 
 def import_plugin(name: str) -> None:
