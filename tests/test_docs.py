@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import tacit
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"`([\w./-]+\.py)`")
+NAME = re.compile(r"`(tacit(?:\.\w+)+)(?=[`(])")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -50,6 +53,15 @@ def test_files_that_pages_name_exist(page: Path) -> None:
     for name in FILE.findall(page.read_text(encoding="utf-8")):
         if name.count("/"):  # a bare name may be a file of the reader's
             assert any((folder / name).exists() for folder in folders), f"no file {name}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.parent.name != "decisions"], ids=named)
+def test_names_that_pages_use_exist(page: Path) -> None:
+    for name in NAME.findall(page.read_text(encoding="utf-8")):
+        found: object = tacit
+        for part in name.split(".")[1:]:
+            assert hasattr(found, part), f"{named(page)} names {name}"
+            found = getattr(found, part)
 
 
 def test_the_api_reference_is_up_to_date() -> None:

@@ -64,7 +64,7 @@ def docstring(value: Any) -> str:
         node = body[-1]
     text = ast.get_docstring(node, clean=False)  # type: ignore[arg-type]
     if text is None:
-        return inspect.getdoc(value) or ""
+        return "" if names[-1:] == ["__call__"] else inspect.getdoc(value) or ""
     margin = " " * node.body[0].col_offset  # type: ignore[attr-defined]
     return "\n".join(line.removeprefix(margin) for line in text.split("\n")).strip()
 
@@ -141,14 +141,20 @@ def methods_of(kind: type) -> list[tuple[str, Any]]:
     for name, value in vars(kind).items():
         inner = value.__func__ if isinstance(value, classmethod | staticmethod) else value
         method = inspect.isfunction(inner) or isinstance(inner, property)
-        if not name.startswith("_") and method and summary(inner):
+        # How a protocol is called is what its implementations need.
+        wanted = not name.startswith("_") or (name == "__call__" and is_protocol(kind))
+        if wanted and method and (summary(inner) or is_protocol(kind)):
             found.append((name, inner))
     return found
 
 
+def is_protocol(kind: type) -> bool:
+    return getattr(kind, "_is_protocol", False)
+
+
 def entry(name: str, value: Any) -> list[str]:
     lines = [f"## {name}", ""]
-    if callable(value):
+    if callable(value) and not (inspect.isclass(value) and is_protocol(value)):
         lines += ["```text", signature_of(name, value), "```", ""]
     lines += [formatted(docstring(value)), ""]
     if inspect.isclass(value):
@@ -156,7 +162,8 @@ def entry(name: str, value: Any) -> list[str]:
             lines += [f"- `{member}`" for member in value]
         for method, inner in methods_of(value):
             called = method if isinstance(inner, property) else signature_of(method, inner)
-            lines += [f"- `{called}`: {summary(inner)}"]
+            one_line = " ".join(called.split()).replace("( ", "(").replace(", )", ")")
+            lines += [f"- `{one_line}`: {summary(inner)}".removesuffix(": ")]
         lines += [""] if methods_of(value) else []
     return lines
 

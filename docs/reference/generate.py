@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tacit.cli.build_model import recipe_for
 from tacit.cli.schema import Option, options_of, sections_of
 from tacit.cli.settings import TrainSettings
 
@@ -13,7 +14,7 @@ INTRODUCTION = """# Settings of `tacit train`
 Made by `python docs/reference/generate.py`; do not edit by hand.
 
 Each setting is an option of the command line and a key of a TOML file, in the section of its
-heading. Options of the command line come first, then `--config`, then the defaults.
+heading. Command-line options override `--config`, which overrides the defaults.
 
 ```toml
 # tacit train --config run.toml --seed 1
@@ -25,8 +26,9 @@ epsilon = 3.0
 max_norm = 0.1
 ```
 
-The `run.json` of a run holds its settings under `config.settings`, so that
-`tacit train --config runs/x/run.json` repeats it in a new folder.
+The `run.json` of a run holds its settings under `config.settings`.
+`tacit train --config runs/x/run.json` starts a new run with the same settings, in a new folder. It
+is charged again, and equals the old run only if both had the same `--seed`.
 """
 
 
@@ -39,7 +41,44 @@ def page() -> str:
             if o.section == part:
                 lines.append(f"| `{o.flag}` | {o.help} | {o.default_text()} | {takes(o)} |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *recipe_lines()])
+
+
+def recipe_lines() -> list[str]:
+    """The defaults "by dataset and query"."""
+    lines = ["## Defaults by dataset and query", ""]
+    lines += ["| query | dataset | " + " | ".join(f"`{flag}`" for _, flag in COLUMNS) + " |"]
+    lines += ["|" + "---|" * (2 + len(COLUMNS))]
+    for query in ("clip", "clipless", "batch-clip"):
+        for features in ("as-they-are", "scattering"):
+            for dataset in ("digits", "mnist", "fashion-mnist", "cifar10", "other"):
+                recipe = recipe_for(dataset, query, features)
+                if features == "scattering" and recipe == recipe_for(dataset, query):
+                    continue
+                name = dataset if features == "as-they-are" else f"{dataset}, scattering features"
+                used = [
+                    f"{getattr(recipe, field):g}" if field not in UNUSED[query] else "–"
+                    for field, _ in COLUMNS
+                ]
+                lines.append(f"| {query} | {name} | {' | '.join(used)} |")
+    return [*lines, ""]
+
+
+COLUMNS = [
+    ("batch_size", "--batch-size"),
+    ("epochs", "--epochs"),
+    ("learning_rate", "--lr"),
+    ("temperature", "--temperature"),
+    ("max_norm", "--max-norm"),
+    ("gradient_clip", "--gradient-clip"),
+    ("mini_set_size", "--mini-set-size"),
+    ("mini_sets", "--mini-sets"),
+]
+UNUSED = {
+    "clip": ("gradient_clip", "mini_set_size", "mini_sets"),
+    "clipless": ("max_norm", "mini_set_size", "mini_sets"),
+    "batch-clip": ("gradient_clip",),
+}
 
 
 def takes(o: Option) -> str:

@@ -15,6 +15,7 @@ from tacit import (
     Trainer,
 )
 from tacit.training import LedgerRun, Unprotected
+from tacit.training.preconditions import RESUMED
 
 BUDGET = Budget(2.0, 1e-5)
 
@@ -117,3 +118,12 @@ def test_a_second_run_on_the_ledger_is_held_to_what_is_left(tmp_path):
     assert second.steps < second.plan.steps_within(BUDGET)
     with Ledger(tmp_path / "ledger") as ledger:
         assert ledger.statement().epsilon <= BUDGET.epsilon
+
+
+def test_a_resumed_run_says_that_its_weights_are_not_from_the_ledger(tmp_path):
+    ledger = LedgerRun(tmp_path / "ledger.sqlite", name="one")
+    whole = trainer(ledger=ledger).fit()
+    assert RESUMED not in whole.notes
+    resumed = trainer(ledger=ledger).fit()
+    assert resumed.steps == 0
+    assert RESUMED in resumed.notes

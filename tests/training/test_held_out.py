@@ -105,3 +105,12 @@ def test_training_records_are_refused_afterwards_too():
         trainer.evaluate_on = COPY
     trainer.evaluate_on = some_records(seed=9)
     assert len(trainer.fit().history) == 4
+
+
+def test_held_out_records_may_be_a_dataset():
+    held_out = some_records(seed=1)
+    dataset = torch.utils.data.TensorDataset(held_out.inputs, held_out.targets)
+    from_dataset, from_records = (
+        small_trainer(evaluate_on=given, seed=0).fit() for given in (dataset, held_out)
+    )
+    assert from_dataset.history == from_records.history

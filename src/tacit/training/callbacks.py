@@ -44,6 +44,7 @@ class Evaluation:
 
     @property
     def loss(self) -> float | None:
+        """The mean loss of the held-out records."""
         return self.metrics.loss
 
     def facts(self) -> dict[str, Any]:
@@ -52,9 +53,9 @@ class Evaluation:
 
 
 class Callback:
-    """Called during a run. Override the methods that are needed; all do nothing by default.
+    """Called during a run: `on_begin`, `on_step`, `on_evaluation`, `on_end` and `on_error`.
 
-    For example, to end a run early:
+    Override those that you need; all do nothing by default. For example, to end a run early:
 
         class StopWhenGood(Callback):
             def on_evaluation(self, trainer, evaluation):
@@ -62,15 +63,20 @@ class Callback:
                     trainer.stop()
     """
 
-    def on_begin(self, trainer: Trainer) -> None: ...
+    def on_begin(self, trainer: Trainer) -> None:
+        """Before the first step."""
 
-    def on_step(self, trainer: Trainer, step: int) -> None: ...
+    def on_step(self, trainer: Trainer, step: int) -> None:
+        """After each step; steps are counted from 1."""
 
-    def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None: ...
+    def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
+        """After each evaluation on held-out records."""
 
-    def on_end(self, trainer: Trainer, run: Run) -> None: ...
+    def on_end(self, trainer: Trainer, run: Run) -> None:
+        """When the run has ended, also early."""
 
-    def on_error(self, trainer: Trainer) -> None: ...
+    def on_error(self, trainer: Trainer) -> None:
+        """When the run has failed; the error is raised again."""
 
 
 class ProgressBar(Callback):

@@ -106,12 +106,19 @@ TRAINED_BY_OTHER_RUN = (
 )
 
 
+RESUMED = (
+    "this run resumes one that was charged for steps before: epsilon counts those steps too; the "
+    "weights, optimizer and schedule went on from what this process was given"
+)
+
+
 @dataclass(frozen=True)
 class LedgerRun:
     """The run of a ledger that training is charged to.
 
     `ledger` is a file (shared by all runs over the same data), an open `Ledger`, or None for one
-    in memory. A run is resumed by its `name`. `prelude` holds what was released before training,
+    in memory. A run of the same `name` is resumed: it has the steps that are left of it. A ledger
+    stores no weights; load yours before `fit`. `prelude` holds what was released before training,
     as the functions of `tacit.data` return it: it is planned and charged with the run. To resume
     a run with another release in the place of the one that was charged is refused.
 

@@ -80,6 +80,7 @@ def summary_table(facts: dict[str, Any]) -> Table:
 
 
 def summary_text(facts: dict[str, Any], width: int = 100) -> str:
+    """The facts of a run (`Run.facts`) as a table, `width` characters wide."""
     return table_text(summary_table(facts), width)
 
 

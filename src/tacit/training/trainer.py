@@ -24,7 +24,7 @@ from tacit.mechanism import Mechanism
 from tacit.noise import Noise
 from tacit.queries.bounded_gradient import GradientQuery, Loss, Recording
 from tacit.queries.record_overlap import require_held_out
-from tacit.records import Records
+from tacit.records import Records, as_records
 from tacit.sampling.sampler import Sampler
 from tacit.statistics.running_statistics import PublicStatistics, ReleasedStatistics
 from tacit.statistics.tracking import train_unfrozen
@@ -56,7 +56,8 @@ class Trainer:
             `ReleasedStatistics` become part of the plan: the noise is calibrated with them, the
             ledger charges them first, and they are set once, at the end. Nothing is evaluated
             before then.
-        evaluate_on: held-out records, or `HeldOut(records, every=...)`. Training records are
+        evaluate_on: held-out records (`Records`, or whatever a sampler takes), or
+            `HeldOut(records, every=...)`. Training records are
             refused, unless they are declared `Unprotected`.
         callbacks: by default a progress bar. A list replaces it, and may contain `ProgressBar()`.
         ledger: a file to charge (shared by all runs over the same data), an open `Ledger`, or a
@@ -80,7 +81,7 @@ class Trainer:
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         moving_average: MovingAverage | None = None,
         statistics: Statistics | None = None,
-        evaluate_on: Records | HeldOut | None = None,
+        evaluate_on: object = None,
         callbacks: Iterable[Callback] | None = None,
         ledger: LedgerRun | Ledger | str | os.PathLike[str] | None = None,
         seed: int | None = None,
@@ -151,8 +152,9 @@ class Trainer:
         return self._evaluate_on
 
     @evaluate_on.setter
-    def evaluate_on(self, given: Records | HeldOut | None) -> None:
-        records = given.records if isinstance(given, HeldOut) else given
+    def evaluate_on(self, given: object) -> None:
+        data = given.records if isinstance(given, HeldOut) else given
+        records = None if data is None else as_records(data)
         if isinstance(given, Unprotected):
             self.notes.append(preconditions.UNPROTECTED_METRICS)
         elif records is not None:
@@ -161,6 +163,7 @@ class Trainer:
 
     @property
     def plan(self) -> Plan:
+        """What is accounted for: scheme, noise multiplier, steps and earlier releases."""
         return self.mechanism.plan
 
     def stop(self) -> None:
@@ -234,6 +237,7 @@ class Trainer:
             ENDED_EARLY: charged < planned,
             OVER_BUDGET: charged > limit,
             preconditions.TRAINED_OUTSIDE_LEDGER: len(on_this_ledger) < len(earlier),
+            preconditions.RESUMED: self._events_before > 0,
             preconditions.TRAINED_BY_OTHER_RUN: bool({*on_this_ledger} - {self._attempt[0]}),
         }
         # The private records as they were given, if they still exist, and as they were trained on.
