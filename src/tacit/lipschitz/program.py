@@ -47,7 +47,6 @@ from tacit.lipschitz.steps import (
     Step,
     UnboundedStep,
     located,
-    step_line,
     trace,
 )
 from tacit.lipschitz.torch_modules import KNOWN
@@ -94,8 +93,8 @@ class Program(Hookless):
         output: Tensor = self.body.forward(x)
         return output
 
-    def walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
-        return self.body.walk(x, notes)
+    def walk(self, notes: Notes, x: Bound) -> tuple[Bound, Pullback]:
+        return self.body.walk(notes, x)
 
     def constraints(self) -> list[Constraint]:
         """The sets that the bounds assume the weights to be in; a shared weight is in several."""
@@ -124,7 +123,7 @@ def compile_step(module: nn.Module, path: str, above: tuple[int, ...] = ()) -> S
 
         if kind is nn.Sequential:
             steps = snapshot(module, kind, child)._modules.values()
-            lines = [step_line(i, step) for i, step in enumerate(steps)]
+            lines = [(step, (i,)) for i, step in enumerate(steps)]
             return GraphStep(path, kind, lines, len(lines))
         if not (kind in KNOWN or gives_answers(kind)):
             return trace(module, path, child)

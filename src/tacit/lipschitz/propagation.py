@@ -75,7 +75,7 @@ def sensitivities_of(
     """`propagate` for a model that was compiled."""
     require_plain_gradients(program.trained.items())
     notes = Notes(program.names, rounding)
-    output, back = program.walk(Bound(float(input_norm), tuple(input_shape)), notes)
+    output, back = program.walk(notes, Bound(float(input_norm), tuple(input_shape)))
     if isinstance(loss, int | float):
         cotangent = float(loss)
     else:
@@ -98,7 +98,7 @@ def input_lipschitz(
     """
     program = model if isinstance(model, Program) else compile_program(model)
     notes = Notes(program.names, clips=False)
-    _, back = program.walk(Bound(float(input_norm), tuple(input_shape)), notes)
+    _, back = program.walk(notes, Bound(float(input_norm), tuple(input_shape)))
     return back(1.0)
 
 
