@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from tacit import canvas
 from tacit.certificates.certifier import certifier_for
 from tacit.data.scaling import Scaler
+from tacit.lipschitz.bounds import finite_above_zero
 from tacit.records import Records
 
 RADII = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -92,16 +94,15 @@ def certified_accuracy(
     `before`, `records` hold inputs before scaling; see `certified_radius`.
     """
     chosen = _checked(radii)
-    if not 0 < unit < math.inf:
-        raise ValueError(f"unit is {unit}; give a finite number above 0")
+    finite_above_zero("unit", unit)
     certify = certifier_for(model, records.shape, before)
     device = certify.slopes_KK.device
     parts = [torch.empty(0, dtype=torch.float64)]
     for start in range(0, len(records), batch_size):
         rows = slice(start, start + batch_size)
-        made = certify(records.inputs[rows])
-        right = made.right(records.targets[rows].to(device))
-        parts.append(torch.where(right, made.radii_B, -1.0).cpu())
+        certificates = certify(records.inputs[rows])
+        right = certificates.right(records.targets[rows].to(device))
+        parts.append(torch.where(right, certificates.radii_B, -1.0).cpu())
     radii_N = torch.cat(parts)
     shares = tuple(share_at(radii_N, radius * unit) for radius in chosen)
     return CertifiedAccuracy(chosen, shares, unit, len(records), radii_N)
@@ -127,12 +128,8 @@ _MOST_STEPS = 400
 
 def plot_certified(results: Mapping[str, CertifiedAccuracy], path: str | os.PathLike[str]) -> None:
     """One curve per model, by name: the share that is right and certified at every radius."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, panels = canvas.blank()
+    axes = panels[0, 0]
     last = max(result.radii[-1] for result in results.values()) or 1.0
     grid = [last * i / _MOST_STEPS for i in range(_MOST_STEPS + 1)]
     for name, result in results.items():
@@ -151,4 +148,4 @@ def plot_certified(results: Mapping[str, CertifiedAccuracy], path: str | os.Path
         axes.legend()
     records = " and ".join(sorted({f"{r.num_records:,}" for r in results.values()}))
     axes.set_title(f"certified accuracy on {records} held-out records")
-    figure.savefig(path, dpi=120)
+    canvas.save(figure, path)

@@ -27,7 +27,7 @@ from tacit.lipschitz.integrity import (
     require_no_hooks,
     require_no_hooks_of_all_modules,
 )
-from tacit.lipschitz.layers.limits import BoundedInput, ClipGradient
+from tacit.lipschitz.layers.limits import BoundedInput, ClipGradient, scaled_rows
 from tacit.lipschitz.program import Program, compile_program, whole
 from tacit.lipschitz.projection import Constrained
 from tacit.lipschitz.propagation import input_lipschitz
@@ -279,7 +279,8 @@ class Certifier:
         decided_B = decisions(outputs_BK)
         allowed_B = allowed_moves(outputs_BK, decided_B, self.slopes_KK)
         if self.sphere is not None:
-            norms_B = _norms(u)
+            norms_B = scaled_rows(u)[2].squeeze(1)
+            norms_B = torch.where(norms_B.isfinite(), norms_B, 0.0)
             allowed_B = radius_before_sphere(allowed_B, norms_B, self.sphere_norm)
             allowed_B = allowed_B / self.front_lipschitz
         # A record that overflows has outputs that say nothing about it.
@@ -362,17 +363,6 @@ def _require_scores(outputs: tuple[int, ...]) -> None:
             f"the network gives one record outputs of shape {outputs}; a certificate is for one "
             "row of class scores"
         )
-
-
-def _norms(u: Tensor) -> Tensor:
-    """‖u‖ of each record, and 0 where that is not finite.
-
-    Squares overflow long before norms do: the largest entry is divided out first.
-    """
-    largest_B = u.flatten(1).abs().amax(dim=1)
-    safe_B = torch.where(largest_B > 0, largest_B, 1.0)
-    norms_B = torch.linalg.vector_norm(u.flatten(1) / safe_B[:, None], dim=1) * safe_B
-    return torch.where(norms_B.isfinite(), norms_B, 0.0)
 
 
 def _shape_through(

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from tacit.errors import Refused
-from tacit.lipschitz.bounds import Bound, Bounded, Parameterless, own_axis
+from tacit.lipschitz.bounds import Bound, Bounded, Parameterless, own_axis, per_axis
 
 
 def _family(*names: str) -> list[type[nn.Module]]:
@@ -274,8 +274,8 @@ class MaxPoolAnswers(Parameterless):
         # PyTorch reads an empty stride, too, as the kernel size.
         stride = module.stride or module.kernel_size
         settings = (module.kernel_size, stride, module.padding, module.dilation)
-        each = ((s,) * self.dims if isinstance(s, int) else s for s in settings)
-        self.axes: list[Sequence[int]] = list(zip(*each, strict=True))
+        by_axis = (per_axis(setting, self.dims) for setting in settings)
+        self.axes: list[Sequence[int]] = list(zip(*by_axis, strict=True))
 
     def lipschitz(self, x: Bound) -> float:
         after = self.module.forward(torch.zeros(1, *x.shape))

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from tacit.errors import Refused
-from tacit.lipschitz.bounds import Bound, Layer, own_axes, own_axis
+from tacit.lipschitz.bounds import Bound, Layer, own_axes, own_axis, per_axis
 from tacit.lipschitz.integrity import require_no_hidden_code
 from tacit.lipschitz.layers.limits import Scale
 from tacit.lipschitz.layers.rearranging import Permute
@@ -255,7 +255,7 @@ class Mean(Layer):
         super().__init__()
         if dim is None or (not isinstance(dim, int) and not len(dim)):
             raise Refused("a mean over everything mixes records; name a record's own axes")
-        self.axes = (dim,) if isinstance(dim, int) else tuple(dim)
+        self.axes = per_axis(dim, 1)
         self.keepdim = keepdim
 
     def forward(self, x: Tensor) -> Tensor:

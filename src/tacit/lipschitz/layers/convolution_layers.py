@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import Refused
-from tacit.lipschitz.bounds import Bound, Pullback, Walk
+from tacit.lipschitz.bounds import Bound, Pullback, Walk, per_axis
 from tacit.lipschitz.layers.linear import ConstrainedWeight
 from tacit.lipschitz.layers.rearranging import Shift, SpaceToDepth
 from tacit.lipschitz.operator_norm import Axis
@@ -140,7 +140,7 @@ def axes_of(
     sizes = [input_size] * dims if isinstance(input_size, int | None) else list(input_size)
     if len(sizes) != dims:
         raise ValueError(f"input_size is {input_size}; give {dims} numbers, channels left out")
-    strides, dilations = _each(layer.stride, dims), _each(layer.dilation, dims)
+    strides, dilations = per_axis(layer.stride, dims), per_axis(layer.dilation, dims)
     axes = []
     for i, (size, (before, after)) in enumerate(zip(sizes, _pads(layer, dims), strict=True)):
         if before < 0 or after < 0:
@@ -159,15 +159,11 @@ def _pads(layer: Convolution, dims: int) -> list[tuple[int, int]]:
         pads = list(layer._reversed_padding_repeated_twice)
         return [(pads[2 * i], pads[2 * i + 1]) for i in reversed(range(dims))]
     if layer.padding == "same":
-        kernel, dilations = layer.weight.shape[2:], _each(layer.dilation, dims)
+        kernel, dilations = layer.weight.shape[2:], per_axis(layer.dilation, dims)
         missing = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
         return [(total // 2, total - total // 2) for total in missing]
     amounts = 0 if layer.padding == "valid" else layer.padding
-    return [(amount, amount) for amount in _each(amounts, dims)]  # type: ignore[arg-type]
-
-
-def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    return (value,) * dims if isinstance(value, int) else tuple(value)
+    return [(amount, amount) for amount in per_axis(amounts, dims)]  # type: ignore[arg-type]
 
 
 class _OrthogonalConv(nn.Module):
@@ -202,7 +198,7 @@ class _OrthogonalConv(nn.Module):
     ) -> None:
         super().__init__()
         dims = 1 if issubclass(self.conv, nn.Conv1d) else 2
-        kernel, steps = _each(kernel_size, dims), _each(stride, dims)
+        kernel, steps = per_axis(kernel_size, dims), per_axis(stride, dims)
         folded = in_channels * math.prod(steps)
         middle = max(folded, out_channels)
         how: dict[str, Any] = {"within": ReshapedKernel, "device": device, "dtype": dtype}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import Refused
-from tacit.lipschitz.bounds import Bound, Layer, own_axis
+from tacit.lipschitz.bounds import Bound, Layer, finite_above_zero, own_axis
 from tacit.lipschitz.projection import Constraint
 from tacit.lipschitz.sets import SLACK, FrobeniusBall, Orthogonal, WeightSet
 
@@ -37,11 +37,10 @@ class ConstrainedWeight(nn.Module):
     def _limit(self, max_norm: float, max_bias: float) -> None:
         """Set the limits. A negative one would make a bound smaller than what it bounds."""
         kind = type(self).__name__
-        if not 0 < max_norm < math.inf:
-            raise ValueError(f"{kind}: max_norm is {max_norm}; give a finite number above 0")
+        self.max_norm = finite_above_zero(f"{kind}: max_norm", max_norm)
         if not 0 <= max_bias < math.inf:
             raise ValueError(f"{kind}: max_bias is {max_bias}; give a finite number of at least 0")
-        self.max_norm, self.max_bias = float(max_norm), float(max_bias)
+        self.max_bias = float(max_bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {type(self.within).__name__}({self.max_norm:g})"
@@ -150,9 +149,8 @@ class AddBias(Layer):
 
     def __init__(self, features: int, max_bias: float = 1.0, axis: int = 1) -> None:
         super().__init__()
-        if not 0 < max_bias < math.inf:
-            raise ValueError(f"max_bias is {max_bias}; give a finite number above 0")
-        self.features, self.max_bias, self.axis = int(features), float(max_bias), int(axis)
+        self.max_bias = finite_above_zero("max_bias", max_bias)
+        self.features, self.axis = int(features), int(axis)
         self.bias = nn.Parameter(torch.zeros(features))
 
     def forward(self, x: Tensor) -> Tensor:
