@@ -65,7 +65,8 @@ class CertifiedAccuracy:
             "radius", "right and certified", title=title, title_justify="left", min_width=52
         )
         for radius, share in zip(self.radii, self.shares, strict=True):
-            table.add_row(name_of(radius, self.unit), f"{share:.2%}")
+            name = f"{radius:g}/255" if self.unit == PIXEL else f"{radius * self.unit:g}"
+            table.add_row(name, f"{share:.2%}")
         return table
 
     def text(self, width: int = 100) -> str:
@@ -93,7 +94,9 @@ def certified_accuracy(
     At radius 0 that is the accuracy. A record counts at r > 0 if its radius exceeds r. With
     `before`, `records` hold inputs before scaling; see `certified_radius`.
     """
-    chosen = _checked(radii)
+    if not radii or not all(0 <= radius < math.inf for radius in radii):
+        raise ValueError(f"radii are {list(radii)}; give finite numbers from 0")
+    chosen = tuple(sorted({float(radius) for radius in radii}))
     finite_above_zero("unit", unit)
     certify = certifier_for(model, records.shape, before)
     device = certify.slopes_KK.device
@@ -111,16 +114,6 @@ def certified_accuracy(
 def share_at(radii_N: Tensor, radius: float) -> float:
     counted = radii_N > radius if radius > 0 else radii_N >= 0
     return float(counted.double().mean()) if len(radii_N) else 0.0
-
-
-def name_of(radius: float, unit: float) -> str:
-    return f"{radius:g}/255" if unit == PIXEL else f"{radius * unit:g}"
-
-
-def _checked(radii: Sequence[float]) -> tuple[float, ...]:
-    if not radii or not all(0 <= r < math.inf for r in radii):
-        raise ValueError(f"radii are {list(radii)}; give finite numbers from 0")
-    return tuple(sorted({float(r) for r in radii}))
 
 
 _MOST_STEPS = 400

@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from tacit.data.scaling import LinearColour, PublicScaler, RangeScaler, Scaler, UnitNorm
 from tacit.errors import UnboundedLayer
-from tacit.lipschitz.bounds import Bound
+from tacit.lipschitz.bounds import Bound, Parameterless
 from tacit.lipschitz.integrity import (
     members,
     ours,
@@ -129,7 +129,7 @@ def _ratio(gaps: Tensor, slopes: Tensor) -> Tensor:
     return torch.where(gaps > 0, gaps / slopes.to(gaps.device), 0.0)
 
 
-class ScalingLayer(nn.Module):
+class ScalingLayer(nn.Module, Parameterless):
     """A scaler in front of a network, with its Lipschitz constant."""
 
     objects = ("scaler",)
@@ -146,9 +146,6 @@ class ScalingLayer(nn.Module):
 
     def lipschitz(self, x: Bound) -> float:
         return self.constant
-
-    def gradient_norms(self, x: Bound, cotangent: float) -> dict[str, float]:
-        return {}
 
 
 def as_layers(before: Scaler | Iterable[Scaler]) -> list[nn.Module]:
@@ -193,8 +190,9 @@ def certified_copy(module: nn.Module) -> nn.Module:
     same layer's answer for that set holds for it: tighter than for the set it was trained in, and
     true even without a projection. A set that cannot be changed must hold its present weight.
     """
-    made = whole(module)
-    for _, layer in members(made):
+    with located("", type(module)):
+        copied: nn.Module = whole(module)
+    for _, layer in members(copied):
         layer.training = False
         for name, parameter in layer._parameters.items():
             if parameter is not None:
@@ -207,8 +205,7 @@ def certified_copy(module: nn.Module) -> nn.Module:
             layer.max_norm = math.inf  # forwards it is the identity, whatever it does to gradients
         if isinstance(layer, Constrained):
             _fit(layer)
-    found: nn.Module = made
-    return found
+    return copied
 
 
 def _fit(layer: Any) -> None:
@@ -295,8 +292,11 @@ def certifier_for(
     """Take the network apart; `UnboundedLayer` if it has no Lipschitz constant."""
     try:
         require_no_hooks(model)  # before it is taken apart: a sequence has hooks of its own
-        layers = [_copied(layer) for layer in [*as_layers(before), *_in_turn(model)]]
-        return _certifier(layers, tuple(shape), _device_of(model))
+        # A copy for each use: a layer that is used twice must count twice.
+        layers = [certified_copy(layer) for layer in [*as_layers(before), *_in_turn(model)]]
+        parameters = (p for _, m in members(model) for p in m._parameters.values())
+        first = next((p for p in parameters if p is not None), torch.empty(0))
+        return _certifier(layers, tuple(shape), first.device)
     except UnboundedLayer as error:
         raise UnboundedLayer(f"no certificate: {error}") from error
 
@@ -305,9 +305,9 @@ def _certifier(layers: list[nn.Module], shape: tuple[int, ...], device: torch.de
     at = next((i for i, layer in enumerate(layers) if _on_sphere(layer)), None)
     sphere, norm, first = None, math.inf, 0
     if at is not None:
-        found = layers[at]
-        assert isinstance(found, BoundedInput)
-        sphere, norm, first = compile_program(found), found.max_norm, at + 1
+        layer = layers[at]
+        assert isinstance(layer, BoundedInput)
+        sphere, norm, first = compile_program(layer), layer.max_norm, at + 1
     front = compile_program(nn.Sequential(*layers[: at or 0]))
     entrance = _shape_through(front, shape, device)
     front_lipschitz = input_lipschitz(front, shape)
@@ -317,7 +317,11 @@ def _certifier(layers: list[nn.Module], shape: tuple[int, ...], device: torch.de
         slopes = slopes_of_head(head, lipschitz)
     else:
         outputs = _shape_through(body, entrance, device)
-        _require_scores(outputs)
+        if len(outputs) > 1:
+            raise ValueError(
+                f"the network gives one record outputs of shape {outputs}; a certificate is for "
+                "one row of class scores"
+            )
         slopes = slopes_of_outputs(math.prod(outputs), lipschitz).to(device)
     if not (math.isfinite(front_lipschitz) and slopes.isfinite().all()):
         raise UnboundedLayer(
@@ -343,26 +347,6 @@ def _with_head(
         if len(_shape_through(inner, entrance, device)) == 1:
             return inner, head
     return compile_program(nn.Sequential(*body)), None
-
-
-def _copied(layer: nn.Module) -> nn.Module:
-    """A copy for each use: a layer that is used twice must count twice."""
-    with located("", type(layer)):
-        return certified_copy(layer)
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    tensors = (p for _, m in members(model) for p in m._parameters.values() if p is not None)
-    first = next(tensors, None)
-    return torch.device("cpu") if first is None else first.device
-
-
-def _require_scores(outputs: tuple[int, ...]) -> None:
-    if len(outputs) > 1:
-        raise ValueError(
-            f"the network gives one record outputs of shape {outputs}; a certificate is for one "
-            "row of class scores"
-        )
 
 
 def _shape_through(

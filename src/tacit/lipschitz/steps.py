@@ -72,18 +72,11 @@ class Notes:
         return 1.0 if getattr(answers, "exact", False) else 1 + self.rounding.slack
 
 
-class Hookless(nn.Module):
-    """A module that runs no hook when called, not even one registered for all modules."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        output: Tensor = self.forward(x)
-        return output
-
-
-class Step(Hookless):
+class Step(nn.Module):
     """Part of a program. `path` and `kind` name the module of the model that it was made from.
 
-    `shares` holds, for each input, the part of the pulled-back cotangent that it receives.
+    `shares` holds, for each input, the part of the pulled-back cotangent that it receives. A call
+    runs no hook, not even one registered for all modules.
     """
 
     shares: tuple[float, ...] = (1.0,)
@@ -91,6 +84,10 @@ class Step(Hookless):
     def __init__(self, path: str, kind: type) -> None:
         super().__init__()
         self.path, self.kind = path, kind
+
+    def __call__(self, x: Tensor) -> Tensor:
+        output: Tensor = self.forward(x)
+        return output
 
     def walk(self, notes: Notes, *inputs: Bound) -> tuple[Bound, Pullback]:
         """The bound on the output, and the pullback of a cotangent's bound."""

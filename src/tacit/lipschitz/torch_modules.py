@@ -7,7 +7,7 @@ function raises `Refused` with the reason in `REASONS` and what to use instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -341,7 +341,7 @@ NEGLIGIBLE = 2.0**-24
 
 
 @dataclass(frozen=True)
-class Pointwise:
+class Pointwise(Parameterless):
     """A function of one number: |f(x)| ≤ offset + gain·|x|, |f(x)| ≤ ceiling and |f'(x)| ≤ slope.
 
     On n numbers of norm X:
@@ -364,9 +364,6 @@ class Pointwise:
 
     def lipschitz(self, x: Bound) -> float:
         return self.slope
-
-    def gradient_norms(self, x: Bound, cotangent: float) -> Mapping[str, float]:
-        return {}
 
 
 # Slopes without a short form are rounded up in the seventh digit.

@@ -88,10 +88,10 @@ def _only_returns(node: fx.Node) -> bool:
 def part_of(module: nn.Module, target: str) -> nn.Module:
     """The submodule at that path, from PyTorch's tables of children."""
     for name in target.split("."):
-        found = module._modules.get(name)
-        if not isinstance(found, nn.Module):
+        part = module._modules.get(name)
+        if not isinstance(part, nn.Module):
             raise Refused(f"its forward calls {target!r}, which is not one of its modules")
-        module = found
+        module = part
     return module
 
 
