@@ -1,6 +1,6 @@
 """The L2 radius around a record within which a Lipschitz network's decision cannot change.
 
-A `Certifier` is a network taken apart once for all records: a front, perhaps a sphere, a body and
+A `Certifier` is a network split once for all records: a front, perhaps a sphere, a body and
 perhaps a linear head. Each part is a copy whose sets are shrunk or grown to the weights, so its
 Lipschitz constant is that of the weights. Scalers that the inputs went through become layers, so
 that a radius is in units of the inputs before them.
@@ -289,9 +289,9 @@ class Certifier:
 def certifier_for(
     model: nn.Module, shape: Sequence[int], before: Scaler | Iterable[Scaler] = ()
 ) -> Certifier:
-    """Take the network apart; `UnboundedLayer` if it has no Lipschitz constant."""
+    """Split the network into its parts; `UnboundedLayer` if it has no Lipschitz constant."""
     try:
-        require_no_hooks(model)  # before it is taken apart: a sequence has hooks of its own
+        require_no_hooks(model)  # before it is split: a sequence has hooks of its own
         # A copy for each use: a layer that is used twice must count twice.
         layers = [certified_copy(layer) for layer in [*as_layers(before), *_in_turn(model)]]
         parameters = (p for _, m in members(model) for p in m._parameters.values())
@@ -334,7 +334,7 @@ def _certifier(layers: list[nn.Module], shape: tuple[int, ...], device: torch.de
 def _with_head(
     layers: list[nn.Module], entrance: tuple[int, ...], device: torch.device
 ) -> tuple[Program, nn.Linear | None]:
-    """The network as a program, with the linear layer at its end, if any, apart from it."""
+    """The network as a program, without the linear layer at its end, and that layer."""
     body = list(layers)
     # Forwards these are the identity.
     while body and type(body[-1]) in (nn.Identity, ClipGradient):

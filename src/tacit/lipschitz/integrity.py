@@ -108,10 +108,10 @@ def ours(kind: type) -> bool:
 
 @functools.cache
 def _named(module: str, qualified: str) -> object:
-    found: Any = sys.modules.get(module)
+    owner: Any = sys.modules.get(module)
     for name in qualified.split("."):
-        found = getattr(found, name, None)
-    return found
+        owner = getattr(owner, name, None)
+    return owner
 
 
 def answering_class(module: nn.Module) -> type:
@@ -120,8 +120,8 @@ def answering_class(module: nn.Module) -> type:
     A subclass of ours may add new names, which take no part: its base runs. Any other class must
     not inherit answers for code that it replaced. Let C be the most derived class that replaces
     something of a base or has a forward. If a base of C has a forward and answers, then C, or a
-    class derived from it, must define the answers anew. It may inherit those of `Parameterless`
-    alone, which follow from the Lipschitz constant, and that it must define.
+    class derived from it, must define the answers anew. It may inherit only those of
+    `Parameterless`, which follow from the Lipschitz constant, and the constant it must define.
     """
     kind = type(module)
     if ours(kind):

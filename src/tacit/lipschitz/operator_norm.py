@@ -249,7 +249,7 @@ def _usage(axis: Axis, size: int) -> Usage:
 
 @lru_cache(maxsize=4096)
 def _usage_unsized(axis: Axis) -> Usage:
-    """The most over all large sizes: both ends apart, so that only size mod s matters.
+    """The most over all large sizes: the ends do not meet, so that only size mod s matters.
 
     Circular padding is taken to close; an image on which it does not is not covered.
     """

@@ -182,21 +182,21 @@ class _Tracer(fx.Tracer):
             kwargs = {**kwargs, "inplace": False}
         elif by_method:
             target = target.removesuffix("_")
-        made: Any = super().create_proxy(kind, target, args, kwargs, *more, **named)
+        result: Any = super().create_proxy(kind, target, args, kwargs, *more, **named)
         if stays:
-            value.node = made.node
+            value.node = result.node
             return value
-        return self.write(value, made) if by_flag or by_method else made
+        return self.write(value, result) if by_flag or by_method else result
 
-    def write(self, value: _Value, made: _Value) -> _Value:
+    def write(self, value: _Value, written: _Value) -> _Value:
         """From now on, every name of the value stands for the new one."""
         if value.node.op in ("placeholder", "get_attr"):
             raise Refused(
                 f"its forward writes into {value.node.target!r}, which others may read; write "
                 "x = x + y for x += y"
             )
-        self.writes.append((value.node, made.node))
-        value.node = made.node
+        self.writes.append((value.node, written.node))
+        value.node = written.node
         return value
 
 

@@ -29,8 +29,8 @@ class TransformerBlock(nn.Module):
 
     def _attention(self, x_BTD: Tensor) -> Tensor:
         """softmax(Q Kᵀ/√(D/H)) V in each head, over the positions up to one's own."""
-        each = self.project_in(x_BTD).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        q_BHTE, k_BHTE, v_BHTE = each.unbind()
+        qkv = self.project_in(x_BTD).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q_BHTE, k_BHTE, v_BHTE = qkv.unbind()
         mixed = F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=True)
         return self.project_out(mixed.transpose(1, 2).flatten(2))
 

@@ -40,9 +40,9 @@ class _SpectralConv(ConstrainedWeight, Convolution):
 
     `within` chooses the set: `TrueConvolution`, or the cheaper `ReshapedKernel`. Without
     `input_size` the kernel is bounded for images of every size on which padding copies no pixel
-    more often than on large ones; others are refused. With it, for that size alone, and a few
-    percent larger on small images. Zero and circular padding are the tight ones: reflecting and
-    replicating cost a factor of 1.5 to 2.5.
+    more often than on large ones; others are refused. With it, the kernel is bounded for that size
+    only, and is a few percent larger on small images. Zero and circular padding are the tight
+    ones: reflecting and replicating cost a factor of 1.5 to 2.5.
     """
 
     def __init__(
@@ -174,8 +174,8 @@ class _OrthogonalConv(nn.Module):
     one axis give W₂W₁(W₁ᵀ(1 − E)W₁ + W₁ᵀEW₁·z), the block (1 − P + P·z) with a projection P of
     which BCOP kernels are products [Li 2019], so chains of these layers contain them.
 
-    W₁ and W₂ are what is trained and what is projected, each alone, and each is a linear layer
-    used at every position: gradients at most X·G, without the √reads of a general kernel.
+    W₁ and W₂ are trained and projected, and each is a linear layer used at every position:
+    gradients at most X·G, without the √reads of a general kernel.
 
     A stride s folds space into depth (orthogonal), and shifts over ⌈k/s⌉ cells of s pixels.
     In between there are m = max(in·∏s, out) channels, so that W₁ loses nothing. The norm is kept

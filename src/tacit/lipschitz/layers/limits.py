@@ -106,8 +106,8 @@ class ClipGradient(Layer):
     """f(x) = x forwards; backwards each record's cotangent g becomes g·min(1, C/‖g‖).
 
     The layers before it get cotangents of norm at most C, whatever the layers after it and the
-    loss are  [clipless paper, §3.3]. It clips records apart only if the loss is summed over
-    records, as `Clipless` does.
+    loss are  [clipless paper, §3.3]. It clips each record by itself only if the loss is summed
+    over records, as `Clipless` does.
     """
 
     exact = True
