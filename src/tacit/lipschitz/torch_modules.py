@@ -7,7 +7,8 @@ function raises `Refused` with the reason in `REASONS` and what to use instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -232,26 +233,10 @@ class ConstantPadAnswers(Parameterless):
         return math.hypot(x.norm, float(torch.linalg.vector_norm(at_zero)))
 
 
-def largest_overlap(
-    size: int, outputs: int, kernel: int, stride: int, padding: int = 0, dilation: int = 1
-) -> int:
-    """The most windows that one position of an axis is in, by counting them.
-
-    At most ⌈kernel/stride⌉ without dilation; less where few windows fit.
-    """
-    starts = torch.arange(outputs) * stride - padding
-    taken = (starts[:, None] + torch.arange(kernel) * dilation).flatten()
-    inside = taken[(taken >= 0) & (taken < size)]
-    return int(torch.bincount(inside).max()) if len(inside) else 0
-
-
-def largest_adaptive_overlap(size: int, outputs: int) -> int:
-    """The same for windows ⌊i·size/outputs⌋ to ⌈(i + 1)·size/outputs⌉, as PyTorch adapts them."""
-    change = torch.zeros(size + 1, dtype=torch.long)
-    for i in range(outputs):
-        change[i * size // outputs] += 1
-        change[-(-(i + 1) * size // outputs)] -= 1
-    return int(change.cumsum(0).max())
+def largest_overlap(windows: Iterable[range], size: int) -> int:
+    """The most windows that one of the positions 0, …, size − 1 of an axis is in."""
+    counts = Counter(i for window in windows for i in window if 0 <= i < size)
+    return max(counts.values(), default=0)
 
 
 class MaxPoolAnswers(Parameterless):
@@ -269,13 +254,6 @@ class MaxPoolAnswers(Parameterless):
         if module.return_indices:
             raise Refused("returns indices too; build it without return_indices")
         self.module, self.dims = module, int(type(module).__name__[-2])  # MaxPool2d: 2
-        if "Adaptive" in type(module).__name__:
-            return
-        # PyTorch reads an empty stride, too, as the kernel size.
-        stride = module.stride or module.kernel_size
-        settings = (module.kernel_size, stride, module.padding, module.dilation)
-        by_axis = (per_axis(setting, self.dims) for setting in settings)
-        self.axes: list[Sequence[int]] = list(zip(*by_axis, strict=True))
 
     def lipschitz(self, x: Bound) -> float:
         after = self.module.forward(torch.zeros(1, *x.shape))
@@ -284,11 +262,21 @@ class MaxPoolAnswers(Parameterless):
                 f"has a window without a pixel on a record of shape {x.shape}, whose maximum is "
                 "−∞; change its padding, dilation or kernel_size"
             )
-        sizes = list(zip(x.shape[-self.dims :], after.shape[-self.dims :], strict=True))
-        if not hasattr(self, "axes"):
-            return math.sqrt(math.prod(largest_adaptive_overlap(*size) for size in sizes))
-        pairs = zip(sizes, self.axes, strict=True)
-        return math.sqrt(math.prod(largest_overlap(*size, *axis) for size, axis in pairs))
+        axes = enumerate(zip(x.shape[-self.dims :], after.shape[-self.dims :], strict=True))
+        overlaps = [largest_overlap(self._windows(i, n, outputs), n) for i, (n, outputs) in axes]
+        return math.sqrt(math.prod(overlaps))
+
+    def _windows(self, axis: int, size: int, outputs: int) -> list[range]:
+        """What each output along an axis reads; positions outside 0, …, size − 1 are padding."""
+        if "Adaptive" in type(self.module).__name__:
+            ends = [(i * size // outputs, -(-(i + 1) * size // outputs)) for i in range(outputs)]
+            return [range(*end) for end in ends]
+        m = self.module
+        # PyTorch reads an empty stride, too, as the kernel size.
+        settings = (m.kernel_size, m.stride or m.kernel_size, m.padding, m.dilation)
+        kernel, stride, padding, dilation = (per_axis(s, self.dims)[axis] for s in settings)
+        starts = [i * stride - padding for i in range(outputs)]
+        return [range(start, start + kernel * dilation, dilation) for start in starts]
 
 
 class SoftmaxAnswers(Parameterless):

@@ -166,8 +166,9 @@ class ScaledL2NormPool2d(Layer):
 
     def lipschitz(self, x: Bound) -> float:
         size = _image_size(x.shape, self.kernel_size)
-        axes = list(zip(size, self.kernel_size, self.stride, strict=True))
-        overlap = math.prod(largest_overlap(n, (n - k) // s + 1, k, s) for n, k, s in axes)
+        axes = zip(size, self.kernel_size, self.stride, strict=True)
+        windows = [(n, [range(i, i + k) for i in range(0, n - k + 1, s)]) for n, k, s in axes]
+        overlap = math.prod(largest_overlap(ranges, n) for n, ranges in windows)
         return math.sqrt(overlap / self.most_windows)
 
 
