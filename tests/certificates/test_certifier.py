@@ -21,7 +21,6 @@ from tacit.lipschitz.layers.branches import AverageResidual, Residual
 from tacit.lipschitz.layers.convolution_layers import SpectralConv2d
 from tacit.lipschitz.layers.limits import LayerCentering, Scale
 
-torch.set_num_threads(1)
 ALMOST = 1 - 1e-9
 FRONTS = {
     "nothing": [],

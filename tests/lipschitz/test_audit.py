@@ -22,8 +22,6 @@ from tacit.lipschitz import (
 )
 from tacit.losses import CrossEntropy, KantorovichRubinstein, WithConstant
 
-torch.set_num_threads(1)
-
 
 class BiasWithoutItsRoot(AddBias):
     def gradient_norms(self, x, cotangent):

@@ -19,8 +19,6 @@ from tacit.lipschitz import (
 from tacit.lipschitz.program import compile_program
 from tacit.lipschitz.propagation import sensitivities_of
 
-torch.set_num_threads(1)
-
 
 def module_of(function, **parts):
     """A module whose forward is `function(self, x)`."""

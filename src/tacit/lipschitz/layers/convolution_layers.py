@@ -23,13 +23,10 @@ KernelSet = Callable[[float, tuple[Axis, ...], int], WeightSet]
 class _SpectralConv(ConstrainedWeight, Convolution):
     """y = K * x + c with ‖K * ·‖ ≤ max_norm as an operator and ‖c‖ ≤ max_bias.
 
-    P output positions, X the norm of the whole image, `reads` how often its most-read pixel is
-    read (`Usage`): ∏⌈kᵢgᵢ/sᵢ⌉ under zero padding, g = gcd(s, d).
-      output      max_norm·X + √P·‖c‖
-      Lipschitz   max_norm
-      kernel      √reads·X·G
-      bias        ‖Σ_p g_p‖ ≤ √P·G                                (the same bias P times)
-    With u_p the window at p, flattened, the kernel's gradient is Σ_p g_p u_pᵀ, and
+    The bounds are those of `ConstrainedWeight`, with P output positions, X the norm of the whole
+    image, and `reads` how often its most-read pixel is read (`Usage`): ∏⌈kᵢgᵢ/sᵢ⌉ under zero
+    padding, g = gcd(s, d). With u_p the window at p, flattened, the kernel's gradient is
+    Σ_p g_p u_pᵀ, and
       ‖Σ_p g_p u_pᵀ‖_F ≤ Σ_p ‖g_p‖‖u_p‖ ≤ G·(Σ_p ‖u_p‖²)^(1/2) ≤ G·√reads·X.
     It is reached under circular padding, by the image that is constant on the pixels a multiple
     of s apart: the windows are alike, and so their cotangents. Under zero padding it is
