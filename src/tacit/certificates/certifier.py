@@ -83,50 +83,33 @@ def radius_before_sphere(allowed_B: Tensor, norms_B: Tensor, sphere_norm: float)
 _ROUNDING = 1 + 1e-9
 
 
-def slopes_of_outputs(num_outputs: int, lipschitz: float) -> Tensor:
-    """s_yk = √2·L: how far z_y − z_k moves at most when the input of an L-Lipschitz f moves by 1.
+def slopes_of_scores(lipschitz: float, num_outputs: int, weight: Tensor | None) -> Tensor:
+    """s_yk: how far z_y − z_k moves at most when the input of an L-Lipschitz body f moves by 1.
 
-    z_y − z_k = ⟨e_y − e_k, f(x)⟩, and ‖e_y − e_k‖ = √2. For one output, z itself: s = L.
+    Behind a linear head Wf(x) + c, z_y − z_k = ⟨w_y − w_k, f(x)⟩ + c_y − c_k, so s_yk =
+    L·‖w_y − w_k‖. That is never above √2·L·‖W‖, since w_y − w_k = Wᵀ(e_y − e_k), and far below it
+    for similar classes. Without a head W is the identity: √2·L. One output z is scored as (0, z):
+    L·‖w‖, or L.
     """
-    factor = math.sqrt(2) if num_outputs > 1 else 1.0
-    return torch.full((num_outputs, num_outputs), factor * lipschitz, dtype=torch.float64)
-
-
-def slopes_of_head(head: nn.Linear, lipschitz: float) -> Tensor:
-    """s_yk = L·‖w_y − w_k‖ where a linear head Wf(x) + c ends an L-Lipschitz body f.
-
-    z_y − z_k = ⟨w_y − w_k, f(x)⟩ + c_y − c_k. Never above √2·L·‖W‖, since w_y − w_k =
-    Wᵀ(e_y − e_k), and far below it for similar classes. For one output: s = L·‖w‖.
-    """
-    weight = head.weight.detach().to(torch.float64)
-    if len(weight) == 1:
-        return lipschitz * weight.norm().reshape(1, 1) * _ROUNDING
+    rows, rounding = torch.eye(num_outputs, dtype=torch.float64), 1.0
+    if weight is not None:
+        rows, rounding = weight.detach().to(torch.float64), _ROUNDING
+    if len(rows) == 1:
+        rows = torch.cat([torch.zeros_like(rows), rows])
     # Row by row: the faster |a|² + |b|² − 2ab cancels for similar rows.
-    distances = torch.stack([(row - weight).norm(dim=1) for row in weight])
-    return lipschitz * distances * _ROUNDING
+    distances = torch.stack([(row - rows).norm(dim=1) for row in rows])
+    return lipschitz * distances * rounding
 
 
-def decisions(outputs: Tensor) -> Tensor:
-    """The class of the largest output; for one output, whether it is positive."""
-    if outputs.shape[1] == 1:
-        return (outputs.squeeze(1) > 0).long()
-    return outputs.argmax(dim=1)
+def allowed_moves(scores_BK: Tensor, decided_B: Tensor, slopes_KK: Tensor) -> Tensor:
+    """min_{k≠y} (z_y − z_k)/s_yk: below this no z_k reaches z_y.
 
-
-def allowed_moves(outputs_BK: Tensor, decided_B: Tensor, slopes_KK: Tensor) -> Tensor:
-    """min_{k≠y} (z_y − z_k)/s_yk: below this no z_k reaches z_y. For one output, |z|/s."""
-    if outputs_BK.shape[1] == 1:
-        # A sign decides, and 0 counts as not positive.
-        return _ratio(outputs_BK.abs(), slopes_KK).squeeze(1)
-    gaps_BK = outputs_BK.gather(1, decided_B[:, None]) - outputs_BK
-    moves_BK = _ratio(gaps_BK, slopes_KK[decided_B])
-    classes_K = torch.arange(outputs_BK.shape[1], device=outputs_BK.device)
+    0 where the gap is 0 or NaN, ∞ where nothing can close it.
+    """
+    gaps_BK = scores_BK.gather(1, decided_B[:, None]) - scores_BK
+    moves_BK = torch.where(gaps_BK > 0, gaps_BK / slopes_KK[decided_B], 0.0)
+    classes_K = torch.arange(scores_BK.shape[1], device=scores_BK.device)
     return torch.where(decided_B[:, None] == classes_K, math.inf, moves_BK).amin(dim=1)
-
-
-def _ratio(gaps: Tensor, slopes: Tensor) -> Tensor:
-    """gap/slope; 0 where the gap is 0 or NaN, ∞ where nothing can close it."""
-    return torch.where(gaps > 0, gaps / slopes.to(gaps.device), 0.0)
 
 
 class ScalingLayer(nn.Module, Parameterless):
@@ -273,8 +256,13 @@ class Certifier:
         if self.head is not None:
             outputs = linear(outputs, self.head.weight, self.head.bias)
         outputs_BK = outputs.unsqueeze(1) if outputs.dim() == 1 else outputs
-        decided_B = decisions(outputs_BK)
-        allowed_B = allowed_moves(outputs_BK, decided_B, self.slopes_KK)
+        one_output = outputs_BK.shape[1] == 1
+        scores_BK = outputs_BK
+        if one_output:  # positive or not: 0 and NaN are not
+            z_B1 = outputs_BK.nan_to_num(0.0)
+            scores_BK = torch.cat([torch.zeros_like(z_B1), z_B1], dim=1)
+        decided_B = scores_BK.argmax(dim=1)
+        allowed_B = allowed_moves(scores_BK, decided_B, self.slopes_KK)
         if self.sphere is not None:
             norms_B = scaled_rows(u)[2].squeeze(1)
             norms_B = torch.where(norms_B.isfinite(), norms_B, 0.0)
@@ -283,7 +271,7 @@ class Certifier:
         # A record that overflows has outputs that say nothing about it.
         finite_B = inputs.flatten(1).isfinite().all(dim=1) & outputs_BK.isfinite().all(dim=1)
         radii_B = torch.where(finite_B, allowed_B, 0.0)
-        return Certificates(decided_B, radii_B, one_output=outputs_BK.shape[1] == 1)
+        return Certificates(decided_B, radii_B, one_output)
 
 
 def certifier_for(
@@ -313,16 +301,14 @@ def _certifier(layers: list[nn.Module], shape: tuple[int, ...], device: torch.de
     front_lipschitz = input_lipschitz(front, shape)
     body, head = _with_head(layers[first:], entrance, device)
     lipschitz = input_lipschitz(body, entrance, norm)
-    if head is not None:
-        slopes = slopes_of_head(head, lipschitz)
-    else:
-        outputs = _shape_through(body, entrance, device)
-        if len(outputs) > 1:
-            raise ValueError(
-                f"the network gives one record outputs of shape {outputs}; a certificate is for "
-                "one row of class scores"
-            )
-        slopes = slopes_of_outputs(math.prod(outputs), lipschitz).to(device)
+    weight = None if head is None else head.weight
+    outputs = _shape_through(body, entrance, device) if weight is None else weight.shape[:1]
+    if len(outputs) > 1:
+        raise ValueError(
+            f"the network gives one record outputs of shape {outputs}; a certificate is for one "
+            "row of class scores"
+        )
+    slopes = slopes_of_scores(lipschitz, math.prod(outputs), weight).to(device)
     if not (math.isfinite(front_lipschitz) and slopes.isfinite().all()):
         raise UnboundedLayer(
             "a layer has no finite Lipschitz constant. One sphere is supported, as a step of an "

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.program import compile_program
 from tacit.lipschitz.projection import enforce, project
-from tacit.lipschitz.propagation import Sensitivities, input_lipschitz, sensitivities_of
+from tacit.lipschitz.propagation import Sensitivities, input_lipschitz, propagate
 from tacit.losses.record_loss import loss_constant
 
 # All numbers are float64, so a value above a bound by more than this is not rounding.
@@ -120,7 +120,7 @@ def audit_layer(
     `UnboundedLayer` if the layer claims nothing.
     """
     attack = _Attack(layer, input_shape, input_norm, steps, rows, restarts, seed)
-    claims = sensitivities_of(attack.program, 1.0, attack.shape, input_norm)
+    claims = propagate(attack.program, 1.0, attack.shape, input_norm)
     steepest = input_lipschitz(attack.program, attack.shape, input_norm)
     longest = attack.largest(lambda x: _row_norms(attack.outputs(x)), "x")
     findings = [Finding("output norm", claims.output.norm, longest)]
@@ -159,7 +159,7 @@ def audit_model(
     if targets.is_floating_point():
         targets = targets.double()
     labels = targets[torch.arange(rows) % len(targets)]
-    claims = sensitivities_of(attack.program, loss, attack.shape, input_norm)
+    claims = propagate(attack.program, loss, attack.shape, input_norm)
     outputs = claims.output.shape
     free = start_points(outputs, math.inf, rows, attack.generator)
     steepest = climb(lambda h: _steepness(loss, h, labels), [free], nn.Module(), steps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from rich.table import Table
@@ -32,10 +32,10 @@ class Sensitivities:
     starts from.
     """
 
-    by_parameter: dict[str, float] = field(default_factory=dict)
-    layers: list[LayerRow] = field(default_factory=list)
-    output: Bound = field(default_factory=lambda: Bound(0.0, ()))
-    cotangent: float = math.inf
+    by_parameter: dict[str, float]
+    layers: list[LayerRow]
+    output: Bound
+    cotangent: float
 
     def total(self) -> float:
         """(Σ_θ Δ_θ²)^(1/2): the sensitivity of the whole gradient."""
@@ -52,6 +52,7 @@ def propagate(
     """Bounds on one record's gradient, for all weights within their layers' constraints.
 
     Args:
+        model: a network, or one that is compiled already (`compile_program`).
         loss: a loss with a Lipschitz constant, or that constant: the largest norm of one record's
             loss gradient in the outputs.
         input_norm: a bound on the norm of a record; not needed behind a `BoundedInput`.
@@ -62,17 +63,7 @@ def propagate(
 
         propagate(model, CrossEntropy(), input_shape=(1, 28, 28)).total()
     """
-    return sensitivities_of(compile_program(model), loss, input_shape, input_norm, rounding)
-
-
-def sensitivities_of(
-    program: Program,
-    loss: object,
-    input_shape: Sequence[int],
-    input_norm: float = math.inf,
-    rounding: Rounding = EXACT,
-) -> Sensitivities:
-    """`propagate` for a model that was compiled."""
+    program = model if isinstance(model, Program) else compile_program(model)
     require_plain_gradients(program.trained.items())
     notes = Notes(program.names, rounding)
     output, back = program.walk(notes, Bound(float(input_norm), tuple(input_shape)))
@@ -144,7 +135,7 @@ def largest_entry(
     entry = limit
     for _ in range(_TRIES):
         norm = entry * math.sqrt(math.prod(input_shape))
-        finite = sensitivities_of(program, bounds.cotangent, input_shape, norm)
+        finite = propagate(program, bounds.cotangent, input_shape, norm)
         longest = max(norm, _longest(finite))
         if longest <= limit:
             return entry
