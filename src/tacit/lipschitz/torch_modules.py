@@ -86,70 +86,33 @@ def _refuse(module: nn.Module) -> NoReturn:
     raise Refused(f"{type(module).__name__} {REASONS[type(module)]}")
 
 
-def _refuse_in_place() -> NoReturn:
-    raise Refused("writes into its input, which others may read; build it with inplace=False")
-
-
-class DropoutAnswers(Parameterless):
-    """Training: y = m·x/(1 − p) with a mask m of zeros and ones, drawn independently of x.
-
-    For every mask, 1/(1 − p)-Lipschitz and 0 at 0; p = 1 leaves nothing. The masks of the other
-    records have the same distribution with or without a record, so what holds for every mask holds
-    for the mixture (joint convexity). Evaluation: the identity.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        share = float(module.p) if module.training else 0.0  # type: ignore[arg-type]
-        self.constant = 0.0 if share == 1 else 1 / (1 - share)
-        self.exact = share in (0.0, 1.0)
-        if getattr(module, "inplace", False) and 0 < share < 1:
-            _refuse_in_place()
-
-    def output_norm(self, x: Bound) -> float:
-        return 0.0 if self.constant == 0 else self.constant * x.norm
-
-    def lipschitz(self, x: Bound) -> float:
-        return self.constant
-
-
 class Rearrangement(Parameterless):
-    """An exact isometry: it only moves a record's numbers about, if `check` accepts the record."""
+    """An exact isometry: it only moves a record's numbers about. Its axis is not the batch's."""
 
     exact = True
 
-    def __init__(self, module: nn.Module, check: Callable[[Bound], object] | None = None) -> None:
-        self.check = check
+    def __init__(self, module: nn.Module, axis: int | None = None) -> None:
+        self.kind, self.axis = type(module).__name__, axis
 
     def output_norm(self, x: Bound) -> float:
-        if self.check is not None:
-            self.check(x)
+        if self.axis is not None:
+            own_axis(self.axis, len(x.shape) + 1, self.kind)
         return x.norm
-
-
-def _with_axis(module: nn.Module, axis: Any) -> Rearrangement:
-    """Its axis is the batch's for some numbers of axes."""
-    kind = type(module).__name__
-    return Rearrangement(module, lambda x: own_axis(axis, len(x.shape) + 1, kind))
-
-
-def _flatten(module: nn.Flatten) -> Rearrangement:
-    return _with_axis(module, module.start_dim)
 
 
 def _unflatten(module: nn.Unflatten) -> Rearrangement:
     if not isinstance(module.dim, int):
         raise Refused("names its axis; give it a number")
-    return _with_axis(module, module.dim)
+    return Rearrangement(module, module.dim)
 
 
-def _pixel_shuffle(module: nn.Module) -> Rearrangement:
+class PixelShuffleAnswers(Rearrangement):
     """Its channels are the third axis from the end, which in a record of two axes is the batch."""
 
-    def check(x: Bound) -> None:
+    def output_norm(self, x: Bound) -> float:
         if len(x.shape) < 3:
             raise Refused(f"takes records of three axes (C, H, W); this one is {x.shape}")
-
-    return Rearrangement(module, check)
+        return x.norm
 
 
 class NonNegativeLinear(Parameterless):
@@ -441,27 +404,43 @@ ACTIVATIONS: dict[type[nn.Module], Pointwise | Callable[[Any], Pointwise]] = {
 }
 
 
-def _activation(module: nn.Module) -> Bounded:
+def _activation(module: nn.Module) -> Pointwise:
     entry = ACTIVATIONS[type(module)]
-    answers = entry if isinstance(entry, Pointwise) else entry(module)
-    # Others that read the input then read f(x): harmless only if ‖f(x)‖ ≤ ‖x‖ and f is 1-Lipschitz.
+    return _safe_in_place(module, entry if isinstance(entry, Pointwise) else entry(module))
+
+
+def _dropout(module: Any) -> Pointwise:
+    """Training: y = m·x/(1 − p) with a mask m of zeros and ones, drawn independently of x.
+
+    For every mask, 1/(1 − p)-Lipschitz and 0 at 0; p = 1 leaves nothing. The masks of the other
+    records have the same distribution with or without a record, so what holds for every mask holds
+    for the mixture (joint convexity). Evaluation: the identity.
+    """
+    share = float(module.p) if module.training else 0.0
+    if share == 1:
+        return Pointwise(slope=0.0, ceiling=0.0, exact=True)
+    return _safe_in_place(module, Pointwise(1 / (1 - share), 1 / (1 - share), exact=share == 0))
+
+
+def _safe_in_place(module: nn.Module, answers: Pointwise) -> Pointwise:
+    """Others that read an input that f wrote over read f(x), which must not make them louder."""
     harmless = answers.slope <= 1 and answers.gain <= 1 and answers.offset == 0
     if getattr(module, "inplace", False) and not harmless:
-        _refuse_in_place()
+        raise Refused("writes into its input, which others may read; build it with inplace=False")
     return answers
 
 
 KNOWN: dict[type[nn.Module], Callable[[Any], Bounded]] = {
     nn.Identity: Rearrangement,
-    nn.Flatten: _flatten,
+    nn.Flatten: lambda module: Rearrangement(module, module.start_dim),
     nn.Unflatten: _unflatten,
-    nn.PixelShuffle: _pixel_shuffle,
-    nn.PixelUnshuffle: _pixel_shuffle,
+    nn.PixelShuffle: PixelShuffleAnswers,
+    nn.PixelUnshuffle: PixelShuffleAnswers,
     nn.ChannelShuffle: Rearrangement,
     **dict.fromkeys(ACTIVATIONS, _activation),
     **dict.fromkeys([nn.Softmax, nn.Softmin, nn.Softmax2d], SoftmaxAnswers),
     nn.LogSoftmax: LogSoftmaxAnswers,
-    **dict.fromkeys([nn.Dropout, *_family("Dropout")], DropoutAnswers),
+    **dict.fromkeys([nn.Dropout, *_family("Dropout")], _dropout),
     **dict.fromkeys(_family("AvgPool", "AdaptiveAvgPool"), _average_pool),
     **dict.fromkeys(_family("MaxPool", "AdaptiveMaxPool"), MaxPoolAnswers),
     **dict.fromkeys(_family("ZeroPad", "ConstantPad"), ConstantPadAnswers),
