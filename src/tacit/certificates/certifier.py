@@ -30,7 +30,7 @@ from tacit.lipschitz.integrity import (
 from tacit.lipschitz.layers.limits import BoundedInput, ClipGradient, scaled_rows
 from tacit.lipschitz.program import Program, compile_program, whole
 from tacit.lipschitz.projection import Constrained
-from tacit.lipschitz.propagation import input_lipschitz
+from tacit.lipschitz.propagation import output_and_lipschitz
 from tacit.lipschitz.sets import SLACK
 from tacit.lipschitz.steps import located
 
@@ -91,8 +91,9 @@ def slopes_of_scores(lipschitz: float, num_outputs: int, weight: Tensor | None) 
     for similar classes. Without a head W is the identity: √2·L. One output z is scored as (0, z):
     L·‖w‖, or L.
     """
-    rows, rounding = torch.eye(num_outputs, dtype=torch.float64), 1.0
-    if weight is not None:
+    if weight is None:
+        rows, rounding = torch.eye(num_outputs, dtype=torch.float64), 1.0
+    else:
         rows, rounding = weight.detach().to(torch.float64), _ROUNDING
     if len(rows) == 1:
         rows = torch.cat([torch.zeros_like(rows), rows])
@@ -282,14 +283,12 @@ def certifier_for(
         require_no_hooks(model)  # before it is split: a sequence has hooks of its own
         # A copy for each use: a layer that is used twice must count twice.
         layers = [certified_copy(layer) for layer in [*as_layers(before), *_in_turn(model)]]
-        parameters = (p for _, m in members(model) for p in m._parameters.values())
-        first = next((p for p in parameters if p is not None), torch.empty(0))
-        return _certifier(layers, tuple(shape), first.device)
+        return _certifier(layers, Bound(math.inf, tuple(shape)), _device_of(model))
     except UnboundedLayer as error:
         raise UnboundedLayer(f"no certificate: {error}") from error
 
 
-def _certifier(layers: list[nn.Module], shape: tuple[int, ...], device: torch.device) -> Certifier:
+def _certifier(layers: list[nn.Module], x: Bound, device: torch.device) -> Certifier:
     at = next((i for i, layer in enumerate(layers) if _on_sphere(layer)), None)
     sphere, norm, first = None, math.inf, 0
     if at is not None:
@@ -297,18 +296,17 @@ def _certifier(layers: list[nn.Module], shape: tuple[int, ...], device: torch.de
         assert isinstance(layer, BoundedInput)
         sphere, norm, first = compile_program(layer), layer.max_norm, at + 1
     front = compile_program(nn.Sequential(*layers[: at or 0]))
-    entrance = _shape_through(front, shape, device)
-    front_lipschitz = input_lipschitz(front, shape)
-    body, head = _with_head(layers[first:], entrance, device)
-    lipschitz = input_lipschitz(body, entrance, norm)
-    weight = None if head is None else head.weight
-    outputs = _shape_through(body, entrance, device) if weight is None else weight.shape[:1]
-    if len(outputs) > 1:
+    u, front_lipschitz = output_and_lipschitz(front, x)
+    u = Bound(norm, u.shape)
+    body, head = _with_head(layers[first:], u)
+    outputs, lipschitz = output_and_lipschitz(body, u)
+    if head is None and len(outputs.shape) > 1:
         raise ValueError(
-            f"the network gives one record outputs of shape {outputs}; a certificate is for one "
-            "row of class scores"
+            f"the network gives one record outputs of shape {outputs.shape}; a certificate is for "
+            "one row of class scores"
         )
-    slopes = slopes_of_scores(lipschitz, math.prod(outputs), weight).to(device)
+    weight = None if head is None else head.weight
+    slopes = slopes_of_scores(lipschitz, math.prod(outputs.shape), weight).to(device)
     if not (math.isfinite(front_lipschitz) and slopes.isfinite().all()):
         raise UnboundedLayer(
             "a layer has no finite Lipschitz constant. One sphere is supported, as a step of an "
@@ -317,9 +315,7 @@ def _certifier(layers: list[nn.Module], shape: tuple[int, ...], device: torch.de
     return Certifier(front, front_lipschitz, sphere, norm, body, head, slopes)
 
 
-def _with_head(
-    layers: list[nn.Module], entrance: tuple[int, ...], device: torch.device
-) -> tuple[Program, nn.Linear | None]:
+def _with_head(layers: list[nn.Module], x: Bound) -> tuple[Program, nn.Linear | None]:
     """The network as a program, without the linear layer at its end, and that layer."""
     body = list(layers)
     # Forwards these are the identity.
@@ -330,16 +326,14 @@ def _with_head(
     linear_head = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
     if isinstance(head, nn.Linear) and linear_head and ours(type(head)) and not head._modules:
         inner = compile_program(nn.Sequential(*body[:-1]))
-        if len(_shape_through(inner, entrance, device)) == 1:
+        if len(output_and_lipschitz(inner, x)[0].shape) == 1:
             return inner, head
     return compile_program(nn.Sequential(*body)), None
 
 
-def _shape_through(
-    program: Program, shape: tuple[int, ...], device: torch.device
-) -> tuple[int, ...]:
-    with torch.no_grad():
-        return tuple(program(torch.zeros(2, *shape, dtype=torch.float64, device=device)).shape[1:])
+def _device_of(model: nn.Module) -> torch.device:
+    parameters = (p for _, m in members(model) for p in m._parameters.values() if p is not None)
+    return next(parameters, torch.empty(0)).device
 
 
 def _in_turn(module: nn.Module) -> list[nn.Module]:

@@ -88,9 +88,13 @@ def input_lipschitz(
     refused.
     """
     program = model if isinstance(model, Program) else compile_program(model)
-    notes = Notes(program.names, clips=False)
-    _, back = program.walk(notes, Bound(float(input_norm), tuple(input_shape)))
-    return back(1.0)
+    return output_and_lipschitz(program, Bound(float(input_norm), tuple(input_shape)))[1]
+
+
+def output_and_lipschitz(program: Program, x: Bound) -> tuple[Bound, float]:
+    """The bound on the outputs of records within `x`, and their Lipschitz constant in the input."""
+    output, back = program.walk(Notes(program.names, clips=False), x)
+    return output, back(1.0)
 
 
 def _require_finite(name: str, bound: float | None, rows: list[LayerRow]) -> None:

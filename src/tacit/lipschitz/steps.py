@@ -211,9 +211,7 @@ class ConcatenationStep(Step):
         return torch.cat(values, dim=self.axis)
 
     def _walk(self, notes: Notes, *bounds: Bound) -> tuple[Bound, Pullback]:
-        shape = concatenated([bound.shape for bound in bounds], self.axis)
-        norm = math.hypot(*(bound.norm for bound in bounds))
-        return Bound(norm, shape), lambda cotangent: cotangent
+        return concatenated(bounds, self.axis), lambda cotangent: cotangent
 
 
 class GraphStep(Step):

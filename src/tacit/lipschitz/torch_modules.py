@@ -423,7 +423,10 @@ def _dropout(module: Any) -> Pointwise:
 
 
 def _safe_in_place(module: nn.Module, answers: Pointwise) -> Pointwise:
-    """Others that read an input that f wrote over read f(x), which must not make them louder."""
+    """Refuse to write f(x) over the input unless ‖f(x)‖ ≤ ‖x‖ and f is 1-Lipschitz.
+
+    Others that read the input then read f(x), which does them no harm.
+    """
     harmless = answers.slope <= 1 and answers.gain <= 1 and answers.offset == 0
     if getattr(module, "inplace", False) and not harmless:
         raise Refused("writes into its input, which others may read; build it with inplace=False")
