@@ -93,6 +93,8 @@ def certified_accuracy(
 
     At radius 0 that is the accuracy. A record counts at r > 0 if its radius exceeds r. With
     `before`, `records` hold inputs before scaling; see `certified_radius`.
+
+        print(tacit.certificates.certified_accuracy(model, test).text())
     """
     if not radii or not all(0 <= radius < math.inf for radius in radii):
         raise ValueError(f"radii are {list(radii)}; give finite numbers from 0")

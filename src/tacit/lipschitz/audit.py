@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.program import compile_program
 from tacit.lipschitz.projection import enforce, project
-from tacit.lipschitz.propagation import Sensitivities, input_lipschitz, propagate
+from tacit.lipschitz.propagation import input_lipschitz, propagate
 from tacit.losses.record_loss import loss_constant
 
 # All numbers are float64, so a value above a bound by more than this is not rounding.
@@ -119,11 +119,10 @@ def audit_layer(
     the program that is bounded, in outputs, cotangents and parameter gradients. Raises
     `UnboundedLayer` if the layer claims nothing.
     """
-    attack = _Attack(layer, input_shape, input_norm, steps, rows, restarts, seed)
-    claims = propagate(attack.program, 1.0, attack.shape, input_norm)
+    attack = _Attack(layer, 1.0, input_shape, input_norm, steps, rows, restarts, seed)
     steepest = input_lipschitz(attack.program, attack.shape, input_norm)
     longest = attack.largest(lambda x: _row_norms(attack.outputs(x)), "x")
-    findings = [Finding("output norm", claims.output.norm, longest)]
+    findings = [Finding("output norm", attack.claims.output.norm, longest)]
     backwards = math.isfinite(steepest)
     if backwards:
         pulled_back = attack.largest(attack.cotangent_norms, "xg")
@@ -133,7 +132,7 @@ def audit_layer(
     def products(x: Tensor, g: Tensor) -> Tensor:
         return (g * attack.outputs(x)).flatten(1).sum(dim=1)
 
-    findings += attack.gradient_findings(claims, products, "xg")
+    findings += attack.gradient_findings(products, "xg")
     return AuditReport(type(layer).__name__, tuple(findings), tuple(attack.faults(backwards)))
 
 
@@ -154,13 +153,14 @@ def audit_model(
     `targets` are the targets to try, one per row, such as `torch.arange(num_classes)`. Inputs have
     any norm, unless the model relies on `input_norm`. The loss of a batch must be the mean or the
     sum of its records' losses, else one record changes what another contributes.
+
+        audit_model(model, CrossEntropy(), (1, 28, 28), torch.arange(10)).require()
     """
-    attack = _Attack(model, input_shape, input_norm, steps, rows, restarts, seed)
+    attack = _Attack(model, loss, input_shape, input_norm, steps, rows, restarts, seed)
     if targets.is_floating_point():
         targets = targets.double()
     labels = targets[torch.arange(rows) % len(targets)]
-    claims = propagate(attack.program, loss, attack.shape, input_norm)
-    outputs = claims.output.shape
+    outputs = attack.claims.output.shape
     free = start_points(outputs, math.inf, rows, attack.generator)
     steepest = climb(lambda h: _steepness(loss, h, labels), [free], nn.Module(), steps)
     findings = [Finding("loss constant", loss_constant(loss, math.prod(outputs)), steepest)]
@@ -168,7 +168,7 @@ def audit_model(
     def losses(x: Tensor) -> Tensor:
         return _losses_one_by_one(loss, attack.outputs(x), labels)
 
-    findings += attack.gradient_findings(claims, losses, "x")
+    findings += attack.gradient_findings(losses, "x")
     faults = attack.faults(backwards=False) + attack.loss_faults(loss, targets)
     return AuditReport(type(model).__name__, tuple(findings), tuple(faults))
 
@@ -179,6 +179,7 @@ class _Attack:
     def __init__(
         self,
         module: nn.Module,
+        loss: object,
         input_shape: Sequence[int],
         input_norm: float,
         steps: int,
@@ -195,6 +196,7 @@ class _Attack:
         self.generator = torch.Generator().manual_seed(seed)
         enforce(self.module)
         self.program = compile_program(self.module)
+        self.claims = propagate(self.program, loss, self.shape, input_norm)
 
     def largest(self, values: Callable[..., Tensor], free: str) -> float:
         """The most that ascent reaches. `free` says what moves: x an input, g a unit cotangent."""
@@ -225,9 +227,7 @@ class _Attack:
         distances = _row_norms(x - other).clamp_min(1e-8 * min(self.input_norm, 1.0))
         return _row_norms(self.outputs(x) - self.outputs(other)) / distances
 
-    def gradient_findings(
-        self, claims: Sensitivities, scalars: Callable[..., Tensor], free: str
-    ) -> list[Finding]:
+    def gradient_findings(self, scalars: Callable[..., Tensor], free: str) -> list[Finding]:
         """For each parameter, the norm of the gradient of `scalars`, which has one per row."""
 
         def norms(name: str, *points: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ class _Attack:
 
         return [
             Finding(f"gradient of {name}", claimed, self.largest(partial(norms, name), free))
-            for name, claimed in claims.by_parameter.items()
+            for name, claimed in self.claims.by_parameter.items()
         ]
 
     def faults(self, backwards: bool) -> list[str]:
@@ -250,7 +250,7 @@ class _Attack:
         records = self._inputs(SIZES[-1]).rows
         # One record is the only one of its class, which shows a loss that divides by class counts.
         labels = targets[torch.tensor([0] * (len(records) - 1) + [len(targets) - 1])]
-        outputs = self.module(records)
+        outputs = same_draws(self.module, records)
         of_batch, losses = loss(outputs, labels), _losses_one_by_one(loss, outputs, labels)
         reductions = (losses.mean(), losses.sum())
         if any(torch.allclose(of_batch, reduced, 1e-9, 1e-12) for reduced in reductions):
@@ -264,7 +264,7 @@ class _Attack:
         return start_points(self.shape, self.input_norm, rows, self.generator)
 
     def _cotangents(self) -> Points:
-        shape = tuple(self.model(torch.zeros(1, *self.shape, dtype=torch.float64)).shape[1:])
+        shape = self.claims.output.shape
         return start_points(shape, 1.0, self.rows, self.generator, sphere=True)
 
 
