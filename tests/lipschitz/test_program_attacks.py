@@ -449,6 +449,14 @@ def test_the_code_of_a_class_is_replaced_between_two_steps(monkeypatch):
         patch.setattr(sorting, "order", lambda a, b: tuple(LOUD * x for x in order(a, b)))
         with pytest.raises(UnboundedLayer, match=r"activations\.order was replaced"):
             worst(model, IMAGE, query)
+    backward = sorting._Order.backward
+    with monkeypatch.context() as patch:
+        loud = staticmethod(lambda *args: tuple(LOUD * x for x in backward(*args)))
+        patch.setattr(sorting._Order, "backward", loud)
+        for again in (query, None):
+            with pytest.raises(UnboundedLayer, match="backward was replaced after"):
+                worst(model, IMAGE, again)
+    assert worst(model, IMAGE, query) <= 1
 
 
 def test_a_child_is_swapped_between_two_steps():

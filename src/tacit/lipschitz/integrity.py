@@ -188,11 +188,19 @@ _ORIGINALS: dict[type | ModuleType, dict[str, object]] = {}
 def remember_code(kind: type) -> tuple[type | ModuleType, ...]:
     """Remember a class of ours, its bases and their files as they are now, once; return them.
 
-    Replacing a method of a class, or a function of its file, changes every layer at once.
+    Replacing a method of a class, or a function of its file, changes every layer at once. So does
+    replacing a method of another class of Tacit's in that file, such as a backward pass.
     """
     classes = [base for base in kind.__mro__ if ours(base)]
     files = [sys.modules[name] for name in sorted({base.__module__ for base in classes})]
-    owners: list[type | ModuleType] = [*classes, torch.nn.functional, *files]
+    helpers = [
+        value
+        for file in files
+        if file.__name__.startswith("tacit.")
+        for value in vars(file).values()
+        if isinstance(value, type) and value.__module__ == file.__name__
+    ]
+    owners: list[type | ModuleType] = [*classes, torch.nn.functional, *files, *helpers]
     for owner in owners:
         if owner not in _ORIGINALS:
             _ORIGINALS[owner] = dict(vars(owner))
