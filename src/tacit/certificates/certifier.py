@@ -249,8 +249,9 @@ class Certifier:
     def __call__(self, inputs: Tensor) -> Certificates:
         # Hooks and replaced code may be newer than the bounds.
         require_no_hooks_of_all_modules()
-        for part in (self.front, self.body):
-            part.require_originals()
+        for part in (self.front, self.sphere, self.body):
+            if part is not None:
+                part.require_originals()
         inputs = inputs.to(self.slopes_KK.device, torch.float64)
         u = self.front(inputs)
         outputs = self.body(u if self.sphere is None else self.sphere(u))
