@@ -203,6 +203,20 @@ def test_a_weight_in_two_sets_is_left_in_both(norms: tuple[float, float]) -> Non
     assert true_norm(first.weight) <= 0.5 * LIMIT
 
 
+def test_weights_that_lie_partly_over_each_other_are_refused() -> None:
+    """Writing one of them, shrunk, would write a part of the other that is not."""
+    memory = 3 * torch.eye(4, 6)
+    first, second = (SpectralLinear(4, 4, within=SpectralBall) for _ in range(2))
+    first.weight, second.weight = nn.Parameter(memory[:, :4]), nn.Parameter(memory[:, 2:])
+    model = nn.Sequential(first, second)
+    for keep in (tacit.project, enforce):
+        with pytest.raises(tacit.errors.UnboundedLayer, match="partly over each other"):
+            keep(model)
+    second.weight = nn.Parameter(second.weight.detach().clone())
+    enforce(model)
+    assert all(true_norm(layer.weight) <= LIMIT for layer in model)
+
+
 def test_a_kernel_in_two_convolutions_is_left_in_both_sets() -> None:
     dense = SpectralConv1d(2, 2, 3, padding=1, padding_mode="circular")
     strided = SpectralConv1d(2, 2, 3, stride=3)

@@ -317,6 +317,7 @@ def _keeper_of(model: nn.Module, constraints: list[Constraint] | None = None) ->
     )
     keeper = _KEEPERS.get(model)
     if keeper is None or keeper.key != key:
+        _require_own_memory([c.parameter for c in constraints])
         groups: dict[tuple[Any, ...], dict[int, Tensor]] = defaultdict(dict)
         for c in constraints:
             alike = (c.within, c.parameter.shape, c.parameter.dtype, c.parameter.device)
@@ -325,3 +326,22 @@ def _keeper_of(model: nn.Module, constraints: list[Constraint] | None = None) ->
             key, [_Group(alike[0], list(weights.values())) for alike, weights in groups.items()]
         )
     return keeper
+
+
+def _require_own_memory(weights: list[Tensor]) -> None:
+    """Refuse weights that lie partly over each other: shrinking one would stretch the other.
+
+    Weights that begin at the same place shrink by one factor, and are allowed.
+    """
+    start = end = 0
+    for weight in sorted(weights, key=Tensor.data_ptr):
+        if start != weight.data_ptr() < end:
+            raise UnboundedLayer(
+                "two constrained weights lie partly over each other in memory, so neither can be "
+                "kept in its set; give each its own, as in layer.weight = "
+                "nn.Parameter(layer.weight.detach().clone())"
+            )
+        start = weight.data_ptr()
+        steps = zip(weight.shape, weight.stride(), strict=True)
+        size = 1 + sum((n - 1) * stride for n, stride in steps)
+        end = max(end, start + size * weight.element_size())
