@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from rich.table import Table
@@ -32,10 +32,10 @@ class Sensitivities:
     starts from.
     """
 
-    by_parameter: dict[str, float]
-    layers: list[LayerRow]
-    output: Bound
-    cotangent: float
+    by_parameter: dict[str, float] = field(default_factory=dict)
+    layers: list[LayerRow] = field(default_factory=list)
+    output: Bound = field(default_factory=lambda: Bound(0.0, ()))
+    cotangent: float = math.inf
 
     def total(self) -> float:
         """(Σ_θ Δ_θ²)^(1/2): the sensitivity of the whole gradient."""
