@@ -178,6 +178,16 @@ def test_an_overridden_helper_on_the_instance(kind):
         require_contained(model, shape)
 
 
+@pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
+def test_a_child_of_a_layer_is_swapped(kind):
+    make, shape = EXAMPLES[kind]
+    for name, child in make().named_children():
+        layer = make()
+        loud = lip.Scale(LOUD)
+        setattr(layer, name, nn.ModuleList([loud]) if isinstance(child, nn.ModuleList) else loud)
+        require_contained(network(layer, shape), shape)
+
+
 @pytest.mark.parametrize("name", [*ANSWERS, "constraints", "exact", "cotangent_limit", "jump"])
 def test_what_an_instance_says_of_itself_is_no_answer(name):
     said = {
@@ -544,6 +554,27 @@ def test_a_weight_that_is_no_parameter_of_its_set(change):
     change(layer)
     require_contained(model, (6,), query)
     require_contained(model, (6,))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "name", "size"),
+    [
+        (lambda: lip.AddBias(4), IMAGE, "bias", (1,)),
+        (lambda: lip.SpectralLinear(6, 6, bias=True), (6,), "bias", (1,)),
+        (lambda: lip.SpectralLinear(6, 6, bias=True), (6,), "bias", (1, 1)),
+        (lambda: lip.ConvexResidual(lip.Absolute()), IMAGE, "mixture.lean", (4,)),
+    ],
+)
+def test_a_parameter_of_another_shape_is_refused(make, shape, name, size):
+    """One bias for all features has a gradient that is longer by the root of their number."""
+    layer = make()
+    model, query = network(layer, shape), tacit.Clipless(gradient_clip=0.01)
+    assert worst(model, shape, query) <= 1 + 1e-5
+    holder, _, last = name.rpartition(".")
+    setattr(layer.get_submodule(holder), last, nn.Parameter(torch.zeros(size)))
+    for again in (query, None):
+        with pytest.raises(UnboundedLayer, match=r"the bias|its bias|its lean"):
+            worst(model, shape, again)
 
 
 # ---- certificates -------------------------------------------------------------------------------

@@ -167,6 +167,9 @@ class ConvexResidual(_Skip):
         return mixed
 
     def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]:
+        # The bounds are for a share between 0 and 1, which no other module in its place is.
+        if getattr(self.mixture, "kind", type(self.mixture)) is not _Lean:
+            raise Refused("its mixture was replaced; build a new ConvexResidual")
         y, back = self._walk_branch(x, walk)
         _, back_to_lean = walk("mixture", Bound(x.norm + y.norm, x.shape))
         clips = clips_cotangents(self.f)
@@ -194,6 +197,8 @@ class _Lean(Layer):
         return [Constraint(self.lean, FrobeniusBall(0.5))]
 
     def lipschitz(self, x: Bound) -> float:
+        if self.lean.numel() != 1:
+            raise Refused(f"its lean has {self.lean.numel()} numbers; its bounds are for one")
         return 0.5 * (1 + SLACK)
 
     def gradient_norms(self, x: Bound, cotangent: float) -> dict[str, float]:

@@ -52,7 +52,15 @@ class ConstrainedWeight(nn.Module):
         return constraints
 
     def output_norm(self, x: Bound) -> float:
-        bias = 0.0 if self.bias is None else self.max_bias * (1 + SLACK)
+        if self.bias is None:
+            return self.lipschitz(x) * x.norm
+        # One number for all outputs would be read once per output and position.
+        if self.bias.shape != self.weight.shape[:1]:
+            raise Refused(
+                f"its bias has shape {tuple(self.bias.shape)}; its bounds are for one number per "
+                f"output, of which it has {len(self.weight)}"
+            )
+        bias = self.max_bias * (1 + SLACK)
         return self.lipschitz(x) * x.norm + math.sqrt(self.positions(x)) * bias
 
     def lipschitz(self, x: Bound) -> float:
@@ -156,10 +164,10 @@ class AddBias(Layer):
     def forward(self, x: Tensor) -> Tensor:
         axis = own_axis(self.axis, x.dim(), "AddBias")
         # Broadcasting would make one bias out of many features, or many features out of one.
-        if x.shape[axis] != self.features:
+        if not x.shape[axis] == self.features == self.bias.numel():
             raise Refused(
-                f"AddBias was built for {self.features} features and axis {axis} has "
-                f"{x.shape[axis]}"
+                f"AddBias was built for {self.features} features; axis {axis} has "
+                f"{x.shape[axis]}, and the bias {self.bias.numel()}"
             )
         return x + self.bias.view((-1,) + (1,) * (x.dim() - 1 - axis))
 
