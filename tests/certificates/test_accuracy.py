@@ -16,8 +16,6 @@ from tacit.lipschitz import BoundedInput, SpectralLinear
 from tacit.losses import CrossEntropy
 from tacit.report import to_json
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture(scope="module")
 def model():

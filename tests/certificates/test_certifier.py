@@ -12,6 +12,7 @@ from perturbation import decide, flipped
 from torch import nn
 
 from tacit.certificates import certified_radius
+from tacit.certificates.certifier import certifier_for
 from tacit.data import PublicScaler, RangeScaler, UnitNorm
 from tacit.data.scaling import HSV, YIQ, Greyscale
 from tacit.errors import UnboundedLayer
@@ -21,7 +22,6 @@ from tacit.lipschitz.layers.branches import AverageResidual, Residual
 from tacit.lipschitz.layers.convolution_layers import SpectralConv2d
 from tacit.lipschitz.layers.limits import LayerCentering, Scale
 
-torch.set_num_threads(1)
 ALMOST = 1 - 1e-9
 FRONTS = {
     "nothing": [],
@@ -255,6 +255,16 @@ def test_a_layer_used_twice_counts_twice():
     steepest = max((a - b).norm() for a in w for b in w)
     gaps = model(x).detach().topk(2).values
     assert (radii >= (gaps[:, 0] - gaps[:, 1]) / (16 * steepest) * (1 - 1e-3)).all()
+
+
+@pytest.mark.parametrize("kind", [BoundedInput, MaxMin, SpectralLinear])
+def test_code_that_was_replaced_since_the_network_was_split_is_refused(kind, monkeypatch):
+    certify = certifier_for(network(2, "sphere"), (3, 2, 2))
+    certify(images(7))
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, x: 50 * forward(self, x))
+    with pytest.raises(UnboundedLayer, match="forward was replaced"):
+        certify(images(7))
 
 
 def test_wrong_decisions_have_no_radius():

@@ -22,8 +22,6 @@ from tacit.lipschitz import (
 )
 from tacit.losses import CrossEntropy, KantorovichRubinstein, WithConstant
 
-torch.set_num_threads(1)
-
 
 class BiasWithoutItsRoot(AddBias):
     def gradient_norms(self, x, cotangent):
@@ -314,3 +312,13 @@ def test_a_module_that_is_not_its_program_is_found():
     report = audit_layer(Departs(), (4,), steps=4)
     assert "for 3 records its forward is not the program that is bounded" in report.violations
     assert not any("for 7 records its forward" in v for v in report.violations)
+
+
+def test_random_draws_of_a_model_leave_the_caller_s_generator_alone():
+    model = network().insert(2, nn.Dropout(0.5))
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    audit_layer(model, (2, 4), input_norm=1.0, steps=2, restarts=1)
+    audit_model(model, CrossEntropy(), (2, 4), CLASSES, steps=2, rows=4, restarts=1)
+    assert torch.equal(torch.rand(2), expected)

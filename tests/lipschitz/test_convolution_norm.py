@@ -12,6 +12,7 @@ from convolution_cases import (
     convolutions,
     dense,
     filled_tori,
+    operator_norm_exact,
     true_norm,
     with_random_kernel,
 )
@@ -24,7 +25,6 @@ from tacit.lipschitz.layers.convolution_layers import axes_of
 from tacit.lipschitz.operator_norm import (
     Axis,
     convolution_norm_upper,
-    operator_norm_exact,
     reshaped_norm_upper,
     torus_norm_upper,
 )

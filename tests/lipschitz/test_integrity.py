@@ -28,8 +28,6 @@ from tacit.lipschitz import (
 from tacit.losses import CrossEntropy, PreActivationPenalty, watched
 from tacit.sampling import Poisson, batch_of
 
-torch.set_num_threads(1)
-
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)

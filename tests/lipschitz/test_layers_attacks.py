@@ -28,8 +28,6 @@ from tacit.lipschitz import (
     audit_layer,
 )
 
-torch.set_num_threads(1)
-
 LAYERS = {
     "group-sort": (lambda: GroupSort(3), (6, 2, 2)),
     "group-sort-pairs": (lambda: GroupSort(2), (6,)),

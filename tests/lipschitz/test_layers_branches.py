@@ -32,8 +32,6 @@ from tacit.lipschitz import (
     propagate,
 )
 
-torch.set_num_threads(1)
-
 
 def attacked_gradient(model, cotangent, shape, steps=60):
     """The largest norm of the first parameter's gradient, for cotangents of that norm."""

@@ -13,8 +13,6 @@ from torch import nn
 from tacit.lipschitz import Bound, ScaledL2NormPool2d
 from tacit.lipschitz.torch_modules import KNOWN
 
-torch.set_num_threads(1)
-
 
 def jacobian_norm(module, x):
     """The largest singular value of ∂f/∂x at one record."""

@@ -16,43 +16,12 @@ from torch import fx, nn
 from torch.nn.utils import parametrize
 
 import tacit
+import tacit.lipschitz as lip
 from tacit.certificates import certified_radius
 from tacit.errors import UnboundedLayer
-from tacit.lipschitz import (
-    Absolute,
-    AddBias,
-    AverageResidual,
-    BoundedInput,
-    ClipGradient,
-    Concatenate,
-    ConvexResidual,
-    FrobeniusLinear,
-    FullSort,
-    GroupSort,
-    Householder,
-    LayerCentering,
-    MaxMin,
-    OrthogonalConv1d,
-    OrthogonalConv2d,
-    Permute,
-    Reshape,
-    Residual,
-    Scale,
-    ScaledL2NormPool2d,
-    Shift,
-    SpaceToDepth,
-    SpectralConv1d,
-    SpectralConv2d,
-    SpectralConv3d,
-    SpectralLinear,
-    Sum,
-    Tokens,
-    layers,
-)
 from tacit.lipschitz.layers import activations as sorting
 from tacit.losses import CrossEntropy
 
-torch.set_num_threads(1)
 LOUD = 50.0
 
 
@@ -67,9 +36,9 @@ def batch(shape, count):
 def network(layer, shape):
     """A parameter before the layer and one after, on records of norm 1."""
     torch.manual_seed(0)
-    front = nn.Sequential(BoundedInput(1.0, sphere=True), AddBias(shape[0], 0.1), layer)
+    front = nn.Sequential(lip.BoundedInput(1.0, sphere=True), lip.AddBias(shape[0], 0.1), layer)
     width = front(torch.zeros(2, *shape)).flatten(1).shape[1]
-    return nn.Sequential(*front, nn.Flatten(), SpectralLinear(width, 3))
+    return nn.Sequential(*front, nn.Flatten(), lip.SpectralLinear(width, 3))
 
 
 def worst(model, shape, query=None):
@@ -103,34 +72,36 @@ def louder(found):
 
 IMAGE = (4, 4, 4)
 EXAMPLES = {
-    Absolute: (lambda: Absolute(), IMAGE),
-    AddBias: (lambda: AddBias(4), IMAGE),
-    AverageResidual: (lambda: AverageResidual(MaxMin()), IMAGE),
-    BoundedInput: (lambda: BoundedInput(1.0), IMAGE),
-    ClipGradient: (lambda: ClipGradient(0.005), IMAGE),
-    Concatenate: (lambda: Concatenate([MaxMin(), Absolute()]), IMAGE),
-    ConvexResidual: (lambda: ConvexResidual(MaxMin()), IMAGE),
-    FrobeniusLinear: (lambda: FrobeniusLinear(6, 6), (6,)),
-    FullSort: (lambda: FullSort(), IMAGE),
-    GroupSort: (lambda: GroupSort(2), IMAGE),
-    Householder: (lambda: Householder(4), IMAGE),
-    LayerCentering: (lambda: LayerCentering(), IMAGE),
-    MaxMin: (lambda: MaxMin(), IMAGE),
-    OrthogonalConv1d: (lambda: OrthogonalConv1d(4, 4, 3), (4, 6)),
-    OrthogonalConv2d: (lambda: OrthogonalConv2d(4, 4, 3), IMAGE),
-    Permute: (lambda: Permute(2, 1), (4, 6)),
-    Reshape: (lambda: Reshape(8, 3), (4, 6)),
-    Residual: (lambda: Residual(MaxMin()), IMAGE),
-    Scale: (lambda: Scale(0.5), IMAGE),
-    ScaledL2NormPool2d: (lambda: ScaledL2NormPool2d(2), IMAGE),
-    Shift: (lambda: Shift((3, 3)), IMAGE),
-    SpaceToDepth: (lambda: SpaceToDepth(2), IMAGE),
-    SpectralConv1d: (lambda: SpectralConv1d(4, 4, 3, padding=1), (4, 6)),
-    SpectralConv2d: (lambda: SpectralConv2d(4, 4, 3, padding=1, padding_mode="circular"), IMAGE),
-    SpectralConv3d: (lambda: SpectralConv3d(2, 2, 3, padding=1), (2, 3, 3, 3)),
-    SpectralLinear: (lambda: SpectralLinear(6, 6), (6,)),
-    Sum: (lambda: Sum([MaxMin(), Absolute()]), IMAGE),
-    Tokens: (lambda: Tokens(), IMAGE),
+    lip.Absolute: (lambda: lip.Absolute(), IMAGE),
+    lip.AddBias: (lambda: lip.AddBias(4), IMAGE),
+    lip.AverageResidual: (lambda: lip.AverageResidual(lip.MaxMin()), IMAGE),
+    lip.BoundedInput: (lambda: lip.BoundedInput(1.0), IMAGE),
+    lip.ClipGradient: (lambda: lip.ClipGradient(0.005), IMAGE),
+    lip.Concatenate: (lambda: lip.Concatenate([lip.MaxMin(), lip.Absolute()]), IMAGE),
+    lip.ConvexResidual: (lambda: lip.ConvexResidual(lip.MaxMin()), IMAGE),
+    lip.FrobeniusLinear: (lambda: lip.FrobeniusLinear(6, 6), (6,)),
+    lip.FullSort: (lambda: lip.FullSort(), IMAGE),
+    lip.GroupSort: (lambda: lip.GroupSort(2), IMAGE),
+    lip.Householder: (lambda: lip.Householder(4), IMAGE),
+    lip.LayerCentering: (lambda: lip.LayerCentering(), IMAGE),
+    lip.MaxMin: (lambda: lip.MaxMin(), IMAGE),
+    lip.OrthogonalConv1d: (lambda: lip.OrthogonalConv1d(4, 4, 3), (4, 6)),
+    lip.OrthogonalConv2d: (lambda: lip.OrthogonalConv2d(4, 4, 3), IMAGE),
+    lip.Permute: (lambda: lip.Permute(2, 1), (4, 6)),
+    lip.Reshape: (lambda: lip.Reshape(8, 3), (4, 6)),
+    lip.Residual: (lambda: lip.Residual(lip.MaxMin()), IMAGE),
+    lip.Scale: (lambda: lip.Scale(0.5), IMAGE),
+    lip.ScaledL2NormPool2d: (lambda: lip.ScaledL2NormPool2d(2), IMAGE),
+    lip.Shift: (lambda: lip.Shift((3, 3)), IMAGE),
+    lip.SpaceToDepth: (lambda: lip.SpaceToDepth(2), IMAGE),
+    lip.SpectralConv1d: (lambda: lip.SpectralConv1d(4, 4, 3, padding=1), (4, 6)),
+    lip.SpectralConv2d: (
+        lambda: lip.SpectralConv2d(4, 4, 3, padding=1, padding_mode="circular"), IMAGE
+    ),
+    lip.SpectralConv3d: (lambda: lip.SpectralConv3d(2, 2, 3, padding=1), (2, 3, 3, 3)),
+    lip.SpectralLinear: (lambda: lip.SpectralLinear(6, 6), (6,)),
+    lip.Sum: (lambda: lip.Sum([lip.MaxMin(), lip.Absolute()]), IMAGE),
+    lip.Tokens: (lambda: lip.Tokens(), IMAGE),
 }  # fmt: skip
 ANSWERS = ("output_norm", "lipschitz", "gradient_norms", "walk_bounds")
 
@@ -148,7 +119,7 @@ def methods_of(kind):
 
 
 def test_every_layer_has_an_example():
-    assert {kind.__name__ for kind in EXAMPLES} == set(layers.__all__)
+    assert {kind.__name__ for kind in EXAMPLES} == set(lip.layers.__all__)
 
 
 def loud_method(kind, name):
@@ -176,7 +147,7 @@ def test_an_overridden_helper_in_a_subclass(kind):
         require_contained(model, shape)
 
 
-class HalfAnswered(Shift):
+class HalfAnswered(lip.Shift):
     """Answers one of the questions anew, and inherits a constant that its helper breaks."""
 
     def _move(self, run, by):
@@ -207,6 +178,16 @@ def test_an_overridden_helper_on_the_instance(kind):
         require_contained(model, shape)
 
 
+@pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
+def test_a_child_of_a_layer_is_swapped(kind):
+    make, shape = EXAMPLES[kind]
+    for name, child in make().named_children():
+        layer = make()
+        loud = lip.Scale(LOUD)
+        setattr(layer, name, nn.ModuleList([loud]) if isinstance(child, nn.ModuleList) else loud)
+        require_contained(network(layer, shape), shape)
+
+
 @pytest.mark.parametrize("name", [*ANSWERS, "constraints", "exact", "cotangent_limit", "jump"])
 def test_what_an_instance_says_of_itself_is_no_answer(name):
     said = {
@@ -219,7 +200,7 @@ def test_what_an_instance_says_of_itself_is_no_answer(name):
         "gradient_norms": lambda x, cotangent: {"weight": 1e-9},
         "walk_bounds": lambda x, walk: (x, lambda cotangent: 1e-9),
     }[name]
-    layer = SpectralLinear(6, 6, max_norm=LOUD)
+    layer = lip.SpectralLinear(6, 6, max_norm=LOUD)
     model = network(layer, (6,))
     vars(layer)[name] = said
     with pytest.raises(UnboundedLayer, match=f"its {name} was replaced on the instance"):
@@ -235,7 +216,7 @@ class Number(float):
     __rmul__ = __mul__
 
 
-@pytest.mark.parametrize("kind", [BoundedInput, Scale], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [lip.BoundedInput, lip.Scale], ids=lambda kind: kind.__name__)
 def test_a_setting_is_one_number(kind):
     layer = kind(0.5)
     model = network(layer, (6,))
@@ -245,7 +226,7 @@ def test_a_setting_is_one_number(kind):
     require_contained(model, (6,))
 
 
-class Moody(BoundedInput):
+class Moody(lip.BoundedInput):
     """A property in the place of a setting: one number for bounds, another for records."""
 
     asked = 0
@@ -261,7 +242,7 @@ class Moody(BoundedInput):
 
 
 def test_a_setting_that_is_a_property():
-    model = nn.Sequential(Moody(1.0, sphere=True), SpectralLinear(6, 3))
+    model = nn.Sequential(Moody(1.0, sphere=True), lip.SpectralLinear(6, 3))
     require_contained(model, (6,))
 
 
@@ -289,7 +270,7 @@ AXES = {
 @pytest.mark.parametrize("name", AXES)
 def test_an_axis_of_a_traced_operation_is_one_number(name):
     module = type("Own", (nn.Module,), {"forward": lambda self, x: AXES[name](x)})()
-    model = nn.Sequential(BoundedInput(1.0), AddBias(6), module)
+    model = nn.Sequential(lip.BoundedInput(1.0), lip.AddBias(6), module)
     require_contained(model, (6,))
 
 
@@ -301,7 +282,7 @@ class Switching(nn.Module):
 
     def __init__(self, seen):
         super().__init__()
-        self.inner, self.seen, self.calls = SpectralLinear(6, 6), seen, 0
+        self.inner, self.seen, self.calls = lip.SpectralLinear(6, 6), seen, 0
 
     def forward(self, x):
         self.calls += 1
@@ -344,8 +325,8 @@ OCCASIONS = {
 def test_a_forward_that_looks_around(name):
     STATE["loud"] = False
     model = nn.Sequential(
-        BoundedInput(1.0, sphere=True), SpectralLinear(6, 6), Switching(OCCASIONS[name]),
-        SpectralLinear(6, 3),
+        lip.BoundedInput(1.0, sphere=True), lip.SpectralLinear(6, 6), Switching(OCCASIONS[name]),
+        lip.SpectralLinear(6, 3),
     )  # fmt: skip
     query = tacit.Clipless(gradient_clip=0.01)
     require_contained(model, (6,), query)
@@ -374,8 +355,8 @@ class LoudIteration(nn.Sequential):
 
 @pytest.mark.parametrize("kind", [LoudSequence, LoudIteration], ids=lambda kind: kind.__name__)
 def test_a_sequence_that_is_none(kind):
-    block = kind(SpectralLinear(6, 6, max_norm=3.0), MaxMin())
-    model = nn.Sequential(BoundedInput(1.0), AddBias(6), block, SpectralLinear(6, 3))
+    block = kind(lip.SpectralLinear(6, 6, max_norm=3.0), lip.MaxMin())
+    model = nn.Sequential(lip.BoundedInput(1.0), lip.AddBias(6), block, lip.SpectralLinear(6, 3))
     require_contained(model, (6,))
 
 
@@ -384,7 +365,7 @@ class HidesItsParts(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inner = SpectralLinear(6, 6)
+        self.inner = lip.SpectralLinear(6, 6)
         self.hiding = False
 
     def modules(self):
@@ -396,7 +377,7 @@ class HidesItsParts(nn.Module):
 
 def test_weights_are_kept_in_the_sets_of_the_layers_that_run():
     hides = HidesItsParts()
-    model = nn.Sequential(BoundedInput(1.0), AddBias(6), hides, SpectralLinear(6, 3))
+    model = nn.Sequential(lip.BoundedInput(1.0), lip.AddBias(6), hides, lip.SpectralLinear(6, 3))
     model.modules = lambda: iter([])
     query = tacit.Clipless(gradient_clip=0.01)
     with contextlib.suppress(UnboundedLayer):
@@ -416,7 +397,7 @@ class Repeats(nn.ModuleList):
 
 
 def test_a_list_of_branches_that_is_none():
-    layer = Sum([MaxMin(), Absolute()])
+    layer = lip.Sum([lip.MaxMin(), lip.Absolute()])
     model = network(layer, (6,))
     layer.branches = Repeats(layer.branches)
     with pytest.raises(UnboundedLayer, match="branches"):
@@ -431,7 +412,7 @@ def test_a_hook_that_says_it_is_ours(everywhere):
         return LOUD * found
 
     hook.__module__ = "tacit.looking"
-    layer = Sum([MaxMin(), Absolute()])
+    layer = lip.Sum([lip.MaxMin(), lip.Absolute()])
     model = network(layer, (6,))
     register = nn.modules.module.register_module_forward_hook
     handle = register(hook) if everywhere else layer.register_forward_hook(hook)
@@ -445,17 +426,17 @@ def test_a_hook_that_says_it_is_ours(everywhere):
 
 
 def test_the_code_of_a_class_is_replaced_between_two_steps(monkeypatch):
-    shift = Shift((3, 3))
-    conv = SpectralConv2d(4, 4, 3, padding=1)
-    model = network(nn.Sequential(shift, conv, MaxMin(), nn.ReLU()), IMAGE)
+    shift = lip.Shift((3, 3))
+    conv = lip.SpectralConv2d(4, 4, 3, padding=1)
+    model = network(nn.Sequential(shift, conv, lip.MaxMin(), nn.ReLU()), IMAGE)
     query = tacit.Clipless(gradient_clip=0.01)
     assert worst(model, IMAGE, query) <= 1
     originals = [
-        (Shift, "_move"),
-        (Shift, "forward"),
+        (lip.Shift, "_move"),
+        (lip.Shift, "forward"),
         (nn.Conv2d, "_conv_forward"),
         (nn.Conv2d, "forward"),
-        (SpectralConv2d, "_conv_forward"),
+        (lip.SpectralConv2d, "_conv_forward"),
         (nn.ReLU, "forward"),
         (F, "relu"),
         (F, "conv2d"),
@@ -478,13 +459,21 @@ def test_the_code_of_a_class_is_replaced_between_two_steps(monkeypatch):
         patch.setattr(sorting, "order", lambda a, b: tuple(LOUD * x for x in order(a, b)))
         with pytest.raises(UnboundedLayer, match=r"activations\.order was replaced"):
             worst(model, IMAGE, query)
+    backward = sorting._Order.backward
+    with monkeypatch.context() as patch:
+        loud = staticmethod(lambda *args: tuple(LOUD * x for x in backward(*args)))
+        patch.setattr(sorting._Order, "backward", loud)
+        for again in (query, None):
+            with pytest.raises(UnboundedLayer, match="backward was replaced after"):
+                worst(model, IMAGE, again)
+    assert worst(model, IMAGE, query) <= 1
 
 
 def test_a_child_is_swapped_between_two_steps():
-    model = network(SpectralLinear(6, 6), (6,))
+    model = network(lip.SpectralLinear(6, 6), (6,))
     query = tacit.Clipless(gradient_clip=0.01)
     before = query(model, CrossEntropy(), batch((6,), 1)).blocks[0].bound
-    model[2] = SpectralLinear(6, 6, max_norm=LOUD)
+    model[2] = lip.SpectralLinear(6, 6, max_norm=LOUD)
     assert worst(model, (6,), query) <= 1 + 1e-5
     after = query(model, CrossEntropy(), batch((6,), 1)).blocks[0].bound
     assert after == pytest.approx(LOUD * before, rel=1e-3)
@@ -506,14 +495,14 @@ class Table(dict):
 
     def items(self):
         Table.reads += 1
-        return super().items() if Table.reads % 2 else {**self, "2": Scale(LOUD)}.items()
+        return super().items() if Table.reads % 2 else {**self, "2": lip.Scale(LOUD)}.items()
 
     def values(self):
         return dict(self.items()).values()
 
 
 def test_a_table_of_children_that_changes():
-    model = network(SpectralLinear(6, 6), (6,))
+    model = network(lip.SpectralLinear(6, 6), (6,))
     model.__dict__["_modules"] = Table(model._modules)
     with contextlib.suppress(ValueError):  # the names of its parameters change as well
         require_contained(model, (6,))
@@ -558,7 +547,7 @@ def missing(layer):
     ids=lambda change: change.__name__,
 )
 def test_a_weight_that_is_no_parameter_of_its_set(change):
-    layer = SpectralLinear(6, 6)
+    layer = lip.SpectralLinear(6, 6)
     model = network(layer, (6,))
     query = tacit.Clipless(gradient_clip=0.01)
     assert worst(model, (6,), query) <= 1 + 1e-5
@@ -567,21 +556,44 @@ def test_a_weight_that_is_no_parameter_of_its_set(change):
     require_contained(model, (6,))
 
 
+@pytest.mark.parametrize(
+    ("make", "shape", "name", "size"),
+    [
+        (lambda: lip.AddBias(4), IMAGE, "bias", (1,)),
+        (lambda: lip.SpectralLinear(6, 6, bias=True), (6,), "bias", (1,)),
+        (lambda: lip.SpectralLinear(6, 6, bias=True), (6,), "bias", (1, 1)),
+        (lambda: lip.ConvexResidual(lip.Absolute()), IMAGE, "mixture.lean", (4,)),
+    ],
+)
+def test_a_parameter_of_another_shape_is_refused(make, shape, name, size):
+    """One bias for all features has a gradient that is longer by the root of their number."""
+    layer = make()
+    model, query = network(layer, shape), tacit.Clipless(gradient_clip=0.01)
+    assert worst(model, shape, query) <= 1 + 1e-5
+    holder, _, last = name.rpartition(".")
+    setattr(layer.get_submodule(holder), last, nn.Parameter(torch.zeros(size)))
+    for again in (query, None):
+        with pytest.raises(UnboundedLayer, match=r"the bias|its bias|its lean"):
+            worst(model, shape, again)
+
+
 # ---- certificates -------------------------------------------------------------------------------
 
 
 def test_a_certificate_is_for_the_program():
     torch.manual_seed(0)
     block = Switching(lambda self, x: False)
-    model = nn.Sequential(BoundedInput(1.0), block, SpectralLinear(6, 3), Scale(1.0)).double()
+    model = nn.Sequential(
+        lip.BoundedInput(1.0), block, lip.SpectralLinear(6, 3), lip.Scale(1.0)
+    ).double()
     x = torch.randn(5, 6, dtype=torch.float64)
     honest = certified_radius(model, x)
     block.seen = quiet_for_proxies
     torch.testing.assert_close(certified_radius(model, x), honest)
-    shift = nn.Sequential(Shift((3, 3)), nn.Flatten(), SpectralLinear(64, 3)).double()
+    shift = nn.Sequential(lip.Shift((3, 3)), nn.Flatten(), lip.SpectralLinear(64, 3)).double()
     shift[0]._move = lambda run, by: LOUD * run
     with pytest.raises(UnboundedLayer, match="no certificate"):
         certified_radius(shift, torch.randn(2, 4, 4, 4))
-    shift[0] = type("Evil", (Shift,), {"_move": lambda self, run, by: LOUD * run})((3, 3))
+    shift[0] = type("Evil", (lip.Shift,), {"_move": lambda self, run, by: LOUD * run})((3, 3))
     with pytest.raises(UnboundedLayer, match=r"no certificate.*Evil has a _move of its own"):
         certified_radius(shift, torch.randn(2, 4, 4, 4))

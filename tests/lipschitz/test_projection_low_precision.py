@@ -13,8 +13,6 @@ from tacit.lipschitz import AddBias, FrobeniusLinear, SpectralConv2d, SpectralLi
 from tacit.lipschitz.projection import constraints_of, enforce
 from tacit.lipschitz.sets import SLACK, ReshapedKernel, SpectralBall
 
-torch.set_num_threads(1)
-
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 

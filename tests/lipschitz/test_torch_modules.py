@@ -14,8 +14,6 @@ from tacit.lipschitz.bounds import Parameterless
 from tacit.lipschitz.torch_modules import ACTIVATIONS, KNOWN, REASONS
 from tacit.losses import CrossEntropy
 
-torch.set_num_threads(1)
-
 VARIANTS = [
     *(kind() for kind in ACTIVATIONS),
     nn.LeakyReLU(0.3),

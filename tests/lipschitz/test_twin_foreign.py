@@ -17,7 +17,6 @@ from tacit.lipschitz.audit import climb, start_points
 from tacit.lipschitz.sets import FrobeniusBall
 from tacit.losses import CrossEntropy
 
-torch.set_num_threads(1)
 CLASSES = 4
 LOSS = CrossEntropy(0.1)
 

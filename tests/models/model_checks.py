@@ -9,8 +9,6 @@ from tacit import PerSampleClip
 from tacit.engines import PerRecord
 from tacit.sampling import Poisson, batch_of
 
-torch.set_num_threads(1)
-
 
 def batch_for(inputs, targets=None):
     targets = torch.arange(len(inputs)) % 2 if targets is None else targets

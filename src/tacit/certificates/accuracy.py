@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from tacit import canvas
 from tacit.certificates.certifier import certifier_for
 from tacit.data.scaling import Scaler
+from tacit.lipschitz.bounds import finite_above_zero
 from tacit.records import Records
 
 RADII = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -63,7 +65,8 @@ class CertifiedAccuracy:
             "radius", "right and certified", title=title, title_justify="left", min_width=52
         )
         for radius, share in zip(self.radii, self.shares, strict=True):
-            table.add_row(name_of(radius, self.unit), f"{share:.2%}")
+            name = f"{radius:g}/255" if self.unit == PIXEL else f"{radius * self.unit:g}"
+            table.add_row(name, f"{share:.2%}")
         return table
 
     def text(self, width: int = 100) -> str:
@@ -90,18 +93,21 @@ def certified_accuracy(
 
     At radius 0 that is the accuracy. A record counts at r > 0 if its radius exceeds r. With
     `before`, `records` hold inputs before scaling; see `certified_radius`.
+
+        print(tacit.certificates.certified_accuracy(model, test).text())
     """
-    chosen = _checked(radii)
-    if not 0 < unit < math.inf:
-        raise ValueError(f"unit is {unit}; give a finite number above 0")
+    if not radii or not all(0 <= radius < math.inf for radius in radii):
+        raise ValueError(f"radii are {list(radii)}; give finite numbers from 0")
+    chosen = tuple(sorted({float(radius) for radius in radii}))
+    finite_above_zero("unit", unit)
     certify = certifier_for(model, records.shape, before)
     device = certify.slopes_KK.device
     parts = [torch.empty(0, dtype=torch.float64)]
     for start in range(0, len(records), batch_size):
         rows = slice(start, start + batch_size)
-        made = certify(records.inputs[rows])
-        right = made.right(records.targets[rows].to(device))
-        parts.append(torch.where(right, made.radii_B, -1.0).cpu())
+        certificates = certify(records.inputs[rows])
+        right = certificates.right(records.targets[rows].to(device))
+        parts.append(torch.where(right, certificates.radii_B, -1.0).cpu())
     radii_N = torch.cat(parts)
     shares = tuple(share_at(radii_N, radius * unit) for radius in chosen)
     return CertifiedAccuracy(chosen, shares, unit, len(records), radii_N)
@@ -112,27 +118,13 @@ def share_at(radii_N: Tensor, radius: float) -> float:
     return float(counted.double().mean()) if len(radii_N) else 0.0
 
 
-def name_of(radius: float, unit: float) -> str:
-    return f"{radius:g}/255" if unit == PIXEL else f"{radius * unit:g}"
-
-
-def _checked(radii: Sequence[float]) -> tuple[float, ...]:
-    if not radii or not all(0 <= r < math.inf for r in radii):
-        raise ValueError(f"radii are {list(radii)}; give finite numbers from 0")
-    return tuple(sorted({float(r) for r in radii}))
-
-
 _MOST_STEPS = 400
 
 
 def plot_certified(results: Mapping[str, CertifiedAccuracy], path: str | os.PathLike[str]) -> None:
     """One curve per model, by name: the share that is right and certified at every radius."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, panels = canvas.blank()
+    axes = panels[0, 0]
     last = max(result.radii[-1] for result in results.values()) or 1.0
     grid = [last * i / _MOST_STEPS for i in range(_MOST_STEPS + 1)]
     for name, result in results.items():
@@ -151,4 +143,4 @@ def plot_certified(results: Mapping[str, CertifiedAccuracy], path: str | os.Path
         axes.legend()
     records = " and ".join(sorted({f"{r.num_records:,}" for r in results.values()}))
     axes.set_title(f"certified accuracy on {records} held-out records")
-    figure.savefig(path, dpi=120)
+    canvas.save(figure, path)

@@ -1,6 +1,6 @@
 """The L2 radius around a record within which a Lipschitz network's decision cannot change.
 
-A `Certifier` is a network taken apart once for all records: a front, perhaps a sphere, a body and
+A `Certifier` is a network split once for all records: a front, perhaps a sphere, a body and
 perhaps a linear head. Each part is a copy whose sets are shrunk or grown to the weights, so its
 Lipschitz constant is that of the weights. Scalers that the inputs went through become layers, so
 that a radius is in units of the inputs before them.
@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from tacit.data.scaling import LinearColour, PublicScaler, RangeScaler, Scaler, UnitNorm
 from tacit.errors import UnboundedLayer
-from tacit.lipschitz.bounds import Bound
+from tacit.lipschitz.bounds import Bound, Parameterless
 from tacit.lipschitz.integrity import (
     members,
     ours,
@@ -27,10 +27,10 @@ from tacit.lipschitz.integrity import (
     require_no_hooks,
     require_no_hooks_of_all_modules,
 )
-from tacit.lipschitz.layers.limits import BoundedInput, ClipGradient
+from tacit.lipschitz.layers.limits import BoundedInput, ClipGradient, scaled_rows
 from tacit.lipschitz.program import Program, compile_program, whole
 from tacit.lipschitz.projection import Constrained
-from tacit.lipschitz.propagation import input_lipschitz
+from tacit.lipschitz.propagation import output_and_lipschitz
 from tacit.lipschitz.sets import SLACK
 from tacit.lipschitz.steps import located
 
@@ -83,53 +83,37 @@ def radius_before_sphere(allowed_B: Tensor, norms_B: Tensor, sphere_norm: float)
 _ROUNDING = 1 + 1e-9
 
 
-def slopes_of_outputs(num_outputs: int, lipschitz: float) -> Tensor:
-    """s_yk = √2·L: how far z_y − z_k moves at most when the input of an L-Lipschitz f moves by 1.
+def slopes_of_scores(lipschitz: float, num_outputs: int, weight: Tensor | None) -> Tensor:
+    """s_yk: how far z_y − z_k moves at most when the input of an L-Lipschitz body f moves by 1.
 
-    z_y − z_k = ⟨e_y − e_k, f(x)⟩, and ‖e_y − e_k‖ = √2. For one output, z itself: s = L.
+    Behind a linear head Wf(x) + c, z_y − z_k = ⟨w_y − w_k, f(x)⟩ + c_y − c_k, so s_yk =
+    L·‖w_y − w_k‖. That is never above √2·L·‖W‖, since w_y − w_k = Wᵀ(e_y − e_k), and far below it
+    for similar classes. Without a head W is the identity: √2·L. One output z is scored as (0, z):
+    L·‖w‖, or L.
     """
-    factor = math.sqrt(2) if num_outputs > 1 else 1.0
-    return torch.full((num_outputs, num_outputs), factor * lipschitz, dtype=torch.float64)
-
-
-def slopes_of_head(head: nn.Linear, lipschitz: float) -> Tensor:
-    """s_yk = L·‖w_y − w_k‖ where a linear head Wf(x) + c ends an L-Lipschitz body f.
-
-    z_y − z_k = ⟨w_y − w_k, f(x)⟩ + c_y − c_k. Never above √2·L·‖W‖, since w_y − w_k =
-    Wᵀ(e_y − e_k), and far below it for similar classes. For one output: s = L·‖w‖.
-    """
-    weight = head.weight.detach().to(torch.float64)
-    if len(weight) == 1:
-        return lipschitz * weight.norm().reshape(1, 1) * _ROUNDING
+    if weight is None:
+        rows, rounding = torch.eye(num_outputs, dtype=torch.float64), 1.0
+    else:
+        rows, rounding = weight.detach().to(torch.float64), _ROUNDING
+    if len(rows) == 1:
+        rows = torch.cat([torch.zeros_like(rows), rows])
     # Row by row: the faster |a|² + |b|² − 2ab cancels for similar rows.
-    distances = torch.stack([(row - weight).norm(dim=1) for row in weight])
-    return lipschitz * distances * _ROUNDING
+    distances = torch.stack([(row - rows).norm(dim=1) for row in rows])
+    return lipschitz * distances * rounding
 
 
-def decisions(outputs: Tensor) -> Tensor:
-    """The class of the largest output; for one output, whether it is positive."""
-    if outputs.shape[1] == 1:
-        return (outputs.squeeze(1) > 0).long()
-    return outputs.argmax(dim=1)
+def allowed_moves(scores_BK: Tensor, decided_B: Tensor, slopes_KK: Tensor) -> Tensor:
+    """min_{k≠y} (z_y − z_k)/s_yk: below this no z_k reaches z_y.
 
-
-def allowed_moves(outputs_BK: Tensor, decided_B: Tensor, slopes_KK: Tensor) -> Tensor:
-    """min_{k≠y} (z_y − z_k)/s_yk: below this no z_k reaches z_y. For one output, |z|/s."""
-    if outputs_BK.shape[1] == 1:
-        # A sign decides, and 0 counts as not positive.
-        return _ratio(outputs_BK.abs(), slopes_KK).squeeze(1)
-    gaps_BK = outputs_BK.gather(1, decided_B[:, None]) - outputs_BK
-    moves_BK = _ratio(gaps_BK, slopes_KK[decided_B])
-    classes_K = torch.arange(outputs_BK.shape[1], device=outputs_BK.device)
+    0 where the gap is 0 or NaN, ∞ where nothing can close it.
+    """
+    gaps_BK = scores_BK.gather(1, decided_B[:, None]) - scores_BK
+    moves_BK = torch.where(gaps_BK > 0, gaps_BK / slopes_KK[decided_B], 0.0)
+    classes_K = torch.arange(scores_BK.shape[1], device=scores_BK.device)
     return torch.where(decided_B[:, None] == classes_K, math.inf, moves_BK).amin(dim=1)
 
 
-def _ratio(gaps: Tensor, slopes: Tensor) -> Tensor:
-    """gap/slope; 0 where the gap is 0 or NaN, ∞ where nothing can close it."""
-    return torch.where(gaps > 0, gaps / slopes.to(gaps.device), 0.0)
-
-
-class ScalingLayer(nn.Module):
+class ScalingLayer(nn.Module, Parameterless):
     """A scaler in front of a network, with its Lipschitz constant."""
 
     objects = ("scaler",)
@@ -146,9 +130,6 @@ class ScalingLayer(nn.Module):
 
     def lipschitz(self, x: Bound) -> float:
         return self.constant
-
-    def gradient_norms(self, x: Bound, cotangent: float) -> dict[str, float]:
-        return {}
 
 
 def as_layers(before: Scaler | Iterable[Scaler]) -> list[nn.Module]:
@@ -193,8 +174,9 @@ def certified_copy(module: nn.Module) -> nn.Module:
     same layer's answer for that set holds for it: tighter than for the set it was trained in, and
     true even without a projection. A set that cannot be changed must hold its present weight.
     """
-    made = whole(module)
-    for _, layer in members(made):
+    with located("", type(module)):
+        copied: nn.Module = whole(module)
+    for _, layer in members(copied):
         layer.training = False
         for name, parameter in layer._parameters.items():
             if parameter is not None:
@@ -207,8 +189,7 @@ def certified_copy(module: nn.Module) -> nn.Module:
             layer.max_norm = math.inf  # forwards it is the identity, whatever it does to gradients
         if isinstance(layer, Constrained):
             _fit(layer)
-    found: nn.Module = made
-    return found
+    return copied
 
 
 def _fit(layer: Any) -> None:
@@ -268,56 +249,65 @@ class Certifier:
     def __call__(self, inputs: Tensor) -> Certificates:
         # Hooks and replaced code may be newer than the bounds.
         require_no_hooks_of_all_modules()
-        for part in (self.front, self.body):
-            part.require_originals()
+        for part in (self.front, self.sphere, self.body):
+            if part is not None:
+                part.require_originals()
         inputs = inputs.to(self.slopes_KK.device, torch.float64)
         u = self.front(inputs)
         outputs = self.body(u if self.sphere is None else self.sphere(u))
         if self.head is not None:
             outputs = linear(outputs, self.head.weight, self.head.bias)
         outputs_BK = outputs.unsqueeze(1) if outputs.dim() == 1 else outputs
-        decided_B = decisions(outputs_BK)
-        allowed_B = allowed_moves(outputs_BK, decided_B, self.slopes_KK)
+        one_output = outputs_BK.shape[1] == 1
+        scores_BK = outputs_BK
+        if one_output:  # positive or not: 0 and NaN are not
+            z_B1 = outputs_BK.nan_to_num(0.0)
+            scores_BK = torch.cat([torch.zeros_like(z_B1), z_B1], dim=1)
+        decided_B = scores_BK.argmax(dim=1)
+        allowed_B = allowed_moves(scores_BK, decided_B, self.slopes_KK)
         if self.sphere is not None:
-            norms_B = _norms(u)
+            norms_B = scaled_rows(u)[2].squeeze(1)
+            norms_B = torch.where(norms_B.isfinite(), norms_B, 0.0)
             allowed_B = radius_before_sphere(allowed_B, norms_B, self.sphere_norm)
             allowed_B = allowed_B / self.front_lipschitz
         # A record that overflows has outputs that say nothing about it.
         finite_B = inputs.flatten(1).isfinite().all(dim=1) & outputs_BK.isfinite().all(dim=1)
         radii_B = torch.where(finite_B, allowed_B, 0.0)
-        return Certificates(decided_B, radii_B, one_output=outputs_BK.shape[1] == 1)
+        return Certificates(decided_B, radii_B, one_output)
 
 
 def certifier_for(
     model: nn.Module, shape: Sequence[int], before: Scaler | Iterable[Scaler] = ()
 ) -> Certifier:
-    """Take the network apart; `UnboundedLayer` if it has no Lipschitz constant."""
+    """Split the network into its parts; `UnboundedLayer` if it has no Lipschitz constant."""
     try:
-        require_no_hooks(model)  # before it is taken apart: a sequence has hooks of its own
-        layers = [_copied(layer) for layer in [*as_layers(before), *_in_turn(model)]]
-        return _certifier(layers, tuple(shape), _device_of(model))
+        require_no_hooks(model)  # before it is split: a sequence has hooks of its own
+        # A copy for each use: a layer that is used twice must count twice.
+        layers = [certified_copy(layer) for layer in [*as_layers(before), *_in_turn(model)]]
+        return _certifier(layers, Bound(math.inf, tuple(shape)), _device_of(model))
     except UnboundedLayer as error:
         raise UnboundedLayer(f"no certificate: {error}") from error
 
 
-def _certifier(layers: list[nn.Module], shape: tuple[int, ...], device: torch.device) -> Certifier:
+def _certifier(layers: list[nn.Module], x: Bound, device: torch.device) -> Certifier:
     at = next((i for i, layer in enumerate(layers) if _on_sphere(layer)), None)
     sphere, norm, first = None, math.inf, 0
     if at is not None:
-        found = layers[at]
-        assert isinstance(found, BoundedInput)
-        sphere, norm, first = compile_program(found), found.max_norm, at + 1
+        layer = layers[at]
+        assert isinstance(layer, BoundedInput)
+        sphere, norm, first = compile_program(layer), layer.max_norm, at + 1
     front = compile_program(nn.Sequential(*layers[: at or 0]))
-    entrance = _shape_through(front, shape, device)
-    front_lipschitz = input_lipschitz(front, shape)
-    body, head = _with_head(layers[first:], entrance, device)
-    lipschitz = input_lipschitz(body, entrance, norm)
-    if head is not None:
-        slopes = slopes_of_head(head, lipschitz)
-    else:
-        outputs = _shape_through(body, entrance, device)
-        _require_scores(outputs)
-        slopes = slopes_of_outputs(math.prod(outputs), lipschitz).to(device)
+    u, front_lipschitz = output_and_lipschitz(front, x)
+    u = Bound(norm, u.shape)
+    body, head = _with_head(layers[first:], u)
+    outputs, lipschitz = output_and_lipschitz(body, u)
+    if head is None and len(outputs.shape) > 1:
+        raise ValueError(
+            f"the network gives one record outputs of shape {outputs.shape}; a certificate is for "
+            "one row of class scores"
+        )
+    weight = None if head is None else head.weight
+    slopes = slopes_of_scores(lipschitz, math.prod(outputs.shape), weight).to(device)
     if not (math.isfinite(front_lipschitz) and slopes.isfinite().all()):
         raise UnboundedLayer(
             "a layer has no finite Lipschitz constant. One sphere is supported, as a step of an "
@@ -326,10 +316,8 @@ def _certifier(layers: list[nn.Module], shape: tuple[int, ...], device: torch.de
     return Certifier(front, front_lipschitz, sphere, norm, body, head, slopes)
 
 
-def _with_head(
-    layers: list[nn.Module], entrance: tuple[int, ...], device: torch.device
-) -> tuple[Program, nn.Linear | None]:
-    """The network as a program, with the linear layer at its end, if any, apart from it."""
+def _with_head(layers: list[nn.Module], x: Bound) -> tuple[Program, nn.Linear | None]:
+    """The network as a program, without the linear layer at its end, and that layer."""
     body = list(layers)
     # Forwards these are the identity.
     while body and type(body[-1]) in (nn.Identity, ClipGradient):
@@ -339,47 +327,14 @@ def _with_head(
     linear_head = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
     if isinstance(head, nn.Linear) and linear_head and ours(type(head)) and not head._modules:
         inner = compile_program(nn.Sequential(*body[:-1]))
-        if len(_shape_through(inner, entrance, device)) == 1:
+        if len(output_and_lipschitz(inner, x)[0].shape) == 1:
             return inner, head
     return compile_program(nn.Sequential(*body)), None
 
 
-def _copied(layer: nn.Module) -> nn.Module:
-    """A copy for each use: a layer that is used twice must count twice."""
-    with located("", type(layer)):
-        return certified_copy(layer)
-
-
 def _device_of(model: nn.Module) -> torch.device:
-    tensors = (p for _, m in members(model) for p in m._parameters.values() if p is not None)
-    first = next(tensors, None)
-    return torch.device("cpu") if first is None else first.device
-
-
-def _require_scores(outputs: tuple[int, ...]) -> None:
-    if len(outputs) > 1:
-        raise ValueError(
-            f"the network gives one record outputs of shape {outputs}; a certificate is for one "
-            "row of class scores"
-        )
-
-
-def _norms(u: Tensor) -> Tensor:
-    """‖u‖ of each record, and 0 where that is not finite.
-
-    Squares overflow long before norms do: the largest entry is divided out first.
-    """
-    largest_B = u.flatten(1).abs().amax(dim=1)
-    safe_B = torch.where(largest_B > 0, largest_B, 1.0)
-    norms_B = torch.linalg.vector_norm(u.flatten(1) / safe_B[:, None], dim=1) * safe_B
-    return torch.where(norms_B.isfinite(), norms_B, 0.0)
-
-
-def _shape_through(
-    program: Program, shape: tuple[int, ...], device: torch.device
-) -> tuple[int, ...]:
-    with torch.no_grad():
-        return tuple(program(torch.zeros(2, *shape, dtype=torch.float64, device=device)).shape[1:])
+    parameters = (p for _, m in members(model) for p in m._parameters.values() if p is not None)
+    return next(parameters, torch.empty(0)).device
 
 
 def _in_turn(module: nn.Module) -> list[nn.Module]:

@@ -3,6 +3,10 @@
 `propagate` bounds the gradient of one record, `project` keeps weights in their sets after a step,
 `lipschitz_twin` converts an ordinary network, and `audit_layer` attacks a layer of your own. A
 layer takes part by giving the three answers of `Bounded`, or `walk_bounds` if it is made of others.
+
+What a layer answers is in `bounds`, `layers` and `torch_modules`; how weights keep to it in `sets`,
+`projection` and `operator_norm`. `integrity`, `tracing`, `steps` and `program` compile a model into
+the one program that is bounded (`propagation`) and run.
 """
 
 from tacit.lipschitz import layers

@@ -14,6 +14,8 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.program import compile_program
 from tacit.lipschitz.projection import enforce, project
-from tacit.lipschitz.propagation import input_lipschitz, sensitivities_of
+from tacit.lipschitz.propagation import input_lipschitz, propagate
 from tacit.losses.record_loss import loss_constant
 
 # All numbers are float64, so a value above a bound by more than this is not rounding.
@@ -117,23 +119,21 @@ def audit_layer(
     the program that is bounded, in outputs, cotangents and parameter gradients. Raises
     `UnboundedLayer` if the layer claims nothing.
     """
-    attack = _Attack(layer, input_shape, input_norm, steps, rows, restarts, seed)
-    claims = sensitivities_of(attack.program, 1.0, attack.shape, input_norm)
+    attack = _Attack(layer, 1.0, input_shape, input_norm, steps, rows, restarts, seed)
     steepest = input_lipschitz(attack.program, attack.shape, input_norm)
-    longest = attack.largest(attack.output_norms, "x")
-    findings = [Finding("output norm", claims.output.norm, longest)]
-    if math.isfinite(steepest):
-        pulled = attack.largest(attack.cotangent_norms, "xg")
+    longest = attack.largest(lambda x: _row_norms(attack.outputs(x)), "x")
+    findings = [Finding("output norm", attack.claims.output.norm, longest)]
+    backwards = math.isfinite(steepest)
+    if backwards:
+        pulled_back = attack.largest(attack.cotangent_norms, "xg")
         moved = attack.largest(attack.secants, "xx")
-        findings.append(Finding("Lipschitz constant", steepest, _worst([pulled, moved])))
-    for name, claimed in claims.by_parameter.items():
+        findings.append(Finding("Lipschitz constant", steepest, _worst([pulled_back, moved])))
 
-        def norms(x: Tensor, g: Tensor, name: str = name) -> Tensor:
-            return attack.gradient_norms(name, (g * attack.outputs(x)).flatten(1).sum(dim=1))
+    def products(x: Tensor, g: Tensor) -> Tensor:
+        return (g * attack.outputs(x)).flatten(1).sum(dim=1)
 
-        findings.append(Finding(f"gradient of {name}", claimed, attack.largest(norms, "xg")))
-    faults = attack.faults(backwards=math.isfinite(steepest))
-    return AuditReport(type(layer).__name__, tuple(findings), tuple(faults))
+    findings += attack.gradient_findings(products, "xg")
+    return AuditReport(type(layer).__name__, tuple(findings), tuple(attack.faults(backwards)))
 
 
 def audit_model(
@@ -153,47 +153,50 @@ def audit_model(
     `targets` are the targets to try, one per row, such as `torch.arange(num_classes)`. Inputs have
     any norm, unless the model relies on `input_norm`. The loss of a batch must be the mean or the
     sum of its records' losses, else one record changes what another contributes.
+
+        audit_model(model, CrossEntropy(), (1, 28, 28), torch.arange(10)).require()
     """
-    attack = _Attack(model, input_shape, input_norm, steps, rows, restarts, seed)
+    attack = _Attack(model, loss, input_shape, input_norm, steps, rows, restarts, seed)
     if targets.is_floating_point():
         targets = targets.double()
     labels = targets[torch.arange(rows) % len(targets)]
-    claims = sensitivities_of(attack.program, loss, attack.shape, input_norm)
-    outputs = claims.output.shape
+    outputs = attack.claims.output.shape
     free = start_points(outputs, math.inf, rows, attack.generator)
-    found = climb(lambda h: _steepness(loss, h, labels), [free], nn.Module(), steps)
-    findings = [Finding("loss constant", loss_constant(loss, math.prod(outputs)), found)]
-    for name, claimed in claims.by_parameter.items():
+    steepest = climb(lambda h: _steepness(loss, h, labels), [free], nn.Module(), steps)
+    findings = [Finding("loss constant", loss_constant(loss, math.prod(outputs)), steepest)]
 
-        def norms(x: Tensor, name: str = name) -> Tensor:
-            return attack.gradient_norms(name, _alone(loss, attack.outputs(x), labels))
+    def losses(x: Tensor) -> Tensor:
+        return _losses_one_by_one(loss, attack.outputs(x), labels)
 
-        findings.append(Finding(f"gradient of {name}", claimed, attack.largest(norms, "x")))
+    findings += attack.gradient_findings(losses, "x")
     faults = attack.faults(backwards=False) + attack.loss_faults(loss, targets)
     return AuditReport(type(model).__name__, tuple(findings), tuple(faults))
 
 
-@dataclass
 class _Attack:
     """A copy of the module under attack, and the values to maximise: one number per row."""
 
-    module: nn.Module
-    given_shape: Sequence[int]
-    input_norm: float
-    steps: int
-    rows: int
-    restarts: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        if not self.input_norm > 0:
-            raise ValueError(f"input_norm is {self.input_norm}; give a number above 0")
-        self.module = copy.deepcopy(self.module).to("cpu", torch.float64)
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: object,
+        input_shape: Sequence[int],
+        input_norm: float,
+        steps: int,
+        rows: int,
+        restarts: int,
+        seed: int,
+    ) -> None:
+        if not input_norm > 0:
+            raise ValueError(f"input_norm is {input_norm}; give a number above 0")
+        self.module = copy.deepcopy(module).to("cpu", torch.float64)
         self.model = self.module  # with the weights of the present attempt
-        self.shape = tuple(self.given_shape)
-        self.generator = torch.Generator().manual_seed(self.seed)
+        self.shape, self.input_norm = tuple(input_shape), input_norm
+        self.steps, self.rows, self.restarts = steps, rows, restarts
+        self.generator = torch.Generator().manual_seed(seed)
         enforce(self.module)
         self.program = compile_program(self.module)
+        self.claims = propagate(self.program, loss, self.shape, input_norm)
 
     def largest(self, values: Callable[..., Tensor], free: str) -> float:
         """The most that ascent reaches. `free` says what moves: x an input, g a unit cotangent."""
@@ -202,7 +205,7 @@ class _Attack:
             self.model = copy.deepcopy(self.module)
             if attempt:
                 randomise(self.model, self.generator)
-            points = [self._points(kind) for kind in free]
+            points = [self._inputs(self.rows) if x == "x" else self._cotangents() for x in free]
             reached.append(climb(values, points, self.model, self.steps))
         self.model = self.module
         return _worst(reached)
@@ -210,15 +213,10 @@ class _Attack:
     def outputs(self, x: Tensor) -> Tensor:
         return same_draws(self.model, x)
 
-    def output_norms(self, x: Tensor) -> Tensor:
-        return _row_norms(self.outputs(x))
-
     def cotangent_norms(self, x: Tensor, g: Tensor) -> Tensor:
         y = self.outputs(x)
-        if not y.requires_grad:
-            return x.new_zeros(len(x))
-        (pulled,) = torch.autograd.grad((g * y).sum(), x, create_graph=True, allow_unused=True)
-        return x.new_zeros(len(x)) if pulled is None else _row_norms(pulled)
+        pulled_back = _gradient((g * y).sum(), x) if y.requires_grad else torch.zeros_like(x)
+        return _row_norms(pulled_back)
 
     def secants(self, x: Tensor, other: Tensor) -> Tensor:
         """‖f(x) − f(x')‖/‖x − x'‖, for half of the rows with x' close to x."""
@@ -226,35 +224,36 @@ class _Attack:
         even = (torch.arange(len(x)) % 2 == 0).view((len(x),) + (1,) * (x.dim() - 1))
         other = torch.where(even, near, other)
         # Closer than this, the difference of two outputs is rounding.
-        apart = _row_norms(x - other).clamp_min(1e-8 * min(self.input_norm, 1.0))
-        return _row_norms(self.outputs(x) - self.outputs(other)) / apart
+        distances = _row_norms(x - other).clamp_min(1e-8 * min(self.input_norm, 1.0))
+        return _row_norms(self.outputs(x) - self.outputs(other)) / distances
 
-    def gradient_norms(self, name: str, of_rows: Tensor) -> Tensor:
-        """The norm of each row's gradient in one parameter."""
-        parameter = self.model.get_parameter(name)
-        each = [
-            torch.autograd.grad(of_row, parameter, create_graph=True, allow_unused=True)[0]
-            for of_row in of_rows
+    def gradient_findings(self, scalars: Callable[..., Tensor], free: str) -> list[Finding]:
+        """For each parameter, the norm of the gradient of `scalars`, which has one per row."""
+
+        def norms(name: str, *points: Tensor) -> Tensor:
+            parameter = self.model.get_parameter(name)
+            gradients = [_gradient(scalar, parameter) for scalar in scalars(*points)]
+            return torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
+
+        return [
+            Finding(f"gradient of {name}", claimed, self.largest(partial(norms, name), free))
+            for name, claimed in self.claims.by_parameter.items()
         ]
-        norms = [of_rows.new_zeros(()) if g is None else torch.linalg.vector_norm(g) for g in each]
-        return torch.stack(norms)
 
     def faults(self, backwards: bool) -> list[str]:
         # The last record is unlike all others.
         records = self._inputs(SIZES[-1]).rows.roll(-1, 0)
-        return [
-            *find_faults(self.module, records, backwards),
-            *find_differences(self.module, self.program, records),
-        ]
+        return find_faults(self.module, self.program, records, backwards)
 
     def loss_faults(self, loss: Loss, targets: Tensor) -> list[str]:
         """Whether the loss of a batch is the mean, or the sum, of its records' losses."""
         records = self._inputs(SIZES[-1]).rows
-        # One record is alone in its class, which shows a loss that divides by class counts.
+        # One record is the only one of its class, which shows a loss that divides by class counts.
         labels = targets[torch.tensor([0] * (len(records) - 1) + [len(targets) - 1])]
-        outputs = self.module(records)
-        together, alone = loss(outputs, labels), _alone(loss, outputs, labels)
-        if any(torch.allclose(together, of, 1e-9, 1e-12) for of in (alone.mean(), alone.sum())):
+        outputs = same_draws(self.module, records)
+        of_batch, losses = loss(outputs, labels), _losses_one_by_one(loss, outputs, labels)
+        reductions = (losses.mean(), losses.sum())
+        if any(torch.allclose(of_batch, reduced, 1e-9, 1e-12) for reduced in reductions):
             return []
         return [
             "the loss of a batch is neither the mean nor the sum of its records' losses, so one "
@@ -264,10 +263,8 @@ class _Attack:
     def _inputs(self, rows: int) -> Points:
         return start_points(self.shape, self.input_norm, rows, self.generator)
 
-    def _points(self, kind: str) -> Points:
-        if kind == "x":
-            return self._inputs(self.rows)
-        shape = tuple(self.model(torch.zeros(1, *self.shape, dtype=torch.float64)).shape[1:])
+    def _cotangents(self) -> Points:
+        shape = self.claims.output.shape
         return start_points(shape, 1.0, self.rows, self.generator, sphere=True)
 
 
@@ -276,16 +273,20 @@ def _worst(values: Sequence[float]) -> float:
     return next((value for value in values if not math.isfinite(value)), max(values))
 
 
-def _alone(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+def _losses_one_by_one(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """The loss of each record as a batch of one."""
     rows = zip(outputs.split(1), targets.split(1), strict=True)
     return torch.stack([loss(output, target).sum() for output, target in rows])
 
 
 def _steepness(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    total = _alone(loss, outputs, targets).sum()
-    (gradients,) = torch.autograd.grad(total, outputs, create_graph=True)
-    return _row_norms(gradients)
+    return _row_norms(_gradient(_losses_one_by_one(loss, outputs, targets).sum(), outputs))
+
+
+def _gradient(scalar: Tensor, of: Tensor) -> Tensor:
+    """∂scalar/∂of, which can be differentiated again; zeros where nothing depends on `of`."""
+    (gradient,) = torch.autograd.grad(scalar, of, create_graph=True, materialize_grads=True)
+    return gradient
 
 
 def _row_norms(rows: Tensor) -> Tensor:
@@ -354,21 +355,26 @@ def climb(
 ) -> float:
     """The largest value reached; NaN or ∞ if one appears.
 
-    `values` gives one number per row. In the first half all rows climb, in the second the best one
-    alone, so that the weights, which rows share, serve it. Weights are projected after each step.
+    `values` gives one number per row. In the first half all rows climb, in the second only the best
+    one, so that the weights, which rows share, serve it. Weights are projected after each step.
     """
     weights = [p for p in model.parameters() if p.requires_grad]
     best = 0.0
     for step in range(steps):
-        for p in points:
-            p.rows.requires_grad_(True)
-        found = values(*(p.rows for p in points))
-        reached = found.detach()
+        rows = [p.rows.requires_grad_(True) for p in points]
+        heights = values(*rows)
+        reached = heights.detach()
         if not reached.isfinite().all():
             return float(reached[~reached.isfinite()][0])
         best = max(best, float(reached.max()))
-        goal = found.sum() if 2 * step < steps else found.max()
-        uphill = _gradients(goal, [*(p.rows for p in points), *weights])
+        goal = heights.sum() if 2 * step < steps else heights.max()
+        try:
+            uphill: Sequence[Tensor | None] = torch.autograd.grad(
+                goal, [*rows, *weights], allow_unused=True
+            )
+        except RuntimeError:
+            # Not differentiable twice: a constant, or a backward pass of its own. Points wander.
+            uphill = [None] * (len(rows) + len(weights))
         stride = 1 - step / steps
         for p, up in zip(points, uphill, strict=False):
             p.move(up, stride, wander=3 * step < steps)
@@ -382,14 +388,6 @@ def climb(
     return best
 
 
-def _gradients(goal: Tensor, of: list[Tensor]) -> Sequence[Tensor | None]:
-    try:
-        return torch.autograd.grad(goal, of, allow_unused=True)
-    except RuntimeError:
-        # Not differentiable twice: a constant, or a backward pass of its own. The points wander.
-        return [None] * len(of)
-
-
 def randomise(model: nn.Module, generator: torch.Generator) -> None:
     """Replace the weights by other feasible ones: large random ones, projected."""
     with torch.no_grad():
@@ -399,7 +397,7 @@ def randomise(model: nn.Module, generator: torch.Generator) -> None:
     project(model)
 
 
-# ---- records apart -------------------------------------------------------------------------------
+# ---- isolation of records ------------------------------------------------------------------------
 
 SIZES = (1, 2, 3, 6, 7)
 _ROUNDING = 1e-9
@@ -414,38 +412,45 @@ def same_draws(module: nn.Module, x: Tensor, seed: int = 0) -> Tensor:
     return output
 
 
-def find_faults(module: nn.Module, records: Tensor, backwards: bool) -> list[str]:
+def find_faults(
+    module: nn.Module, program: nn.Module, records: Tensor, backwards: bool
+) -> list[str]:
     """In words, every way in which one record was seen to touch another.
 
     The values and cotangents of the others must stay when a record is replaced, or when there are
     fewer records, since a forward may read their number. The gradient of a sum must be the sum of
     gradients, and buffers must stay. Cotangents of inputs need not be finite unless `backwards`.
+    At every number of records the module must be the program that is bounded and trained.
     """
+    parameters = [p for p in module.parameters() if p.requires_grad]
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    outputs, cotangents, _ = _pass(module, records)
+
+    def run(rows: Tensor, what: nn.Module = module) -> _Pass:
+        return _run(what, rows, parameters)
+
+    whole, rest = run(records), run(records[:-1])
     faults = []
-    if not outputs.isfinite().all():
+    if not whole.outputs.isfinite().all():
         faults.append("a finite record has an output that is not finite")
-    if backwards and not cotangents.isfinite().all():
+    if backwards and not whole.cotangents.isfinite().all():
         faults.append("a finite record has a cotangent that is not finite")
-    replaced = torch.cat((records[:-2], records[-1:]))
+    replaced = run(torch.cat((records[:-2], records[-1:])))
     replacing = "replacing a record changes the {} of the others"
-    cases = [(replacing, records[:-1], replaced, len(replaced) - 1)]
+    comparisons = [(replacing, rest, replaced, len(records) - 2)]
     # Another batch size draws other random numbers, so nothing can be compared.
     if not _differ(same_draws(module, records, 1), same_draws(module, records, 2)):
         among = f"than the same among {len(records)}"
-        cases += [(f"{n} records have other {{}} {among}", records, records[:n], n) for n in SIZES]
-        alone = torch.stack([_pass(module, row)[2] for row in records.split(1)])
-        faults += [
-            f"the gradient of {n} records is not the sum of their gradients"
-            for n in SIZES
-            if _differ(_pass(module, records[:n])[2], alone[:n].sum(dim=0))
-        ]
-    for words, rows, others, kept in cases:
-        found, expected = _pass(module, others), _pass(module, rows)
-        for i, what in enumerate(("outputs", "cotangents")):
-            if _differ(found[i][:kept], expected[i][:kept]):
-                faults.append(words.format(what))
+        gradients = torch.stack([run(row).gradients for row in records.split(1)])
+        for n in SIZES:
+            first = run(records[:n])
+            comparisons.append((f"{n} records have other {{}} {among}", whole, first, n))
+            if _differ(first.gradients, gradients[:n].sum(dim=0)):
+                faults.append(f"the gradient of {n} records is not the sum of their gradients")
+    for words, one, other, kept in comparisons:
+        if _differ(one.outputs[:kept], other.outputs[:kept]):
+            faults.append(words.format("outputs"))
+        if _differ(one.cotangents[:kept], other.cotangents[:kept]):
+            faults.append(words.format("cotangents"))
     for name, buffer in module.named_buffers():
         if not torch.equal(buffer, before[name]):
             faults.append(f"buffer {name!r} depends on the records it saw, which releases them")
@@ -454,39 +459,32 @@ def find_faults(module: nn.Module, records: Tensor, backwards: bool) -> list[str
         module(given)
     if (_row_norms(given) > _row_norms(records) * (1 + _ROUNDING) + _ROUNDING).any():
         faults.append("it writes something longer over its input, which others may read")
+    for n in SIZES:
+        if any(map(_differ, run(records[:n]), run(records[:n], program))):
+            faults.append(f"for {n} records its forward is not the program that is bounded")
     return faults
 
 
-def find_differences(module: nn.Module, program: nn.Module, records: Tensor) -> list[str]:
-    """In words, where a module differs from the program that is bounded and trained."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    differences = []
-    for size in SIZES:
-        one, other = (_pass(m, records[:size], parameters) for m in (module, program))
-        if any(map(_differ, one, other)):
-            differences.append(f"for {size} records its forward is not the program that is bounded")
-    return differences
+class _Pass(NamedTuple):
+    """Outputs, cotangents of the inputs, and the gradient in all parameters as one vector."""
+
+    outputs: Tensor
+    cotangents: Tensor
+    gradients: Tensor
 
 
-def _pass(
-    module: nn.Module, records: Tensor, parameters: Sequence[Tensor] | None = None
-) -> list[Tensor]:
-    """Outputs, cotangents, and the gradient in all parameters as one vector.
-
-    They are those of Σ_i ⟨g, y_i⟩ with the same cotangent g for each record.
-    """
+def _run(module: nn.Module, records: Tensor, parameters: Sequence[Tensor]) -> _Pass:
+    """Both passes for Σ_i ⟨g, y_i⟩ with the same cotangent g for each record."""
     x = records.clone().requires_grad_(True)
     y = same_draws(module, x)
-    own = (p for p in module.parameters() if p.requires_grad)
-    sources = [x, *(own if parameters is None else parameters)]
     g = torch.linspace(-1, 1, max(y[0].numel(), 1), dtype=y.dtype).cos()
     total = (y.flatten(1) * g).sum()
-    found: Sequence[Tensor | None] = [None] * len(sources)
+    sources = [x, *parameters]
+    gradients: Sequence[Tensor] = [torch.zeros_like(source) for source in sources]
     if total.requires_grad:
-        found = torch.autograd.grad(total, sources, allow_unused=True)
-    pairs = zip(found, sources, strict=True)
-    cotangents, *gradients = (torch.zeros_like(of) if f is None else f for f, of in pairs)
-    return [y.detach(), cotangents, torch.cat([x.new_zeros(1), *map(torch.flatten, gradients)])]
+        gradients = torch.autograd.grad(total, sources, materialize_grads=True)
+    in_parameters = torch.cat([x.new_zeros(1), *map(torch.flatten, gradients[1:])])
+    return _Pass(y.detach(), gradients[0], in_parameters)
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:

@@ -37,6 +37,17 @@ def own_axes(axes: Iterable[int], rank: int, what: str) -> tuple[int, ...]:
     return own
 
 
+def per_axis(value: int | Iterable[int], dims: int) -> tuple[int, ...]:
+    """One number per axis, as PyTorch reads a setting: an int stands for `dims` equal ones."""
+    return (value,) * dims if isinstance(value, int) else tuple(value)
+
+
+def finite_above_zero(name: str, value: float) -> float:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} is {value}; give a finite number above 0")
+    return float(value)
+
+
 @dataclass(frozen=True)
 class Bound:
     """One record's tensor: the largest norm it can have, and its shape without the batch."""

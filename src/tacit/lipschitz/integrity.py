@@ -108,10 +108,10 @@ def ours(kind: type) -> bool:
 
 @functools.cache
 def _named(module: str, qualified: str) -> object:
-    found: Any = sys.modules.get(module)
+    owner: Any = sys.modules.get(module)
     for name in qualified.split("."):
-        found = getattr(found, name, None)
-    return found
+        owner = getattr(owner, name, None)
+    return owner
 
 
 def answering_class(module: nn.Module) -> type:
@@ -120,8 +120,8 @@ def answering_class(module: nn.Module) -> type:
     A subclass of ours may add new names, which take no part: its base runs. Any other class must
     not inherit answers for code that it replaced. Let C be the most derived class that replaces
     something of a base or has a forward. If a base of C has a forward and answers, then C, or a
-    class derived from it, must define the answers anew. It may inherit those of `Parameterless`
-    alone, which follow from the Lipschitz constant, and that it must define.
+    class derived from it, must define the answers anew. It may inherit only those of
+    `Parameterless`, which follow from the Lipschitz constant, and the constant it must define.
     """
     kind = type(module)
     if ours(kind):
@@ -188,11 +188,19 @@ _ORIGINALS: dict[type | ModuleType, dict[str, object]] = {}
 def remember_code(kind: type) -> tuple[type | ModuleType, ...]:
     """Remember a class of ours, its bases and their files as they are now, once; return them.
 
-    Replacing a method of a class, or a function of its file, changes every layer at once.
+    Replacing a method of a class, or a function of its file, changes every layer at once. So does
+    replacing a method of another class of Tacit's in that file, such as a backward pass.
     """
     classes = [base for base in kind.__mro__ if ours(base)]
     files = [sys.modules[name] for name in sorted({base.__module__ for base in classes})]
-    owners: list[type | ModuleType] = [*classes, torch.nn.functional, *files]
+    helpers = [
+        value
+        for file in files
+        if file.__name__.startswith("tacit.")
+        for value in vars(file).values()
+        if isinstance(value, type) and value.__module__ == file.__name__
+    ]
+    owners: list[type | ModuleType] = [*classes, torch.nn.functional, *files, *helpers]
     for owner in owners:
         if owner not in _ORIGINALS:
             _ORIGINALS[owner] = dict(vars(owner))

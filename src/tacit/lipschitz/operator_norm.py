@@ -99,12 +99,6 @@ def _frobenius(a: Tensor) -> Tensor:
     return torch.linalg.vector_norm(real, dim=(-3, -2, -1))
 
 
-def operator_norm_exact(w_LMN: Tensor) -> Tensor:
-    """√λ_max by a symmetric eigensolver, backward stable in float64, plus the margin."""
-    eigenvalues = torch.linalg.eigvalsh(gram_matrix(w_LMN))
-    return eigenvalues[..., -1].clamp_min(0).sqrt() * (1 + _MARGIN)
-
-
 def orthogonalise(w_LMN: Tensor, steps: int = 6) -> Tensor:
     """Moves all singular values in [0, 1] towards 1 and none above it.
 
@@ -148,9 +142,9 @@ def _product(gram: Tensor, steps: int) -> Tensor:
 
 def _polynomial(gram: Tensor) -> Tensor:
     """(15 − 10A + 3A²)/8 in two launches: on a GPU these matrices are smaller than a launch."""
-    found = torch.baddbmm(gram, gram, gram, beta=-1.25, alpha=0.375)
-    found.diagonal(dim1=-2, dim2=-1).add_(1.875)
-    return found
+    polynomial = torch.baddbmm(gram, gram, gram, beta=-1.25, alpha=0.375)
+    polynomial.diagonal(dim1=-2, dim2=-1).add_(1.875)
+    return polynomial
 
 
 # ---- convolutions --------------------------------------------------------------------------------
@@ -226,8 +220,8 @@ class Axis:
         """Whether what `usage` says holds on an image of this size."""
         if self.size is not None:
             return size == self.size
-        here, said = _usage(self, size), self.usage()
-        return here.reads <= said.reads and here.copies <= said.copies
+        here, bound = _usage(self, size), self.usage()
+        return here.reads <= bound.reads and here.copies <= bound.copies
 
     def reads(self, size: int) -> int:
         """Of the most-read pixel of an image of this size."""
@@ -255,7 +249,7 @@ def _usage(axis: Axis, size: int) -> Usage:
 
 @lru_cache(maxsize=4096)
 def _usage_unsized(axis: Axis) -> Usage:
-    """The most over all large sizes: both ends apart, so that only size mod s matters.
+    """The most over all large sizes: the ends do not meet, so that only size mod s matters.
 
     Circular padding is taken to close; an image on which it does not is not covered.
     """
@@ -264,8 +258,8 @@ def _usage_unsized(axis: Axis) -> Usage:
     span = axis.kernel * axis.dilation + axis.before + axis.after
     large = _multiple(4 * (span + axis.stride), axis.stride)
     sizes = range(large, large + (1 if axis.padding_mode == "circular" else axis.stride))
-    found = [_usage(axis, size) for size in sizes]
-    return Usage(max(u.reads for u in found), max(u.copies for u in found), None)
+    usages = [_usage(axis, size) for size in sizes]
+    return Usage(max(u.reads for u in usages), max(u.copies for u in usages), None)
 
 
 def _pixels(axis: Axis, size: int) -> list[int]:
@@ -337,16 +331,16 @@ def torus_norm_upper(
     cosines, sines = _waves(axes, counts, folded.device)
     layers, groups, _, outs, ins = folded.shape
     flat = folded.flatten(3)
-    found = torch.zeros(layers, groups, dtype=flat.dtype, device=flat.device)
+    largest = torch.zeros(layers, groups, dtype=flat.dtype, device=flat.device)
     chunk = _CHUNK.get(flat.device.type, _CHUNK_ELSEWHERE)
     step = max(1, chunk // max(1, layers * groups * outs * ins))
     for cosine, sine in zip(cosines.split(step), sines.split(step), strict=True):
         symbol = torch.complex(cosine @ flat, sine @ flat).unflatten(-1, (outs, ins))
-        found = torch.maximum(found, norms(symbol).amax(dim=-1))
+        largest = torch.maximum(largest, norms(symbol).amax(dim=-1))
     # A symbol is rounded by less than this, which shows where a whole kernel cancels.
     rounding = 2.0**-40 * torch.linalg.vector_norm(flat, dim=(2, 3))
     loose = math.prod(factor for _, factor in grids) * math.sqrt(most_copies(axes))
-    return (found + rounding) * loose
+    return (largest + rounding) * loose
 
 
 def torus_cost(shape: Sequence[int], axes: Sequence[Axis]) -> float:

@@ -41,13 +41,11 @@ from tacit.lipschitz.projection import Constraint, require_parameters
 from tacit.lipschitz.steps import (
     ComposedStep,
     GraphStep,
-    Hookless,
     LayerStep,
     Notes,
     Step,
     UnboundedStep,
     located,
-    step_line,
     trace,
 )
 from tacit.lipschitz.torch_modules import KNOWN
@@ -59,7 +57,7 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 Child = Callable[[str, nn.Module], nn.Module]
 
 
-class Program(Hookless):
+class Program(Step):
     """A compiled model: `program(inputs)` computes, `walk` bounds, on the same steps.
 
     `trained` holds the model's trainable parameters by their names in the model. A parameter that
@@ -67,7 +65,7 @@ class Program(Hookless):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__("", type(model))
         named = {
             joined(path, name): parameter
             for path, module in members(model)
@@ -94,8 +92,8 @@ class Program(Hookless):
         output: Tensor = self.body.forward(x)
         return output
 
-    def walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
-        return self.body.walk(x, notes)
+    def _walk(self, notes: Notes, *inputs: Bound) -> tuple[Bound, Pullback]:
+        return self.body.walk(notes, *inputs)
 
     def constraints(self) -> list[Constraint]:
         """The sets that the bounds assume the weights to be in; a shared weight is in several."""
@@ -124,7 +122,7 @@ def compile_step(module: nn.Module, path: str, above: tuple[int, ...] = ()) -> S
 
         if kind is nn.Sequential:
             steps = snapshot(module, kind, child)._modules.values()
-            lines = [step_line(i, step) for i, step in enumerate(steps)]
+            lines = [(step, (i,)) for i, step in enumerate(steps)]
             return GraphStep(path, kind, lines, len(lines))
         if not (kind in KNOWN or gives_answers(kind)):
             return trace(module, path, child)
@@ -141,7 +139,7 @@ def _deferring(child: Callable[[str, nn.Module], Step]) -> Child:
     A child without a bound is refused only where it is used.
     """
 
-    def made(name: str, part: nn.Module) -> nn.Module:
+    def step_or_container(name: str, part: nn.Module) -> nn.Module:
         try:
             if not isinstance(part, _CONTAINERS):
                 return child(name, part)
@@ -152,10 +150,12 @@ def _deferring(child: Callable[[str, nn.Module], Step]) -> Child:
                 f"its {name} is a {type(part).__name__}, which may give other modules than it "
                 "holds; use nn.ModuleList or nn.ModuleDict itself"
             )
-        inner: nn.Module = snapshot(part, type(part), lambda n, m: made(f"{name}.{n}", m))
-        return inner
+        container: nn.Module = snapshot(
+            part, type(part), lambda n, m: step_or_container(f"{name}.{n}", m)
+        )
+        return container
 
-    return made
+    return step_or_container
 
 
 def _remember_layers(kind: type = nn.Module) -> None:
@@ -178,33 +178,33 @@ _LEFT_OUT = object()
 def snapshot(module: nn.Module, kind: type, child: Child) -> Any:
     """A copy of `module` as an instance of `kind`; `child(name, m)` takes a child's place."""
     require_no_hidden_code(module, kind)
-    made: Any = object.__new__(kind)
-    nn.Module.__init__(made)
+    copied: Any = object.__new__(kind)
+    nn.Module.__init__(copied)
     for name, value in vars(module).items():
         if name in _TABLES:
             continue
         if ours(kind):
             value = _setting(kind, name, value)
         if value is not _LEFT_OUT:
-            vars(made)[name] = value
-    made.training = module.training
+            vars(copied)[name] = value
+    copied.training = module.training
     for name, parameter in module._parameters.items():
         # A subclass of Parameter may compute something else with every operation.
         if parameter is not None and type(parameter) is not nn.Parameter:
             raise Refused(
                 f"its {name} is a {type(parameter).__name__}; make it a plain torch.nn.Parameter"
             )
-        made._parameters[name] = parameter
+        copied._parameters[name] = parameter
     for name, buffer in module._buffers.items():
         if ours(kind) and buffer is not None and type(buffer) is not Tensor:
             raise Refused(f"its {name} is a {type(buffer).__name__}; make it a plain torch.Tensor")
-        made._buffers[name] = buffer
-    made._non_persistent_buffers_set.update(module._non_persistent_buffers_set)
+        copied._buffers[name] = buffer
+    copied._non_persistent_buffers_set.update(module._non_persistent_buffers_set)
     for name, part in module._modules.items():
         if part is not None and not isinstance(part, nn.Module):
             raise Refused(f"its child {name!r} is a {type(part).__name__} and no module")
-        made._modules[name] = part if part is None else child(name, part)
-    return made
+        copied._modules[name] = part if part is None else child(name, part)
+    return copied
 
 
 def whole(module: nn.Module) -> Any:
@@ -223,31 +223,27 @@ def _setting(kind: type, name: str, value: Any) -> Any:
     return value if plain is _LEFT_OUT and name in getattr(kind, "objects", ()) else plain
 
 
-_PLAIN: list[tuple[type, Callable[[Any], Any]]] = [
-    (numbers.Integral, int),
-    (numbers.Real, float),
-    (str, str),
-]
-
-
 def _plain(value: Any) -> Any:
     """The same value made of Python's own types; objects of unknown classes are left out."""
     if value is None or isinstance(value, bool | torch.dtype | torch.device | torch.Size):
         return value
-    for base, plain in _PLAIN:
-        if isinstance(value, base):
-            return plain(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
     if isinstance(value, tuple | list):
         return (tuple if isinstance(value, tuple) else list)(_plain(v) for v in list(value))
     if isinstance(value, slice):
         return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
     if dataclasses.is_dataclass(value) and ours(type(value)):
         # Without __init__, which has already made its fields what they are.
-        made = object.__new__(type(value))
+        copied = object.__new__(type(value))
         for field in dataclasses.fields(value):
             own = getattr(value, field.name)
-            object.__setattr__(made, field.name, own if isinstance(own, Tensor) else _plain(own))
-        return made
+            object.__setattr__(copied, field.name, own if isinstance(own, Tensor) else _plain(own))
+        return copied
     return value if value is Ellipsis else _LEFT_OUT
 
 

@@ -6,8 +6,8 @@ projection are recorded once and replayed.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -20,34 +20,6 @@ from tacit.errors import UnboundedLayer
 from tacit.lipschitz.sets import SLACK, WeightSet
 from tacit.precision import ieee_float32, no_autocast, wide, wide_dtype
 from tacit.torch_internals import copy_each, version_of
-
-
-class Recorded:
-    """Runs a function, on a GPU from its second use on as a CUDA graph.
-
-    The function must read and write the same tensors in place each time, wait for nothing and
-    return nothing. A recording is valid for one `key`: the tensors' addresses and all else that the
-    function depends on. `holds` keeps those alive, so that no other tensor gets the same key.
-    """
-
-    def __init__(self) -> None:
-        self._key: Hashable = None
-        self._graph: Any = None
-        self._holds: object = None
-
-    def __call__(
-        self, work: Callable[[], None], key: Hashable, holds: object, device: torch.device
-    ) -> None:
-        if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-            work()
-            return
-        if self._key != key:
-            self._graph, self._key, self._holds = None, key, holds
-            work()
-            return
-        if self._graph is None:
-            self._graph, _ = capture(work, warm_ups=1)
-        self._graph.replay()
 
 
 @dataclass(frozen=True)
@@ -73,13 +45,13 @@ def constraints_of(model: nn.Module) -> list[Constraint]:
 
 def require_parameters(constraints: Iterable[Constraint]) -> list[Constraint]:
     """Refuse weights that are computed from other parameters: they leave their set at once."""
-    found = list(constraints)
-    if not all(isinstance(c.parameter, nn.Parameter) for c in found):
+    checked = list(constraints)
+    if not all(isinstance(c.parameter, nn.Parameter) for c in checked):
         raise UnboundedLayer(
             "a constrained weight is computed from other parameters and cannot be projected; "
             "remove its parametrization, or train this model with PerSampleClip"
         )
-    return found
+    return checked
 
 
 def project(model: nn.Module) -> None:
@@ -106,7 +78,7 @@ def enforce(model: nn.Module, constraints: list[Constraint] | None = None) -> No
 
 
 @dataclass
-class _Alike:
+class _Group:
     """Weights of one shape in one set, their values when last certified, and their norms then."""
 
     within: WeightSet
@@ -123,12 +95,12 @@ class _Alike:
     def current(self) -> Tensor:
         return torch.stack([w.detach() for w in self.weights])
 
-    def norms_by_distance(self, found: Tensor) -> Tensor:
+    def norms_by_distance(self, stack: Tensor) -> Tensor:
         """‖W‖ ≤ ‖certified‖ + spread·‖W − certified‖_F: a proof that costs one subtraction.
 
         Exact where nothing has changed.
         """
-        moved_L = (found.double() - self.certified).flatten(1).norm(dim=1)
+        moved_L = (stack.double() - self.certified).flatten(1).norm(dim=1)
         return self.norms_L + self.within.spread * moved_L * (1 + 2.0**-40)
 
     def write(self, stack: Tensor) -> None:
@@ -141,40 +113,45 @@ class _Cluster:
     Shrinking never leaves a set, so one factor, the smallest of those that its sets require, serves
     all of them. The weight is certified as the model holds it, rounded to its type, and its norm is
     then within the limit: the next call leaves it as it is, bit for bit.
+
+    Lists of tensors have one entry per group, which has one row or number per weight.
     """
 
-    def __init__(self, groups: list[_Alike]) -> None:
+    def __init__(self, groups: list[_Group]) -> None:
         self.groups = groups
         self._places: dict[int, list[tuple[int, int]]] = {}
-        for g, alike in enumerate(groups):
-            for i, weight in enumerate(alike.weights):
+        for g, group in enumerate(groups):
+            for i, weight in enumerate(group.weights):
                 self._places.setdefault(weight.data_ptr(), []).append((g, i))
 
     def project(self) -> None:
         """Move the weights to their sets, roughly and in at least float32, and certify them."""
-        for alike in self.groups:
-            alike.write(alike.within.project(wide(alike.current())))
+        for group in self.groups:
+            group.write(group.within.project(wide(group.current())))
         self.certify()
 
     def certify(self) -> None:
         """Take every weight's norm, and shrink what is outside."""
-        found = [alike.current() for alike in self.groups]
-        norms = [a.within.norm_upper(w) for a, w in zip(self.groups, found, strict=True)]
-        half = any(wide_dtype(w.dtype) != w.dtype for w in found)
-        self._keep(*(self._shrunk_and_measured if half else self._shrunk)(found, norms))
+        stacks = [group.current() for group in self.groups]
+        norms = self._norms(stacks)
+        half = any(wide_dtype(w.dtype) != w.dtype for w in stacks)
+        self._keep(*(self._shrunk_and_measured if half else self._shrunk)(stacks, norms))
 
     def check(self) -> None:
         """The same by the cheap proof, for weights that no known write has changed.
 
         A weight that has changed all the same is shrunk by more than necessary, which is sound.
         """
-        found = [alike.current() for alike in self.groups]
-        norms = [a.norms_by_distance(w) for a, w in zip(self.groups, found, strict=True)]
+        stacks = [group.current() for group in self.groups]
+        norms = [g.norms_by_distance(w) for g, w in zip(self.groups, stacks, strict=True)]
         if not self._all_inside(norms):
-            self._keep(*self._shrunk(found, norms))
+            self._keep(*self._shrunk(stacks, norms))
+
+    def _norms(self, stacks: list[Tensor]) -> list[Tensor]:
+        return [g.within.norm_upper(w) for g, w in zip(self.groups, stacks, strict=True)]
 
     def _shrunk(
-        self, found: list[Tensor], norms: list[Tensor]
+        self, stacks: list[Tensor], norms: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Each weight times a factor f, and its new norm by proof.
 
@@ -182,18 +159,17 @@ class _Cluster:
         ‖round(f·W)‖ ≤ f·(n + spread·2·eps·‖W‖_F). f brings this to the limit.
         """
         reach = []
-        for alike, w, n in zip(self.groups, found, norms, strict=True):
+        for group, w, n in zip(self.groups, stacks, norms, strict=True):
             size = w.double().flatten(1).norm(dim=1)
-            reach.append(n + alike.within.spread * 2 * torch.finfo(w.dtype).eps * size)
+            reach.append(n + group.within.spread * 2 * torch.finfo(w.dtype).eps * size)
         factors = self._factors(norms, reach, 1.0)
-        held = [_times(w, f) for w, f in zip(found, factors, strict=True)]
         after = [
             torch.where(f < 1, f * r, n) for f, r, n in zip(factors, reach, norms, strict=True)
         ]
-        return held, after
+        return _times(stacks, factors), after
 
     def _shrunk_and_measured(
-        self, found: list[Tensor], norms: list[Tensor]
+        self, stacks: list[Tensor], norms: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The same in half precision, where the proof would cost a tenth of the norm.
 
@@ -201,116 +177,129 @@ class _Cluster:
         little more, always from the given weight. In the end it is halved, which rounds only
         numbers too small to matter.
         """
-        held, scales = found, [torch.ones_like(n) for n in norms]
+        shrunk, scales = stacks, [torch.ones_like(n) for n in norms]
         for attempt in range(_ATTEMPTS):
             if self._all_inside(norms):
-                return held, norms
+                return shrunk, norms
             factors = self._factors(norms, norms, (1 + SLACK) * (1 - (attempt + 1) * 2.0**-8))
             scales = [s * f for s, f in zip(scales, factors, strict=True)]
-            held = [_times(w, s) for w, s in zip(found, scales, strict=True)]
-            norms = [a.within.norm_upper(w) for a, w in zip(self.groups, held, strict=True)]
-        halves = [f.clamp_min(0.5) for f in self._factors(norms, norms, 0.5)]
-        held = [_times(w, f) for w, f in zip(held, halves, strict=True)]
-        return held, [a.within.norm_upper(w) for a, w in zip(self.groups, held, strict=True)]
+            shrunk = _times(stacks, scales)
+            norms = self._norms(shrunk)
+        shrunk = _times(shrunk, [f.clamp_min(0.5) for f in self._factors(norms, norms, 0.5)])
+        return shrunk, self._norms(shrunk)
 
     def _factors(self, norms: list[Tensor], reach: list[Tensor], share: float) -> list[Tensor]:
         """1 for a weight inside its sets, else the factor from `reach` to a share of the norm."""
-        each = [
-            torch.where(n <= alike.limit, 1.0, share * alike.within.max_norm / r.clamp_min(1e-300))
-            for alike, n, r in zip(self.groups, norms, reach, strict=True)
+        factors = [
+            torch.where(n <= group.limit, 1.0, share * group.within.max_norm / r.clamp_min(1e-300))
+            for group, n, r in zip(self.groups, norms, reach, strict=True)
         ]
-        if len(each) == 1:
-            return each
+        if len(factors) == 1:
+            return factors
         least = {
-            key: torch.stack([each[g][i] for g, i in places]).amin()
+            key: torch.stack([factors[g][i] for g, i in places]).amin()
             for key, places in self._places.items()
         }
-        return [torch.stack([least[w.data_ptr()] for w in a.weights]) for a in self.groups]
+        return [torch.stack([least[w.data_ptr()] for w in g.weights]) for g in self.groups]
 
     def _all_inside(self, norms: list[Tensor]) -> bool:
         """Whether all are inside; False on a GPU, where the answer would have to be waited for."""
         if norms[0].device.type != "cpu":
             return False
-        return all(bool((n <= a.limit).all()) for a, n in zip(self.groups, norms, strict=True))
+        return all(bool((n <= g.limit).all()) for g, n in zip(self.groups, norms, strict=True))
 
-    def _keep(self, held: list[Tensor], norms: list[Tensor]) -> None:
-        for alike, w, n in zip(self.groups, held, norms, strict=True):
-            alike.write(w)
-            alike.certified.copy_(w)
-            alike.norms_L.copy_(n)
+    def _keep(self, stacks: list[Tensor], norms: list[Tensor]) -> None:
+        for group, w, n in zip(self.groups, stacks, norms, strict=True):
+            group.write(w)
+            group.certified.copy_(w)
+            group.norms_L.copy_(n)
 
 
 _ATTEMPTS = 3
 
 
-def _times(stack: Tensor, factor_L: Tensor) -> Tensor:
+def _times(stacks: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
     """Each weight times its factor, rounded once; half precision in float32."""
-    exact = wide(stack)
-    factors = factor_L.to(exact.dtype).view((len(stack),) + (1,) * (stack.dim() - 1))
-    return (exact * factors).to(stack.dtype)
+    products = []
+    for stack, factor_L in zip(stacks, factors, strict=True):
+        exact = wide(stack)
+        factor = factor_L.to(exact.dtype).view((len(stack),) + (1,) * (stack.dim() - 1))
+        products.append((exact * factor).to(stack.dtype))
+    return products
 
 
 class _Keeper:
-    """The constrained weights of one model, and the recorded graphs of what is done to them."""
+    """The constrained weights of one model, and what is done to them.
 
-    def __init__(self, key: object, groups: list[_Alike]) -> None:
+    On a GPU each of `_Cluster`'s three methods runs as a CUDA graph from its second use on. They
+    read and write the same tensors in place, wait for nothing and return nothing.
+    """
+
+    def __init__(self, key: object, groups: list[_Group]) -> None:
         self.key = key
         self.clusters = _clusters(groups)
-        self._weights = [w for alike in groups for w in alike.weights]
+        self._weights = [w for group in groups for w in group.weights]
         self._device = self._weights[0].device
         on_gpu = self._device.type == "cuda"
         self._streams = [torch.cuda.Stream(self._device) for _ in self.clusters if on_gpu]
-        self._projecting, self._certifying, self._checking = Recorded(), Recorded(), Recorded()
+        self._graphs: dict[Callable[[_Cluster], None], torch.cuda.CUDAGraph | None] = {}
         self._versions: list[int] | None = None
 
     def project(self) -> None:
-        self._run(self._projecting, _Cluster.project)
+        self._run(_Cluster.project)
 
     def enforce(self) -> None:
         """Use the cheap proof if no known write has changed the weights since the last time.
 
         PyTorch counts writes, except those through `.data`, which the proof covers.
         """
-        if self._versions == self._versions_now():
-            self._run(self._checking, _Cluster.check)
-        else:
-            self._run(self._certifying, _Cluster.certify)
+        self._run(_Cluster.check if self._versions == self._versions_now() else _Cluster.certify)
 
     def _versions_now(self) -> list[int]:
         return [version_of(w) for w in self._weights]
 
-    def _run(self, recorded: Recorded, work: Callable[[_Cluster], None]) -> None:
-        def all_clusters() -> None:
-            if not self._streams:
-                for cluster in self.clusters:
-                    work(cluster)
-                return
-            # One stream per cluster, whose matrices are too small to fill a GPU. In a recording
-            # these are branches of the graph, and memory of a stream is not handed to another.
-            here = torch.cuda.current_stream()
-            for cluster, stream in zip(self.clusters, self._streams, strict=True):
-                stream.wait_stream(here)
-                with torch.cuda.stream(stream):
-                    work(cluster)
-            for stream in self._streams:
-                here.wait_stream(stream)
-
+    def _run(self, work: Callable[[_Cluster], None]) -> None:
         # No autocast and no TensorFloat-32: an orthogonal matrix needs all of its digits.
         with torch.no_grad(), no_autocast(self._device), ieee_float32():
-            recorded(all_clusters, self.key, self, self._device)
+            if not self._streams or torch.cuda.is_current_stream_capturing():
+                self._on_every_cluster(work)
+            elif work not in self._graphs:
+                self._graphs[work] = None
+                self._on_every_cluster(work)
+            else:
+                graph = self._graphs[work]
+                if graph is None:
+                    graph, _ = capture(lambda: self._on_every_cluster(work), warm_ups=1)
+                    self._graphs[work] = graph
+                graph.replay()
         self._versions = self._versions_now()
 
+    def _on_every_cluster(self, work: Callable[[_Cluster], None]) -> None:
+        """On a GPU, one stream per cluster, whose matrices are too small to fill it.
 
-def _clusters(groups: list[_Alike]) -> list[_Cluster]:
+        In a recording these are branches of the graph, and memory of a stream is not handed to
+        another.
+        """
+        if not self._streams:
+            for cluster in self.clusters:
+                work(cluster)
+            return
+        here = torch.cuda.current_stream()
+        for cluster, stream in zip(self.clusters, self._streams, strict=True):
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                work(cluster)
+        for stream in self._streams:
+            here.wait_stream(stream)
+
+
+def _clusters(groups: list[_Group]) -> list[_Cluster]:
     """A cluster for each group whose weights are in no other, and one for all that share some."""
-    uses = Counter(w.data_ptr() for alike in groups for w in alike.weights)
-
-    def is_shared(alike: _Alike) -> bool:
-        return any(uses[w.data_ptr()] > 1 for w in alike.weights)
-
-    found = [_Cluster([alike]) for alike in groups if not is_shared(alike)]
-    shared = [alike for alike in groups if is_shared(alike)]
-    return [*found, _Cluster(shared)] if shared else found
+    uses = Counter(w.data_ptr() for group in groups for w in group.weights)
+    shares = [any(uses[w.data_ptr()] > 1 for w in group.weights) for group in groups]
+    single = [_Cluster([group]) for group, shared in zip(groups, shares, strict=True) if not shared]
+    linked = [group for group, shared in zip(groups, shares, strict=True) if shared]
+    return [*single, _Cluster(linked)] if linked else single
 
 
 # Weak, so that no model is kept alive.
@@ -328,16 +317,31 @@ def _keeper_of(model: nn.Module, constraints: list[Constraint] | None = None) ->
     )
     keeper = _KEEPERS.get(model)
     if keeper is None or keeper.key != key:
-        keeper = _KEEPERS[model] = _Keeper(key, _alike(constraints))
+        _require_own_memory([c.parameter for c in constraints])
+        groups: dict[tuple[Any, ...], dict[int, Tensor]] = defaultdict(dict)
+        for c in constraints:
+            alike = (c.within, c.parameter.shape, c.parameter.dtype, c.parameter.device)
+            groups[alike].setdefault(id(c.parameter), c.parameter)
+        keeper = _KEEPERS[model] = _Keeper(
+            key, [_Group(alike[0], list(weights.values())) for alike, weights in groups.items()]
+        )
     return keeper
 
 
-def _alike(constraints: list[Constraint]) -> list[_Alike]:
-    members: dict[object, tuple[WeightSet, list[Tensor]]] = {}
-    for c in constraints:
-        p = c.parameter
-        key = (c.within, p.shape, p.dtype, p.device)
-        _, held = members.setdefault(key, (c.within, []))
-        if not any(p is other for other in held):
-            held.append(p)
-    return [_Alike(within, held) for within, held in members.values()]
+def _require_own_memory(weights: list[Tensor]) -> None:
+    """Refuse weights that lie partly over each other: shrinking one would stretch the other.
+
+    Weights that begin at the same place shrink by one factor, and are allowed.
+    """
+    start = end = 0
+    for weight in sorted(weights, key=Tensor.data_ptr):
+        if start != weight.data_ptr() < end:
+            raise UnboundedLayer(
+                "two constrained weights lie partly over each other in memory, so neither can be "
+                "kept in its set; give each its own, as in layer.weight = "
+                "nn.Parameter(layer.weight.detach().clone())"
+            )
+        start = weight.data_ptr()
+        steps = zip(weight.shape, weight.stride(), strict=True)
+        size = 1 + sum((n - 1) * stride for n, stride in steps)
+        end = max(end, start + size * weight.element_size())

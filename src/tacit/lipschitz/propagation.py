@@ -52,6 +52,7 @@ def propagate(
     """Bounds on one record's gradient, for all weights within their layers' constraints.
 
     Args:
+        model: a network, or one that is compiled already (`compile_program`).
         loss: a loss with a Lipschitz constant, or that constant: the largest norm of one record's
             loss gradient in the outputs.
         input_norm: a bound on the norm of a record; not needed behind a `BoundedInput`.
@@ -62,20 +63,10 @@ def propagate(
 
         propagate(model, CrossEntropy(), input_shape=(1, 28, 28)).total()
     """
-    return sensitivities_of(compile_program(model), loss, input_shape, input_norm, rounding)
-
-
-def sensitivities_of(
-    program: Program,
-    loss: object,
-    input_shape: Sequence[int],
-    input_norm: float = math.inf,
-    rounding: Rounding = EXACT,
-) -> Sensitivities:
-    """`propagate` for a model that was compiled."""
+    program = model if isinstance(model, Program) else compile_program(model)
     require_plain_gradients(program.trained.items())
     notes = Notes(program.names, rounding)
-    output, back = program.walk(Bound(float(input_norm), tuple(input_shape)), notes)
+    output, back = program.walk(notes, Bound(float(input_norm), tuple(input_shape)))
     if isinstance(loss, int | float):
         cotangent = float(loss)
     else:
@@ -97,9 +88,13 @@ def input_lipschitz(
     refused.
     """
     program = model if isinstance(model, Program) else compile_program(model)
-    notes = Notes(program.names, clips=False)
-    _, back = program.walk(Bound(float(input_norm), tuple(input_shape)), notes)
-    return back(1.0)
+    return output_and_lipschitz(program, Bound(float(input_norm), tuple(input_shape)))[1]
+
+
+def output_and_lipschitz(program: Program, x: Bound) -> tuple[Bound, float]:
+    """The bound on the outputs of records within `x`, and their Lipschitz constant in the input."""
+    output, back = program.walk(Notes(program.names, clips=False), x)
+    return output, back(1.0)
 
 
 def _require_finite(name: str, bound: float | None, rows: list[LayerRow]) -> None:
@@ -144,7 +139,7 @@ def largest_entry(
     entry = limit
     for _ in range(_TRIES):
         norm = entry * math.sqrt(math.prod(input_shape))
-        finite = sensitivities_of(program, bounds.cotangent, input_shape, norm)
+        finite = propagate(program, bounds.cotangent, input_shape, norm)
         longest = max(norm, _longest(finite))
         if longest <= limit:
             return entry

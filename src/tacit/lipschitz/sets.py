@@ -84,8 +84,7 @@ class Orthogonal(SpectralBall):
         matrices = as_matrices(stack, self.groups)
         norms = rough_norm_upper(matrices)
         inside = matrices / norms.clamp_min(1e-30).to(matrices.dtype)[..., None, None]
-        found = orthogonalise(inside, self.steps) * self.max_norm
-        return found.reshape(stack.shape)
+        return (orthogonalise(inside, self.steps) * self.max_norm).reshape(stack.shape)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
   LayerStep      a layer that gives the three answers
   ComposedStep   a module that says how bounds pass through its children (`walk_bounds`)
-  GraphStep      lines that read earlier values: an `nn.Sequential`, or a traced forward
+  SumStep, ConcatenationStep   several values become one
+  GraphStep      steps that read earlier values: an `nn.Sequential`, or a traced forward
   UnboundedStep  a child without a bound, which its parent may never use
 
 `forward` computes and `walk` bounds, both on the same data. A step runs the forward of a class on a
@@ -26,18 +27,16 @@ from tacit.errors import Refused, UnboundedLayer
 from tacit.lipschitz.bounds import Bound, Pullback
 from tacit.lipschitz.integrity import place
 from tacit.lipschitz.layers.branches import concatenated, require_one_shape
-from tacit.lipschitz.layers.limits import Scale
 from tacit.lipschitz.torch_modules import NEGLIGIBLE
 from tacit.lipschitz.tracing import (
     ADD,
-    DIVIDE,
-    MULTIPLY,
     SUBTRACT,
     AddNumber,
     functional_graph,
-    module_for,
     name_of,
+    operation,
     part_of,
+    summands,
 )
 from tacit.precision import EXACT, Rounding
 
@@ -73,27 +72,29 @@ class Notes:
         return 1.0 if getattr(answers, "exact", False) else 1 + self.rounding.slack
 
 
-class Hookless(nn.Module):
-    """A module that runs no hook when called, not even one registered for all modules."""
+class Step(nn.Module):
+    """Part of a program. `path` and `kind` name the module of the model that it was made from.
 
-    def __call__(self, x: Tensor) -> Tensor:
-        output: Tensor = self.forward(x)
-        return output
+    `shares` holds, for each input, the part of the pulled-back cotangent that it receives. A call
+    runs no hook, not even one registered for all modules.
+    """
 
-
-class Step(Hookless):
-    """Part of a program. `path` and `kind` name the module of the model that it was made from."""
+    shares: tuple[float, ...] = (1.0,)
 
     def __init__(self, path: str, kind: type) -> None:
         super().__init__()
         self.path, self.kind = path, kind
 
-    def walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
+    def __call__(self, x: Tensor) -> Tensor:
+        output: Tensor = self.forward(x)
+        return output
+
+    def walk(self, notes: Notes, *inputs: Bound) -> tuple[Bound, Pullback]:
         """The bound on the output, and the pullback of a cotangent's bound."""
         with located(self.path, self.kind):
-            return self._walk(x, notes)
+            return self._walk(notes, *inputs)
 
-    def _walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
+    def _walk(self, notes: Notes, *inputs: Bound) -> tuple[Bound, Pullback]:
         raise NotImplementedError
 
 
@@ -108,8 +109,8 @@ class LayerStep(Step):
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x)
 
-    def _walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
-        answers = self.answers
+    def _walk(self, notes: Notes, *inputs: Bound) -> tuple[Bound, Pullback]:
+        (x,), answers = inputs, self.answers
         jump = getattr(answers, "jump", 0.0)
         if not notes.clips and jump > NEGLIGIBLE:
             # A derivative may be bounded on both sides of a jump; differences of outputs are not.
@@ -150,8 +151,8 @@ class LayerStep(Step):
         Two, so that a layer that does not keep one row per record is noticed. The zeros are on the
         device of the layer's parameters or buffers.
         """
-        held = (*self.parameters(), *self.buffers(), torch.zeros(()))
-        like = next(tensor for tensor in held if tensor.is_floating_point())
+        tensors = (*self.parameters(), *self.buffers(), torch.zeros(()))
+        like = next(tensor for tensor in tensors if tensor.is_floating_point())
         with evaluating(self), torch.no_grad():
             output = self.forward(like.new_zeros(2, *shape))
         if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != 2:
@@ -164,85 +165,98 @@ class LayerStep(Step):
 class ComposedStep(LayerStep):
     """A module with `walk_bounds`: its class's forward, on a snapshot with steps for children."""
 
-    def _walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
+    def _walk(self, notes: Notes, *inputs: Bound) -> tuple[Bound, Pullback]:
         layer: Any = self.layer
 
         def walk(name: str, x: Bound) -> tuple[Bound, Pullback]:
             step = layer.get_submodule(name)
             if not isinstance(step, Step):
                 raise Refused(f"walk_bounds names {name!r}, which is not one of its modules")
-            return step.walk(x, notes)
+            return step.walk(notes, x)
 
-        out, back = layer.walk_bounds(x, walk)
+        out, back = layer.walk_bounds(*inputs, walk)
         # Sums that the module computes are rounded too, forwards and backwards.
         larger = notes.enlargement(layer)
         return Bound(out.norm * larger, out.shape), lambda cotangent: back(cotangent) * larger
 
 
-# Bounds on the values that a line reads, to the bound on its output and the shares of a cotangent.
-LineWalk = Callable[[list[Bound], Notes], tuple[Bound, Callable[[float], Sequence[float]]]]
+class SumStep(Step):
+    """u + αv: ‖u + αv‖ ≤ U + |α|·V; the cotangent is G for u and |α|·G for v.
+
+    `rounded` is the step of a layer that never runs: its answers say what rounding adds to a sum.
+    """
+
+    def __init__(self, path: str, kind: type, alpha: float, rounded: Step) -> None:
+        super().__init__(path, kind)
+        self.rounded, self.shares = rounded, (1.0, abs(alpha))
+        self.run = torch.add if alpha == 1 else partial(torch.add, alpha=alpha)
+
+    def forward(self, *values: Tensor) -> Tensor:
+        return self.run(*values)
+
+    def _walk(self, notes: Notes, *bounds: Bound) -> tuple[Bound, Pullback]:
+        u, v = bounds
+        require_one_shape(u, v)
+        return self.rounded.walk(notes, Bound(u.norm + self.shares[1] * v.norm, u.shape))
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of a `GraphStep`: which earlier values it reads, what it computes, its bound."""
+class ConcatenationStep(Step):
+    """(u, v, …) along one axis: (U² + V² + …)^(1/2), and each gets at most the cotangent G."""
 
-    sources: tuple[int, ...]
-    run: Callable[..., Tensor]
-    walk: LineWalk
-    step: Step | None = None
+    def __init__(self, path: str, kind: type, axis: int, count: int) -> None:
+        super().__init__(path, kind)
+        self.axis, self.shares = axis, (1.0,) * count
 
+    def forward(self, *values: Tensor) -> Tensor:
+        return torch.cat(values, dim=self.axis)
 
-def step_line(source: int, step: Step) -> Line:
-    """One value through one step."""
-
-    def walk(bounds: list[Bound], notes: Notes) -> Any:
-        out, back = step.walk(bounds[0], notes)
-        return out, lambda cotangent: (back(cotangent),)
-
-    return Line((source,), step.forward, walk, step)
+    def _walk(self, notes: Notes, *bounds: Bound) -> tuple[Bound, Pullback]:
+        return concatenated(bounds, self.axis), lambda cotangent: cotangent
 
 
 class GraphStep(Step):
-    """Lines that read earlier values: value 0 is the input, value i + 1 the output of line i.
+    """Steps that read earlier values: value 0 is the input, value i + 1 the output of step i.
 
-    Backwards, the cotangent of a value is the sum of what the lines that read it send back.
+    Each line is a step and the values that it reads. Backwards, the cotangent of a value is the sum
+    of what the steps that read it send back.
     """
 
-    def __init__(self, path: str, kind: type, lines: Sequence[Line], output: int) -> None:
+    def __init__(
+        self, path: str, kind: type, lines: Sequence[tuple[Step, tuple[int, ...]]], output: int
+    ) -> None:
         super().__init__(path, kind)
-        self.steps = nn.ModuleList(line.step for line in lines if line.step is not None)
+        self.steps = nn.ModuleList(step for step, _ in lines)
         self.lines, self.output = tuple(lines), output
-        # The values that no line after this one reads.
+        # The values that no later line reads.
         self.dropped: list[list[int]] = [[] for _ in lines]
-        last = {source: i for i, line in enumerate(lines) for source in line.sources}
-        for value, i in last.items():
+        last_use = {source: i for i, (_, sources) in enumerate(lines) for source in sources}
+        for value, i in last_use.items():
             if value != output:
                 self.dropped[i].append(value)
 
     def forward(self, x: Tensor) -> Tensor:
         values: list[Any] = [x]
-        for line, dropped in zip(self.lines, self.dropped, strict=True):
-            values.append(line.run(*[values[source] for source in line.sources]))
+        for (step, sources), dropped in zip(self.lines, self.dropped, strict=True):
+            values.append(step.forward(*[values[source] for source in sources]))
             for value in dropped:
                 values[value] = None
         output: Tensor = values[self.output]
         return output
 
-    def _walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
-        bounds, backs = [x], []
-        for line in self.lines:
-            bound, back = line.walk([bounds[source] for source in line.sources], notes)
+    def _walk(self, notes: Notes, *inputs: Bound) -> tuple[Bound, Pullback]:
+        bounds, backs = list(inputs), []
+        for step, sources in self.lines:
+            bound, back = step.walk(notes, *[bounds[source] for source in sources])
             bounds.append(bound)
             backs.append(back)
 
         def pull(cotangent: float) -> float:
             arriving: dict[int, float] = defaultdict(float)
             arriving[self.output] = cotangent
-            for i in reversed(range(len(backs))):
-                shares = backs[i](arriving[i + 1])
-                for source, share in zip(self.lines[i].sources, shares, strict=True):
-                    arriving[source] += share
+            for i, (step, sources) in reversed(list(enumerate(self.lines))):
+                pulled_back = backs[i](arriving[i + 1])
+                for source, share in zip(sources, step.shares, strict=True):
+                    arriving[source] += share * pulled_back
             return arriving[0]
 
         return bounds[self.output], pull
@@ -255,7 +269,7 @@ class UnboundedStep(Step):
         super().__init__(path, kind)
         self.error = error
 
-    def _walk(self, x: Bound, notes: Notes) -> tuple[Bound, Pullback]:
+    def _walk(self, notes: Notes, *inputs: Bound) -> tuple[Bound, Pullback]:
         raise self.error
 
     def forward(self, x: Tensor) -> Tensor:
@@ -293,37 +307,19 @@ _CONCATENATE = (torch.cat, torch.concat, torch.concatenate)
 def trace(module: nn.Module, path: str, child: Callable[[str, nn.Module], Step]) -> GraphStep:
     """A module's forward, for its present mode and settings; `child(name, m)` compiles a part.
 
-      u + v        ‖u + v‖ ≤ U + V, and both get the cotangent G
-      cat(u, v)    (U² + V²)^(1/2), and both get at most G
-      f(u)         by f's three answers
-    What runs for an operation is the module that `OPERATIONS` names, never the function that
-    forward called. Everything else has no bound: products of activations, indexing among records,
-    anything along the batch axis.
+    What runs for an operation is the module that `operation` names, compiled like a layer with
+    plain numbers for settings, and never the function that forward called. Operations on several
+    values are sums and concatenations. Everything else has no bound: products of activations,
+    indexing among records, anything along the batch axis.
     """
     entry, *nodes, last = functional_graph(module).nodes
     if not isinstance(last.args[0], fx.Node):
         raise Refused("its forward does not return one tensor")
-    translation = _Translation(module, child, entry)
-    for node in nodes:
-        translation.append(node)
-    return GraphStep(path, type(module), translation.lines, translation.numbers[last.args[0]])
+    numbers: dict[fx.Node, int] = {entry: 0}
+    lines: list[tuple[Step, tuple[int, ...]]] = []
 
-
-class _Translation:
-    """Translates nodes of `torch.fx` into lines. `numbers` holds the value of each node."""
-
-    def __init__(
-        self, module: nn.Module, child: Callable[[str, nn.Module], Step], entry: fx.Node
-    ) -> None:
-        self.module, self.child = module, child
-        self.numbers: dict[fx.Node, int] = {entry: 0}
-        self.lines: list[Line] = []
-
-    def append(self, node: fx.Node) -> None:
-        self.lines.append(self._line(node))
-        self.numbers[node] = len(self.lines)
-
-    def _line(self, node: fx.Node) -> Line:
+    def line(node: fx.Node) -> tuple[Step, Sequence[Any]]:
+        """The step of a node, and the nodes whose values it reads."""
         target: Any = node.target
         if node.op == "get_attr":
             raise Refused(
@@ -331,102 +327,34 @@ class _Translation:
                 "answers for it, such as tacit.lipschitz.AddBias"
             )
         if node.op == "call_module":
-            one = len(node.args) == 1 and not node.kwargs
-            part = part_of(self.module, target)
-            return self._through(node.args[0] if one else None, target, part)
-        if target in (*ADD, *SUBTRACT):
-            return self._add(node)
-        if target in (*MULTIPLY, *DIVIDE):
-            return self._scale(node)
+            one_value = len(node.args) == 1 and not node.kwargs
+            return child(target, part_of(module, target)), node.args if one_value else (None,)
         if target in _CONCATENATE:
-            return self._concatenate(node)
-        source = node.args[0] if node.args else None
-        return self._through(source, node.name, module_for(target, node.args[1:], node.kwargs))
+            values, axis = _concatenated_values(node)
+            return ConcatenationStep(path, type(module), axis, len(values)), values
+        if target in (*ADD, *SUBTRACT):
+            u, v, alpha = summands(node)
+            if isinstance(u, fx.Node) and isinstance(v, fx.Node):
+                rounded = child(node.name, AddNumber(0.0))
+                return SumStep(path, type(module), alpha, rounded), (u, v)
+        part, value = operation(node)
+        return child(node.name, part), (value,)
 
-    def _through(self, source: Any, name: str, part: nn.Module) -> Line:
-        """One value through one module, compiled like a layer, with plain numbers for settings."""
-        step = self.child(name, part)
-        if not isinstance(source, fx.Node):
+    for node in nodes:
+        step, values = line(node)
+        if not all(isinstance(value, fx.Node) for value in values):
+            name = node.target if node.op == "call_module" else node.name
             raise Refused(f"its forward gives {name!r} something other than one value")
-        return step_line(self.numbers[source], step)
-
-    def _add(self, node: fx.Node) -> Line:
-        """u + αv, and factor·u + number where one of them is a number."""
-        a, b = _two(node)
-        alpha = _number(node.kwargs.get("alpha", 1), node)
-        alpha = -alpha if node.target in SUBTRACT else alpha
-        if not isinstance(b, fx.Node):
-            return self._through(a, node.name, AddNumber(alpha * _number(b, node)))
-        if not isinstance(a, fx.Node):
-            added: nn.Module = AddNumber(_number(a, node))
-            made = added if alpha == 1 else nn.Sequential(_scaling(alpha), added)
-            return self._through(b, node.name, made)
-        total = self.child(node.name, AddNumber(0.0))  # for the rounding of the sum; it never runs
-
-        def walk(bounds: list[Bound], notes: Notes) -> Any:
-            left, right = bounds
-            require_one_shape(left, right)
-            norm = left.norm + abs(alpha) * right.norm
-            out, back = total.walk(Bound(norm, left.shape), notes)
-
-            def shares(cotangent: float) -> tuple[float, float]:
-                arriving = back(cotangent)
-                return arriving, abs(alpha) * arriving
-
-            return out, shares
-
-        run = torch.add if alpha == 1 else partial(torch.add, alpha=alpha)
-        return Line((self.numbers[a], self.numbers[b]), run, walk, total)
-
-    def _scale(self, node: fx.Node) -> Line:
-        a, b = _two(node)
-        if isinstance(a, fx.Node) and isinstance(b, fx.Node):
-            raise Refused(
-                f"its forward uses {name_of(node.target)} on two values; their product grows with "
-                "the square of the input and has no Lipschitz constant"
-            )
-        source, by = (a, b) if isinstance(a, fx.Node) else (b, a)
-        factor = _number(by, node)
-        if node.target in DIVIDE:
-            if source is b or factor == 0:
-                raise Refused(f"its forward divides {a} by {b}; divide by a number other than 0")
-            factor = 1 / factor
-        return self._through(source, node.name, _scaling(factor))
-
-    def _concatenate(self, node: fx.Node) -> Line:
-        given = dict(zip(("tensors", "dim"), node.args, strict=False)) | node.kwargs
-        parts: Any = given.get("tensors")
-        axis: Any = given.get("dim", 0)
-        known = len(node.args) <= 2 and given.keys() <= {"tensors", "dim"} and type(axis) is int
-        if not known or not all(isinstance(part, fx.Node) for part in parts):
-            raise Refused(f"its forward uses {name_of(node.target)} on more than its own values")
-        sources = tuple(self.numbers[part] for part in parts)
-
-        def walk(bounds: list[Bound], notes: Notes) -> Any:
-            shape = concatenated([bound.shape for bound in bounds], axis)
-            norm = math.hypot(*(bound.norm for bound in bounds))
-            return Bound(norm, shape), lambda cotangent: (cotangent,) * len(sources)
-
-        return Line(sources, lambda *values: torch.cat(values, dim=axis), walk)
+        lines.append((step, tuple(numbers[value] for value in values)))
+        numbers[node] = len(lines)
+    return GraphStep(path, type(module), lines, numbers[last.args[0]])
 
 
-def _scaling(factor: float) -> nn.Module:
-    if factor == 0 or not math.isfinite(factor):
-        raise Refused(f"its forward multiplies by {factor}")
-    return Scale(factor)
-
-
-def _two(node: fx.Node) -> tuple[Any, Any]:
-    if len(node.args) != 2 or not node.kwargs.keys() <= {"alpha"}:
-        raise Refused(
-            f"its forward uses {name_of(node.target)} with arguments {node.args}, {node.kwargs}"
-        )
-    return node.args[0], node.args[1]
-
-
-def _number(value: Any, node: fx.Node) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise Refused(
-            f"its forward uses {name_of(node.target)} with {value!r}, which is not a finite number"
-        )
-    return float(value)
+def _concatenated_values(node: fx.Node) -> tuple[Sequence[Any], int]:
+    given = dict(zip(("tensors", "dim"), node.args, strict=False)) | node.kwargs
+    values: Any = given.get("tensors")
+    axis: Any = given.get("dim", 0)
+    known = len(node.args) <= 2 and given.keys() <= {"tensors", "dim"} and type(axis) is int
+    if not known or not all(isinstance(value, fx.Node) for value in values):
+        raise Refused(f"its forward uses {name_of(node.target)} on more than its own values")
+    return values, axis

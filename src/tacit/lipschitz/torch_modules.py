@@ -7,7 +7,8 @@ function raises `Refused` with the reason in `REASONS` and what to use instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from tacit.errors import Refused
-from tacit.lipschitz.bounds import Bound, Bounded, Parameterless, own_axis
+from tacit.lipschitz.bounds import Bound, Bounded, Parameterless, own_axis, per_axis
 
 
 def _family(*names: str) -> list[type[nn.Module]]:
@@ -85,70 +86,33 @@ def _refuse(module: nn.Module) -> NoReturn:
     raise Refused(f"{type(module).__name__} {REASONS[type(module)]}")
 
 
-def _refuse_in_place() -> NoReturn:
-    raise Refused("writes into its input, which others may read; build it with inplace=False")
-
-
-class DropoutAnswers(Parameterless):
-    """Training: y = m·x/(1 − p) with a mask m of zeros and ones, drawn independently of x.
-
-    For every mask, 1/(1 − p)-Lipschitz and 0 at 0; p = 1 leaves nothing. The masks of the other
-    records have the same distribution with or without a record, so what holds for every mask holds
-    for the mixture (joint convexity). Evaluation: the identity.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        share = float(module.p) if module.training else 0.0  # type: ignore[arg-type]
-        self.constant = 0.0 if share == 1 else 1 / (1 - share)
-        self.exact = share in (0.0, 1.0)
-        if getattr(module, "inplace", False) and 0 < share < 1:
-            _refuse_in_place()
-
-    def output_norm(self, x: Bound) -> float:
-        return 0.0 if self.constant == 0 else self.constant * x.norm
-
-    def lipschitz(self, x: Bound) -> float:
-        return self.constant
-
-
 class Rearrangement(Parameterless):
-    """An exact isometry: it only moves a record's numbers about, if `check` accepts the record."""
+    """An exact isometry: it only moves a record's numbers about. Its axis is not the batch's."""
 
     exact = True
 
-    def __init__(self, module: nn.Module, check: Callable[[Bound], object] | None = None) -> None:
-        self.check = check
+    def __init__(self, module: nn.Module, axis: int | None = None) -> None:
+        self.kind, self.axis = type(module).__name__, axis
 
     def output_norm(self, x: Bound) -> float:
-        if self.check is not None:
-            self.check(x)
+        if self.axis is not None:
+            own_axis(self.axis, len(x.shape) + 1, self.kind)
         return x.norm
-
-
-def _with_axis(module: nn.Module, axis: Any) -> Rearrangement:
-    """Its axis is the batch's for some numbers of axes."""
-    kind = type(module).__name__
-    return Rearrangement(module, lambda x: own_axis(axis, len(x.shape) + 1, kind))
-
-
-def _flatten(module: nn.Flatten) -> Rearrangement:
-    return _with_axis(module, module.start_dim)
 
 
 def _unflatten(module: nn.Unflatten) -> Rearrangement:
     if not isinstance(module.dim, int):
         raise Refused("names its axis; give it a number")
-    return _with_axis(module, module.dim)
+    return Rearrangement(module, module.dim)
 
 
-def _pixel_shuffle(module: nn.Module) -> Rearrangement:
+class PixelShuffleAnswers(Rearrangement):
     """Its channels are the third axis from the end, which in a record of two axes is the batch."""
 
-    def check(x: Bound) -> None:
+    def output_norm(self, x: Bound) -> float:
         if len(x.shape) < 3:
             raise Refused(f"takes records of three axes (C, H, W); this one is {x.shape}")
-
-    return Rearrangement(module, check)
+        return x.norm
 
 
 class NonNegativeLinear(Parameterless):
@@ -232,26 +196,10 @@ class ConstantPadAnswers(Parameterless):
         return math.hypot(x.norm, float(torch.linalg.vector_norm(at_zero)))
 
 
-def largest_overlap(
-    size: int, outputs: int, kernel: int, stride: int, padding: int = 0, dilation: int = 1
-) -> int:
-    """The most windows that one position of an axis is in, by counting them.
-
-    At most ⌈kernel/stride⌉ without dilation; less where few windows fit.
-    """
-    starts = torch.arange(outputs) * stride - padding
-    taken = (starts[:, None] + torch.arange(kernel) * dilation).flatten()
-    inside = taken[(taken >= 0) & (taken < size)]
-    return int(torch.bincount(inside).max()) if len(inside) else 0
-
-
-def largest_adaptive_overlap(size: int, outputs: int) -> int:
-    """The same for windows ⌊i·size/outputs⌋ to ⌈(i + 1)·size/outputs⌉, as PyTorch adapts them."""
-    change = torch.zeros(size + 1, dtype=torch.long)
-    for i in range(outputs):
-        change[i * size // outputs] += 1
-        change[-(-(i + 1) * size // outputs)] -= 1
-    return int(change.cumsum(0).max())
+def largest_overlap(windows: Iterable[range], size: int) -> int:
+    """The most windows that one of the positions 0, …, size − 1 of an axis is in."""
+    counts = Counter(i for window in windows for i in window if 0 <= i < size)
+    return max(counts.values(), default=0)
 
 
 class MaxPoolAnswers(Parameterless):
@@ -269,13 +217,6 @@ class MaxPoolAnswers(Parameterless):
         if module.return_indices:
             raise Refused("returns indices too; build it without return_indices")
         self.module, self.dims = module, int(type(module).__name__[-2])  # MaxPool2d: 2
-        if "Adaptive" in type(module).__name__:
-            return
-        # PyTorch reads an empty stride, too, as the kernel size.
-        stride = module.stride or module.kernel_size
-        settings = (module.kernel_size, stride, module.padding, module.dilation)
-        each = ((s,) * self.dims if isinstance(s, int) else s for s in settings)
-        self.axes: list[Sequence[int]] = list(zip(*each, strict=True))
 
     def lipschitz(self, x: Bound) -> float:
         after = self.module.forward(torch.zeros(1, *x.shape))
@@ -284,11 +225,21 @@ class MaxPoolAnswers(Parameterless):
                 f"has a window without a pixel on a record of shape {x.shape}, whose maximum is "
                 "−∞; change its padding, dilation or kernel_size"
             )
-        sizes = list(zip(x.shape[-self.dims :], after.shape[-self.dims :], strict=True))
-        if not hasattr(self, "axes"):
-            return math.sqrt(math.prod(largest_adaptive_overlap(*size) for size in sizes))
-        pairs = zip(sizes, self.axes, strict=True)
-        return math.sqrt(math.prod(largest_overlap(*size, *axis) for size, axis in pairs))
+        axes = enumerate(zip(x.shape[-self.dims :], after.shape[-self.dims :], strict=True))
+        overlaps = [largest_overlap(self._windows(i, n, outputs), n) for i, (n, outputs) in axes]
+        return math.sqrt(math.prod(overlaps))
+
+    def _windows(self, axis: int, size: int, outputs: int) -> list[range]:
+        """What each output along an axis reads; positions outside 0, …, size − 1 are padding."""
+        if "Adaptive" in type(self.module).__name__:
+            ends = [(i * size // outputs, -(-(i + 1) * size // outputs)) for i in range(outputs)]
+            return [range(*end) for end in ends]
+        m = self.module
+        # PyTorch reads an empty stride, too, as the kernel size.
+        settings = (m.kernel_size, m.stride or m.kernel_size, m.padding, m.dilation)
+        kernel, stride, padding, dilation = (per_axis(s, self.dims)[axis] for s in settings)
+        starts = [i * stride - padding for i in range(outputs)]
+        return [range(start, start + kernel * dilation, dilation) for start in starts]
 
 
 class SoftmaxAnswers(Parameterless):
@@ -341,7 +292,7 @@ NEGLIGIBLE = 2.0**-24
 
 
 @dataclass(frozen=True)
-class Pointwise:
+class Pointwise(Parameterless):
     """A function of one number: |f(x)| ≤ offset + gain·|x|, |f(x)| ≤ ceiling and |f'(x)| ≤ slope.
 
     On n numbers of norm X:
@@ -364,9 +315,6 @@ class Pointwise:
 
     def lipschitz(self, x: Bound) -> float:
         return self.slope
-
-    def gradient_norms(self, x: Bound, cotangent: float) -> Mapping[str, float]:
-        return {}
 
 
 # Slopes without a short form are rounded up in the seventh digit.
@@ -456,27 +404,46 @@ ACTIVATIONS: dict[type[nn.Module], Pointwise | Callable[[Any], Pointwise]] = {
 }
 
 
-def _activation(module: nn.Module) -> Bounded:
+def _activation(module: nn.Module) -> Pointwise:
     entry = ACTIVATIONS[type(module)]
-    answers = entry if isinstance(entry, Pointwise) else entry(module)
-    # Others that read the input then read f(x): harmless only if ‖f(x)‖ ≤ ‖x‖ and f is 1-Lipschitz.
+    return _safe_in_place(module, entry if isinstance(entry, Pointwise) else entry(module))
+
+
+def _dropout(module: Any) -> Pointwise:
+    """Training: y = m·x/(1 − p) with a mask m of zeros and ones, drawn independently of x.
+
+    For every mask, 1/(1 − p)-Lipschitz and 0 at 0; p = 1 leaves nothing. The masks of the other
+    records have the same distribution with or without a record, so what holds for every mask holds
+    for the mixture (joint convexity). Evaluation: the identity.
+    """
+    share = float(module.p) if module.training else 0.0
+    if share == 1:
+        return Pointwise(slope=0.0, ceiling=0.0, exact=True)
+    return _safe_in_place(module, Pointwise(1 / (1 - share), 1 / (1 - share), exact=share == 0))
+
+
+def _safe_in_place(module: nn.Module, answers: Pointwise) -> Pointwise:
+    """Refuse to write f(x) over the input unless ‖f(x)‖ ≤ ‖x‖ and f is 1-Lipschitz.
+
+    Others that read the input then read f(x), which does them no harm.
+    """
     harmless = answers.slope <= 1 and answers.gain <= 1 and answers.offset == 0
     if getattr(module, "inplace", False) and not harmless:
-        _refuse_in_place()
+        raise Refused("writes into its input, which others may read; build it with inplace=False")
     return answers
 
 
 KNOWN: dict[type[nn.Module], Callable[[Any], Bounded]] = {
     nn.Identity: Rearrangement,
-    nn.Flatten: _flatten,
+    nn.Flatten: lambda module: Rearrangement(module, module.start_dim),
     nn.Unflatten: _unflatten,
-    nn.PixelShuffle: _pixel_shuffle,
-    nn.PixelUnshuffle: _pixel_shuffle,
+    nn.PixelShuffle: PixelShuffleAnswers,
+    nn.PixelUnshuffle: PixelShuffleAnswers,
     nn.ChannelShuffle: Rearrangement,
     **dict.fromkeys(ACTIVATIONS, _activation),
     **dict.fromkeys([nn.Softmax, nn.Softmin, nn.Softmax2d], SoftmaxAnswers),
     nn.LogSoftmax: LogSoftmaxAnswers,
-    **dict.fromkeys([nn.Dropout, *_family("Dropout")], DropoutAnswers),
+    **dict.fromkeys([nn.Dropout, *_family("Dropout")], _dropout),
     **dict.fromkeys(_family("AvgPool", "AdaptiveAvgPool"), _average_pool),
     **dict.fromkeys(_family("MaxPool", "AdaptiveMaxPool"), MaxPoolAnswers),
     **dict.fromkeys(_family("ZeroPad", "ConstantPad"), ConstantPadAnswers),

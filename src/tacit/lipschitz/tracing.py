@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from tacit.errors import Refused
-from tacit.lipschitz.bounds import Bound, Layer, own_axes, own_axis
+from tacit.lipschitz.bounds import Bound, Layer, own_axes, own_axis, per_axis
 from tacit.lipschitz.integrity import require_no_hidden_code
 from tacit.lipschitz.layers.limits import Scale
 from tacit.lipschitz.layers.rearranging import Permute
@@ -88,10 +88,10 @@ def _only_returns(node: fx.Node) -> bool:
 def part_of(module: nn.Module, target: str) -> nn.Module:
     """The submodule at that path, from PyTorch's tables of children."""
     for name in target.split("."):
-        found = module._modules.get(name)
-        if not isinstance(found, nn.Module):
+        part = module._modules.get(name)
+        if not isinstance(part, nn.Module):
             raise Refused(f"its forward calls {target!r}, which is not one of its modules")
-        module = found
+        module = part
     return module
 
 
@@ -182,21 +182,21 @@ class _Tracer(fx.Tracer):
             kwargs = {**kwargs, "inplace": False}
         elif by_method:
             target = target.removesuffix("_")
-        made: Any = super().create_proxy(kind, target, args, kwargs, *more, **named)
+        result: Any = super().create_proxy(kind, target, args, kwargs, *more, **named)
         if stays:
-            value.node = made.node
+            value.node = result.node
             return value
-        return self.write(value, made) if by_flag or by_method else made
+        return self.write(value, result) if by_flag or by_method else result
 
-    def write(self, value: _Value, made: _Value) -> _Value:
+    def write(self, value: _Value, written: _Value) -> _Value:
         """From now on, every name of the value stands for the new one."""
         if value.node.op in ("placeholder", "get_attr"):
             raise Refused(
                 f"its forward writes into {value.node.target!r}, which others may read; write "
                 "x = x + y for x += y"
             )
-        self.writes.append((value.node, made.node))
-        value.node = made.node
+        self.writes.append((value.node, written.node))
+        value.node = written.node
         return value
 
 
@@ -255,7 +255,7 @@ class Mean(Layer):
         super().__init__()
         if dim is None or (not isinstance(dim, int) and not len(dim)):
             raise Refused("a mean over everything mixes records; name a record's own axes")
-        self.axes = (dim,) if isinstance(dim, int) else tuple(dim)
+        self.axes = per_axis(dim, 1)
         self.keepdim = keepdim
 
     def forward(self, x: Tensor) -> Tensor:
@@ -319,8 +319,13 @@ class Exchange(Layer):
         return x.transpose(first, second)
 
 
-def module_for(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
-    """The module that does what the operation does to one value; `args` come after that value."""
+def operation(node: fx.Node) -> tuple[nn.Module, Any]:
+    """The module that does what an operation does to one value, and that value."""
+    target = node.target
+    if target in (*ADD, *SUBTRACT):
+        return _plus_number(node)
+    if target in (*MULTIPLY, *DIVIDE):
+        return _times_number(node)
     if target not in OPERATIONS:
         raise Refused(
             f"its forward uses {name_of(target)}, which has no bound; use +, -, scaling by a "
@@ -329,23 +334,79 @@ def module_for(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn
             "tacit.lipschitz.Bounded"
         )
     make, names = OPERATIONS[target]
+    value, *args = node.args or (None,)
+    kwargs = node.kwargs
     if target == "permute" and args and isinstance(args[0], int):
-        args = (args,)
-    given = dict(zip(names, args, strict=False)) | kwargs
+        args = [tuple(args)]
+    given: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
     for name, default in _WITHOUT_EFFECT.items():
         if name in given and given[name] == default:
             del given[name]
     if len(args) > len(names) or not set(given) <= set(names):
-        raise Refused(f"its forward uses {name_of(target)} with arguments {args}, {kwargs}")
-    if any(isinstance(value, fx.Node) for value in given.values()):
+        raise Refused(f"its forward uses {name_of(target)} with arguments {tuple(args)}, {kwargs}")
+    if any(isinstance(argument, fx.Node) for argument in given.values()):
         raise Refused(
             f"its forward uses {name_of(target)} with an argument that depends on its input; make "
             "it a constant"
         )
     try:
-        return make(**given)
+        return make(**given), value
     except (TypeError, ValueError) as error:
         raise Refused(f"its forward uses {name_of(target)}: {error}") from error
+
+
+def summands(node: fx.Node) -> tuple[Any, Any, float]:
+    """u, v and α of u + αv; −α of u − αv."""
+    u, v = _operands(node)
+    alpha = _number(node.kwargs.get("alpha", 1), node)
+    return u, v, -alpha if node.target in SUBTRACT else alpha
+
+
+def _plus_number(node: fx.Node) -> tuple[nn.Module, Any]:
+    """factor·u + number."""
+    u, v, alpha = summands(node)
+    if not isinstance(v, fx.Node):
+        return AddNumber(alpha * _number(v, node)), u
+    added = AddNumber(_number(u, node))
+    return added if alpha == 1 else nn.Sequential(_scaling(alpha), added), v
+
+
+def _times_number(node: fx.Node) -> tuple[nn.Module, Any]:
+    a, b = _operands(node)
+    if isinstance(a, fx.Node) and isinstance(b, fx.Node):
+        raise Refused(
+            f"its forward uses {name_of(node.target)} on two values; their product grows with "
+            "the square of the input and has no Lipschitz constant"
+        )
+    value, by = (a, b) if isinstance(a, fx.Node) else (b, a)
+    factor = _number(by, node)
+    if node.target in DIVIDE:
+        if value is b or factor == 0:
+            raise Refused(f"its forward divides {a} by {b}; divide by a number other than 0")
+        factor = 1 / factor
+    return _scaling(factor), value
+
+
+def _scaling(factor: float) -> nn.Module:
+    if factor == 0 or not math.isfinite(factor):
+        raise Refused(f"its forward multiplies by {factor}")
+    return Scale(factor)
+
+
+def _operands(node: fx.Node) -> tuple[Any, Any]:
+    if len(node.args) != 2 or not node.kwargs.keys() <= {"alpha"}:
+        raise Refused(
+            f"its forward uses {name_of(node.target)} with arguments {node.args}, {node.kwargs}"
+        )
+    return node.args[0], node.args[1]
+
+
+def _number(value: Any, node: fx.Node) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise Refused(
+            f"its forward uses {name_of(node.target)} with {value!r}, which is not a finite number"
+        )
+    return float(value)
 
 
 def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn.Module:

@@ -128,28 +128,28 @@ class _Conversion:
         self.activation, self.reshaped, self.max_cost = activation, reshaped, max_cost
         self.changes: list[str] = []
         self.refused: list[str] = []
-        self._made: dict[int, Any] = {}  # by the id of the original, as in deepcopy
+        self._twins: dict[int, Any] = {}  # by the id of the original, as in deepcopy
         self._above: list[int] = []
         self._widths = _widths(model)
 
     def of(self, module: nn.Module, path: str) -> nn.Module:
         """The twin of a part. A part without one is recorded, and an identity stands in for it."""
-        if id(module) in self._made:
-            known: nn.Module = self._made[id(module)]
+        if id(module) in self._twins:
+            known: nn.Module = self._twins[id(module)]
             return known
         inside_itself = id(module) in self._above
         self._above.append(id(module))
         try:
             if inside_itself:
                 raise Refused("it contains itself")
-            made = self._converted(module, path)
+            twin = self._converted(module, path)
         except Refused as refused:
             self.refused.append(f"{place(path, type(module))} has no Lipschitz twin: {refused}")
-            made = nn.Identity()
+            twin = nn.Identity()
         finally:
             self._above.pop()
-        self._made[id(module)] = made
-        return made
+        self._twins[id(module)] = twin
+        return twin
 
     def require_complete(self, model: nn.Module) -> None:
         """Refuse parts without a twin. Attention comes first: there is no other way to write it."""
@@ -168,9 +168,9 @@ class _Conversion:
     def _converted(self, module: nn.Module, path: str) -> nn.Module:
         kind = type(module)
         if not gives_answers(kind):
-            made = self._replacement(module, path)
-            if made is not None:
-                new, why = made
+            replacement = self._replacement(module, path)
+            if replacement is not None:
+                new, why = replacement
                 self._note(path, f"{_brief(module)} → {_brief(new)}: {why}")
                 return new
         if kind in REASONS:
@@ -179,27 +179,24 @@ class _Conversion:
             return self._kept(module, path)
         if kind.forward is nn.Sequential.forward:
             # Not `named_children`, which leaves out a part that is there twice.
-            held = ((name, m) for name, m in module._modules.items() if m is not None)
-            parts = [(name, self._part(path, name, m)) for name, m in held]
+            children = ((name, m) for name, m in module._modules.items() if m is not None)
+            parts = [(name, self.of(m, joined(path, name))) for name, m in children]
             return nn.Sequential(OrderedDict(parts))
         return graph_module(
             module,
-            lambda name, part: self._part(path, name, part),
+            lambda name, part: self.of(part, joined(path, name)),
             lambda text: self._note(path, text),
         )
-
-    def _part(self, path: str, name: str, part: nn.Module) -> nn.Module:
-        return self.of(part, joined(path, name))
 
     def _kept(self, module: nn.Module, path: str) -> nn.Module:
         """A copy that does not write in place. The children are converted unless it answers."""
         if isinstance(module, _CONTAINERS) or hasattr(type(module), "walk_bounds"):
             for name, part in module.named_children():
-                self._part(path, name, part)
-        made: nn.Module = copy.deepcopy(module, self._made)
-        if getattr(made, "inplace", False):
-            made.inplace = False  # type: ignore[assignment]
-        return made
+                self.of(part, joined(path, name))
+        kept: nn.Module = copy.deepcopy(module, self._twins)
+        if getattr(kept, "inplace", False):
+            kept.inplace = False  # type: ignore[assignment]
+        return kept
 
     def _note(self, path: str, text: str) -> None:
         self.changes.append(f"{f'layer {path!r}' if path else 'the model'}: {text}")
@@ -210,12 +207,12 @@ class _Conversion:
         if type(module) in _CONVOLUTIONS:
             return self._convolution(module)
         if isinstance(module, _ACTIVATIONS):
-            made = self.activation(*self._widths[id(module)])
-            return made, "it keeps the norm of gradients"
+            activation = self.activation(*self._widths[id(module)])
+            return activation, "it keeps the norm of gradients"
         if isinstance(module, _NORMALISATIONS):
             # The children of a normalisation (an activation, in timm) come after it.
-            held = [self._part(path, name, m) for name, m in module.named_children()]
-            centred = nn.Sequential(LayerCentering(), *held) if held else LayerCentering()
+            after = [self.of(m, joined(path, name)) for name, m in module.named_children()]
+            centred = nn.Sequential(LayerCentering(), *after) if after else LayerCentering()
             return centred, "dividing by a deviation has no Lipschitz constant"
         if isinstance(module, Dropout) or type(module).__name__ in _STOCHASTIC_DEPTH:
             return nn.Identity(), "it adds noise to what is noisy enough"
@@ -245,15 +242,15 @@ class _Conversion:
     def _with_weight(self, module: Any, kind: Any, settings: Any, **how: Any) -> nn.Module:
         """A layer of that kind with the module's weight, which shared layers go on sharing."""
         weight = module.weight
-        made: Any = skip_init(kind, *settings, **how, device=weight.device, dtype=weight.dtype)
-        if id(weight) in self._made:
-            made.weight = self._made[id(weight)]
+        new: Any = skip_init(kind, *settings, **how, device=weight.device, dtype=weight.dtype)
+        if id(weight) in self._twins:
+            new.weight = self._twins[id(weight)]
         else:
             with torch.no_grad():
-                made.weight.copy_(weight)
-            made.weight.requires_grad_(weight.requires_grad)
-            self._made[id(weight)] = made.weight
-        layer: nn.Module = made
+                new.weight.copy_(weight)
+            new.weight.requires_grad_(weight.requires_grad)
+            self._twins[id(weight)] = new.weight
+        layer: nn.Module = new
         return layer
 
 
@@ -295,11 +292,11 @@ def graph_module(
     """
     graph = functional_graph(module, defaults=True)
     parts: dict[str, nn.Module] = {}
-    fixed: set[fx.Node] = set()  # computed from parameters alone
+    fixed: dict[fx.Node, set[str]] = {}  # computed from parameters alone, and from which
     for node in list(graph.nodes):
         sources = node.all_input_nodes
         if node.op == "get_attr":
-            fixed.add(node)
+            fixed[node] = {str(node.target)}
         elif node.op == "call_module":
             target = str(node.target)
             if len(sources) != 1 or sources[0] in fixed or node.args != (sources[0],):
@@ -310,7 +307,7 @@ def graph_module(
         elif node.op in ("call_function", "call_method") and sources:
             doubled = len(node.args) == 2 and node.args[0] is node.args[1]  # u + u has one source
             if all(source in fixed for source in sources):
-                fixed.add(node)
+                fixed[node] = set().union(*(fixed[source] for source in sources))
             elif any(source in fixed for source in sources):
                 _drop_parameters(module, node, fixed, note)
             elif node.target in (torch.reshape, "reshape", "view"):
@@ -334,10 +331,18 @@ def _average(graph: fx.Graph, node: fx.Node, note: Callable[[str], None]) -> Non
 
 
 def _drop_parameters(
-    module: nn.Module, node: fx.Node, fixed: set[fx.Node], note: Callable[[str], None]
+    module: nn.Module, node: fx.Node, fixed: dict[fx.Node, set[str]], note: Callable[[str], None]
 ) -> None:
     values = [source for source in node.all_input_nodes if source not in fixed]
-    names = ", ".join(sorted(_parameters_behind(module, node, fixed)))
+    used = sorted(set().union(*(fixed.get(source, set()) for source in node.all_input_nodes)))
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name in used:
+        if name not in parameters:
+            raise Refused(
+                f"its forward uses the tensor {name!r}, which is no parameter; put it into a layer "
+                "that answers for it"
+            )
+    names = ", ".join(used)
     first = node.args[0] if node.args else None
     known = (
         node.target in (*ADD, *MULTIPLY, torch.addcmul, "addcmul")
@@ -352,24 +357,6 @@ def _drop_parameters(
     node.replace_all_uses_with(values[0])
     node.graph.erase_node(node)
     note(f"{names} removed: scales and biases of single channels cost noise")
-
-
-def _parameters_behind(module: nn.Module, node: fx.Node, fixed: set[fx.Node]) -> set[str]:
-    waiting, names = [n for n in node.all_input_nodes if n in fixed], set()
-    while waiting:
-        source = waiting.pop()
-        waiting += source.all_input_nodes
-        if source.op != "get_attr":
-            continue
-        holder, _, name = str(source.target).rpartition(".")
-        owner = part_of(module, holder) if holder else module
-        if name not in owner._parameters:
-            raise Refused(
-                f"its forward uses the tensor {source.target!r}, which is no parameter; put it "
-                "into a layer that answers for it"
-            )
-        names.add(str(source.target))
-    return names
 
 
 def _flatten(graph: fx.Graph, node: fx.Node) -> None:

@@ -32,12 +32,13 @@ from tacit.models.residual import (
     Norm,
     WeightStandardised,
     WeightStandardisedConv2d,
+    gpt,
     group_norm,
+    next_token_loss,
     resnet,
     resnet18,
     wide_resnet,
 )
-from tacit.models.transformer import gpt, next_token_loss
 
 __all__ = [
     "Norm", "TemperedSigmoid", "Trainable", "WeightStandardised", "WeightStandardisedConv2d",

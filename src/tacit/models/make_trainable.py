@@ -53,16 +53,16 @@ def make_trainable(model: nn.Module, norm: Norm | WeightStandardised = SIXTEEN_G
     for module, names in _paths(model).items():
         where = _where(names)
         if isinstance(module, BatchNorm):
-            made: nn.Module = _normalisation(module, where, make_norm, memo)
+            replacement: nn.Module = _normalisation(module, where, make_norm, memo)
             why = "batch statistics mix records"
         elif module in feeding:
             assert isinstance(module, nn.Conv2d)
-            made = _standardised(module, memo)
+            replacement = _standardised(module, memo)
             why = "it feeds a BatchNorm, and standardised weights stand in for a part of it"
         else:
             continue
-        memo[id(module)] = made
-        changes.append(f"{where}: {_brief(module)} → {_brief(made)}: {why}")
+        memo[id(module)] = replacement
+        changes.append(f"{where}: {_brief(module)} → {_brief(replacement)}: {why}")
     copied = copy.deepcopy(model, memo)
     for module, names in _paths(copied).items():
         words = _simplified(module)
@@ -95,24 +95,24 @@ def _normalisation(
             f"{where} (BatchNorm1d) mixes records through batch statistics, and has one channel, "
             "which normalised by itself would be zero; remove it"
         )
-    made = make_norm(module.num_features)
+    norm = make_norm(module.num_features)
     tensors = chain(module.parameters(), module.buffers())
     like = next((t for t in tensors if t.is_floating_point()), None)
     if like is not None:
-        made.to(like.device, like.dtype)
+        norm.to(like.device, like.dtype)
     for name in ("weight", "bias"):
-        old, new = getattr(module, name), getattr(made, name, None)
-        if old is None and isinstance(made, nn.GroupNorm):
-            made.affine = False
-            setattr(made, name, None)
-        elif old is not None and new is not None and old.shape == new.shape:
-            setattr(made, name, copy.deepcopy(old, memo))
-    if isinstance(made, nn.GroupNorm):
-        made.eps = module.eps
+        given, initial = getattr(module, name), getattr(norm, name, None)
+        if given is None and isinstance(norm, nn.GroupNorm):
+            norm.affine = False
+            setattr(norm, name, None)
+        elif given is not None and initial is not None and given.shape == initial.shape:
+            setattr(norm, name, copy.deepcopy(given, memo))
+    if isinstance(norm, nn.GroupNorm):
+        norm.eps = module.eps
     if not plain:
         after = copy.deepcopy(module._modules, memo)
-        made = nn.Sequential(OrderedDict({"norm": made, **after}))  # type: ignore[dict-item]
-    return made.train(module.training)
+        norm = nn.Sequential(OrderedDict({"norm": norm, **after}))  # type: ignore[dict-item]
+    return norm.train(module.training)
 
 
 def _is_followed_by_its_children(module: BatchNorm) -> bool:
@@ -146,9 +146,9 @@ def _standardised(module: nn.Conv2d, memo: dict[int, Any]) -> WeightStandardised
     names = "in_channels out_channels kernel_size stride padding dilation groups padding_mode"
     settings: Any = {name: getattr(module, name) for name in names.split()}
     settings |= {"bias": module.bias is not None, "device": "meta"}  # its weights are replaced
-    made = WeightStandardisedConv2d(**settings)
-    made.weight, made.bias = copy.deepcopy((module.weight, module.bias), memo)
-    return made.train(module.training)
+    conv = WeightStandardisedConv2d(**settings)
+    conv.weight, conv.bias = copy.deepcopy((module.weight, module.bias), memo)
+    return conv.train(module.training)
 
 
 def _feeding(model: nn.Module) -> set[nn.Module]:

@@ -26,7 +26,7 @@ from tacit.lipschitz.integrity import require_no_hooks_of_all_modules, require_p
 from tacit.lipschitz.layers.limits import limit_rows
 from tacit.lipschitz.program import Program, compile_program, fingerprint
 from tacit.lipschitz.projection import enforce
-from tacit.lipschitz.propagation import Sensitivities, largest_entry, sensitivities_of
+from tacit.lipschitz.propagation import Sensitivities, largest_entry, propagate
 from tacit.losses.record_loss import ClippedLoss, losses_of
 from tacit.precision import (
     ROWS_AT_ONCE,
@@ -310,7 +310,7 @@ class Clipless(AdaptingQuery):
         stale = known is None or known.program is not program or known.key != key
         if known is None or stale or program.own_answers:
             limited = loss if clip is None else ClippedLoss(loss, clip)
-            found = sensitivities_of(program, limited, input_shape, rounding=rounding)
+            found = propagate(program, limited, input_shape, rounding=rounding)
             wide = {wide_dtype(dtype) for dtype, _ in kinds}
             largest = largest_entry(program, found, input_shape, wide)
             known = self._known[model] = _Bounds(key, loss, program, found, largest, rounding)

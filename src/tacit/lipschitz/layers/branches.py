@@ -72,24 +72,25 @@ class Concatenate(_Branches):
 
     def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]:
         outputs, backs = self._walk_branches(x, walk)
-        shape = concatenated([y.shape for y in outputs], self.axis)
         clips = clips_cotangents(self.branches)
 
         def pull(cotangent: float) -> float:
             parts = [back(cotangent) for back in backs]
             return math.fsum(parts) if clips else math.hypot(*parts)
 
-        return Bound(math.hypot(*(y.norm for y in outputs)), shape), pull
+        return concatenated(outputs, self.axis), pull
 
 
-def concatenated(shapes: Sequence[tuple[int, ...]], axis: int) -> tuple[int, ...]:
-    """The shape of one record's tensors concatenated along `axis`, the batch being axis 0."""
+def concatenated(bounds: Sequence[Bound], axis: int) -> Bound:
+    """One record's tensors along `axis`, the batch being axis 0: the squares of norms add up."""
+    shapes = [bound.shape for bound in bounds]
     own = own_axis(axis, len(shapes[0]) + 1, "concatenation") - 1
     around = {(*shape[:own], *shape[own + 1 :]) for shape in shapes}
     if len(around) != 1 or len({len(shape) for shape in shapes}) != 1:
         raise Refused(f"shapes {shapes} cannot be concatenated along axis {own + 1}")
     total = sum(shape[own] for shape in shapes)
-    return (*shapes[0][:own], total, *shapes[0][own + 1 :])
+    shape = (*shapes[0][:own], total, *shapes[0][own + 1 :])
+    return Bound(math.hypot(*(bound.norm for bound in bounds)), shape)
 
 
 def require_one_shape(a: Bound, b: Bound) -> None:
@@ -166,6 +167,9 @@ class ConvexResidual(_Skip):
         return mixed
 
     def walk_bounds(self, x: Bound, walk: Walk) -> tuple[Bound, Pullback]:
+        # The bounds are for a share between 0 and 1, which no other module in its place is.
+        if getattr(self.mixture, "kind", type(self.mixture)) is not _Lean:
+            raise Refused("its mixture was replaced; build a new ConvexResidual")
         y, back = self._walk_branch(x, walk)
         _, back_to_lean = walk("mixture", Bound(x.norm + y.norm, x.shape))
         clips = clips_cotangents(self.f)
@@ -193,6 +197,8 @@ class _Lean(Layer):
         return [Constraint(self.lean, FrobeniusBall(0.5))]
 
     def lipschitz(self, x: Bound) -> float:
+        if self.lean.numel() != 1:
+            raise Refused(f"its lean has {self.lean.numel()} numbers; its bounds are for one")
         return 0.5 * (1 + SLACK)
 
     def gradient_norms(self, x: Bound, cotangent: float) -> dict[str, float]:

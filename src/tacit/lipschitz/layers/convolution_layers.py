@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import Refused
-from tacit.lipschitz.bounds import Bound, Pullback, Walk
+from tacit.lipschitz.bounds import Bound, Pullback, Walk, per_axis
 from tacit.lipschitz.layers.linear import ConstrainedWeight
 from tacit.lipschitz.layers.rearranging import Shift, SpaceToDepth
 from tacit.lipschitz.operator_norm import Axis
@@ -23,13 +23,10 @@ KernelSet = Callable[[float, tuple[Axis, ...], int], WeightSet]
 class _SpectralConv(ConstrainedWeight, Convolution):
     """y = K * x + c with ‖K * ·‖ ≤ max_norm as an operator and ‖c‖ ≤ max_bias.
 
-    P output positions, X the norm of the whole image, `reads` how often its most-read pixel is
-    read (`Usage`): ∏⌈kᵢgᵢ/sᵢ⌉ under zero padding, g = gcd(s, d).
-      output      max_norm·X + √P·‖c‖
-      Lipschitz   max_norm
-      kernel      √reads·X·G
-      bias        ‖Σ_p g_p‖ ≤ √P·G                                (the same bias P times)
-    With u_p the window at p, flattened, the kernel's gradient is Σ_p g_p u_pᵀ, and
+    The bounds are those of `ConstrainedWeight`, with P output positions, X the norm of the whole
+    image, and `reads` how often its most-read pixel is read (`Usage`): ∏⌈kᵢgᵢ/sᵢ⌉ under zero
+    padding, g = gcd(s, d). With u_p the window at p, flattened, the kernel's gradient is
+    Σ_p g_p u_pᵀ, and
       ‖Σ_p g_p u_pᵀ‖_F ≤ Σ_p ‖g_p‖‖u_p‖ ≤ G·(Σ_p ‖u_p‖²)^(1/2) ≤ G·√reads·X.
     It is reached under circular padding, by the image that is constant on the pixels a multiple
     of s apart: the windows are alike, and so their cotangents. Under zero padding it is
@@ -40,9 +37,9 @@ class _SpectralConv(ConstrainedWeight, Convolution):
 
     `within` chooses the set: `TrueConvolution`, or the cheaper `ReshapedKernel`. Without
     `input_size` the kernel is bounded for images of every size on which padding copies no pixel
-    more often than on large ones; others are refused. With it, for that size alone, and a few
-    percent larger on small images. Zero and circular padding are the tight ones: reflecting and
-    replicating cost a factor of 1.5 to 2.5.
+    more often than on large ones; others are refused. With it, the kernel is bounded for that size
+    only, and is a few percent larger on small images. Zero and circular padding are the tight
+    ones: reflecting and replicating cost a factor of 1.5 to 2.5.
     """
 
     def __init__(
@@ -140,7 +137,7 @@ def axes_of(
     sizes = [input_size] * dims if isinstance(input_size, int | None) else list(input_size)
     if len(sizes) != dims:
         raise ValueError(f"input_size is {input_size}; give {dims} numbers, channels left out")
-    strides, dilations = _each(layer.stride, dims), _each(layer.dilation, dims)
+    strides, dilations = per_axis(layer.stride, dims), per_axis(layer.dilation, dims)
     axes = []
     for i, (size, (before, after)) in enumerate(zip(sizes, _pads(layer, dims), strict=True)):
         if before < 0 or after < 0:
@@ -159,15 +156,11 @@ def _pads(layer: Convolution, dims: int) -> list[tuple[int, int]]:
         pads = list(layer._reversed_padding_repeated_twice)
         return [(pads[2 * i], pads[2 * i + 1]) for i in reversed(range(dims))]
     if layer.padding == "same":
-        kernel, dilations = layer.weight.shape[2:], _each(layer.dilation, dims)
+        kernel, dilations = layer.weight.shape[2:], per_axis(layer.dilation, dims)
         missing = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
         return [(total // 2, total - total // 2) for total in missing]
     amounts = 0 if layer.padding == "valid" else layer.padding
-    return [(amount, amount) for amount in _each(amounts, dims)]  # type: ignore[arg-type]
-
-
-def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    return (value,) * dims if isinstance(value, int) else tuple(value)
+    return [(amount, amount) for amount in per_axis(amounts, dims)]  # type: ignore[arg-type]
 
 
 class _OrthogonalConv(nn.Module):
@@ -178,8 +171,8 @@ class _OrthogonalConv(nn.Module):
     one axis give W₂W₁(W₁ᵀ(1 − E)W₁ + W₁ᵀEW₁·z), the block (1 − P + P·z) with a projection P of
     which BCOP kernels are products [Li 2019], so chains of these layers contain them.
 
-    W₁ and W₂ are what is trained and what is projected, each alone, and each is a linear layer
-    used at every position: gradients at most X·G, without the √reads of a general kernel.
+    W₁ and W₂ are trained and projected, and each is a linear layer used at every position:
+    gradients at most X·G, without the √reads of a general kernel.
 
     A stride s folds space into depth (orthogonal), and shifts over ⌈k/s⌉ cells of s pixels.
     In between there are m = max(in·∏s, out) channels, so that W₁ loses nothing. The norm is kept
@@ -202,7 +195,7 @@ class _OrthogonalConv(nn.Module):
     ) -> None:
         super().__init__()
         dims = 1 if issubclass(self.conv, nn.Conv1d) else 2
-        kernel, steps = _each(kernel_size, dims), _each(stride, dims)
+        kernel, steps = per_axis(kernel_size, dims), per_axis(stride, dims)
         folded = in_channels * math.prod(steps)
         middle = max(folded, out_channels)
         how: dict[str, Any] = {"within": ReshapedKernel, "device": device, "dtype": dtype}

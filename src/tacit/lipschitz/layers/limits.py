@@ -9,13 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.lipschitz.bounds import Bound, Layer, own_axes
-
-
-def _require_finite_norm(max_norm: float) -> float:
-    if not 0 < max_norm < math.inf:
-        raise ValueError(f"max_norm is {max_norm}; give a finite number above 0")
-    return float(max_norm)
+from tacit.lipschitz.bounds import Bound, Layer, finite_above_zero, own_axes, per_axis
 
 
 class BoundedInput(Layer):
@@ -33,33 +27,39 @@ class BoundedInput(Layer):
 
     def __init__(self, max_norm: float = 1.0, *, sphere: bool = False) -> None:
         super().__init__()
-        self.max_norm, self.sphere = _require_finite_norm(max_norm), sphere
+        self.max_norm, self.sphere = finite_above_zero("max_norm", max_norm), sphere
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = x.flatten(1)
-        seen = flat.detach()
-        # Squares of large numbers overflow: divide by the largest entry first. It is NaN or ∞ where
-        # any entry is, so one pass finds both.
-        largest = seen.abs().amax(dim=1, keepdim=True) if flat.shape[1] else seen.sum(1, True)
-        finite = largest.isfinite()
-        flat = torch.where(finite, flat, 0.0)
-        safe = torch.where(finite, largest, 0.0).clamp_min(torch.finfo(flat.dtype).tiny)
-        unit = flat / safe
-        norms = torch.linalg.vector_norm(unit, dim=1, keepdim=True, dtype=torch.float64) * safe
+        unit, sizes, norms = scaled_rows(x)
         # 0 stays 0, and has a gradient of 0: 0 · ∞ is NaN, in the backward pass too.
         norms = torch.where(norms > 0, norms, 1.0)
         # A few roundings lower, so that the norm of the output keeps to the bound.
-        reach = self.max_norm * (1 - 4 * torch.finfo(flat.dtype).eps)
-        scale = reach / norms
+        scale = self.max_norm * (1 - 4 * torch.finfo(x.dtype).eps) / norms
         if not self.sphere:
             scale = scale.clamp(max=1.0)
-        return (unit * (scale * safe).to(flat.dtype)).reshape(x.shape)
+        return (unit * (scale * sizes).to(x.dtype)).reshape(x.shape)
 
     def output_norm(self, x: Bound) -> float:
         return self.max_norm if self.sphere else min(x.norm, self.max_norm)
 
     def lipschitz(self, x: Bound) -> float:
         return math.inf if self.sphere else 1.0
+
+
+def scaled_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows divided by their largest entry, that entry, and the rows' norms as columns of float64.
+
+    Squares of large numbers overflow, so the largest entry is divided out first. It is NaN or ∞
+    where any entry is: one pass finds both, and such a row becomes 0.
+    """
+    flat = x.flatten(1)
+    seen = flat.detach()
+    largest = seen.abs().amax(dim=1, keepdim=True) if flat.shape[1] else seen.sum(1, True)
+    finite = largest.isfinite()
+    sizes = torch.where(finite, largest, 0.0).clamp_min(torch.finfo(flat.dtype).tiny)
+    unit = torch.where(finite, flat, 0.0) / sizes
+    norms = torch.linalg.vector_norm(unit, dim=1, keepdim=True, dtype=torch.float64) * sizes
+    return unit, sizes, norms
 
 
 class LayerCentering(Layer):
@@ -74,8 +74,7 @@ class LayerCentering(Layer):
 
     def __init__(self, axes: int | Sequence[int] | None = None) -> None:
         super().__init__()
-        chosen = (axes,) if isinstance(axes, int) else axes
-        self.axes = None if chosen is None else tuple(chosen)
+        self.axes = None if axes is None else per_axis(axes, 1)
         if self.axes is not None and 0 in self.axes:
             own_axes(self.axes, 2, "LayerCentering")  # refuses in words
 
@@ -107,8 +106,8 @@ class ClipGradient(Layer):
     """f(x) = x forwards; backwards each record's cotangent g becomes g·min(1, C/‖g‖).
 
     The layers before it get cotangents of norm at most C, whatever the layers after it and the
-    loss are  [clipless paper, §3.3]. It clips records apart only if the loss is summed over
-    records, as `Clipless` does.
+    loss are  [clipless paper, §3.3]. It clips each record by itself only if the loss is summed
+    over records, as `Clipless` does.
     """
 
     exact = True
@@ -116,7 +115,7 @@ class ClipGradient(Layer):
 
     def __init__(self, max_norm: float) -> None:
         super().__init__()
-        self.max_norm = _require_finite_norm(max_norm)
+        self.max_norm = finite_above_zero("max_norm", max_norm)
 
     @property
     def cotangent_limit(self) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import Refused
-from tacit.lipschitz.bounds import Bound, Layer, own_axis
+from tacit.lipschitz.bounds import Bound, Layer, finite_above_zero, own_axis
 from tacit.lipschitz.projection import Constraint
 from tacit.lipschitz.sets import SLACK, FrobeniusBall, Orthogonal, WeightSet
 
@@ -37,11 +37,10 @@ class ConstrainedWeight(nn.Module):
     def _limit(self, max_norm: float, max_bias: float) -> None:
         """Set the limits. A negative one would make a bound smaller than what it bounds."""
         kind = type(self).__name__
-        if not 0 < max_norm < math.inf:
-            raise ValueError(f"{kind}: max_norm is {max_norm}; give a finite number above 0")
+        self.max_norm = finite_above_zero(f"{kind}: max_norm", max_norm)
         if not 0 <= max_bias < math.inf:
             raise ValueError(f"{kind}: max_bias is {max_bias}; give a finite number of at least 0")
-        self.max_norm, self.max_bias = float(max_norm), float(max_bias)
+        self.max_bias = float(max_bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {type(self.within).__name__}({self.max_norm:g})"
@@ -53,7 +52,15 @@ class ConstrainedWeight(nn.Module):
         return constraints
 
     def output_norm(self, x: Bound) -> float:
-        bias = 0.0 if self.bias is None else self.max_bias * (1 + SLACK)
+        if self.bias is None:
+            return self.lipschitz(x) * x.norm
+        # One number for all outputs would be read once per output and position.
+        if self.bias.shape != self.weight.shape[:1]:
+            raise Refused(
+                f"its bias has shape {tuple(self.bias.shape)}; its bounds are for one number per "
+                f"output, of which it has {len(self.weight)}"
+            )
+        bias = self.max_bias * (1 + SLACK)
         return self.lipschitz(x) * x.norm + math.sqrt(self.positions(x)) * bias
 
     def lipschitz(self, x: Bound) -> float:
@@ -150,18 +157,17 @@ class AddBias(Layer):
 
     def __init__(self, features: int, max_bias: float = 1.0, axis: int = 1) -> None:
         super().__init__()
-        if not 0 < max_bias < math.inf:
-            raise ValueError(f"max_bias is {max_bias}; give a finite number above 0")
-        self.features, self.max_bias, self.axis = int(features), float(max_bias), int(axis)
+        self.max_bias = finite_above_zero("max_bias", max_bias)
+        self.features, self.axis = int(features), int(axis)
         self.bias = nn.Parameter(torch.zeros(features))
 
     def forward(self, x: Tensor) -> Tensor:
         axis = own_axis(self.axis, x.dim(), "AddBias")
         # Broadcasting would make one bias out of many features, or many features out of one.
-        if x.shape[axis] != self.features:
+        if not x.shape[axis] == self.features == self.bias.numel():
             raise Refused(
-                f"AddBias was built for {self.features} features and axis {axis} has "
-                f"{x.shape[axis]}"
+                f"AddBias was built for {self.features} features; axis {axis} has "
+                f"{x.shape[axis]}, and the bias {self.bias.numel()}"
             )
         return x + self.bias.view((-1,) + (1,) * (x.dim() - 1 - axis))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.errors import Refused
-from tacit.lipschitz.bounds import Bound, Layer
+from tacit.lipschitz.bounds import Bound, Layer, per_axis
 from tacit.lipschitz.torch_modules import largest_overlap
 
 
@@ -113,7 +113,7 @@ class SpaceToDepth(_Rearrangement):
 
     def __init__(self, block: int | Sequence[int], dims: int = 2) -> None:
         super().__init__()
-        self.block = (block,) * dims if isinstance(block, int) else tuple(block)
+        self.block = per_axis(block, dims)
 
     def forward(self, x: Tensor) -> Tensor:
         sizes = x.shape[2:]
@@ -147,8 +147,8 @@ class ScaledL2NormPool2d(Layer):
         self, kernel_size: int | tuple[int, int], stride: int | tuple[int, int] | None = None
     ) -> None:
         super().__init__()
-        self.kernel_size = _pair(kernel_size)
-        self.stride = self.kernel_size if stride is None else _pair(stride)
+        self.kernel_size = per_axis(kernel_size, 2)
+        self.stride = self.kernel_size if stride is None else per_axis(stride, 2)
         if min(*self.kernel_size, *self.stride) < 1:
             raise ValueError(f"kernel {self.kernel_size}, stride {self.stride}: give at least 1")
         axes = zip(self.kernel_size, self.stride, strict=True)
@@ -166,16 +166,13 @@ class ScaledL2NormPool2d(Layer):
 
     def lipschitz(self, x: Bound) -> float:
         size = _image_size(x.shape, self.kernel_size)
-        axes = list(zip(size, self.kernel_size, self.stride, strict=True))
-        overlap = math.prod(largest_overlap(n, (n - k) // s + 1, k, s) for n, k, s in axes)
+        axes = zip(size, self.kernel_size, self.stride, strict=True)
+        windows = [(n, [range(i, i + k) for i in range(0, n - k + 1, s)]) for n, k, s in axes]
+        overlap = math.prod(largest_overlap(ranges, n) for n, ranges in windows)
         return math.sqrt(overlap / self.most_windows)
 
 
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
-
-
-def _image_size(shape: tuple[int, ...], kernel: tuple[int, int]) -> tuple[int, int]:
+def _image_size(shape: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[int, int]:
     if len(shape) < 2 or shape[-2] < kernel[0] or shape[-1] < kernel[1]:
         raise Refused(f"ScaledL2NormPool2d of windows {kernel} on a record of shape {shape}")
     return shape[-2], shape[-1]
