@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch import nn
 
-from experiments.runner import DELTA
+from experiments.runner import DELTA, Paper
 from tacit import Relation, by_layer, by_parameter, epsilon, models, trade_off
 from tacit.accounting import GaussianDpEstimate, TradeOff, gaussian_dp_mu, layerwise_multiplier
 from tacit.accounting.f_dp import plot_trade_offs
@@ -113,7 +113,7 @@ def show(rows: Sequence[dict]) -> None:
     print(f"* L as in the paper's text; δ = {DELTA:g}, replace-one; the CLT is not a guarantee")
 
 
-def main(arguments: Sequence[str] | None = None) -> list[dict]:
+def main(paper: Paper, arguments: Sequence[str]) -> list[dict]:
     """Exact ε of the paper's settings beside its CLT figures."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))

@@ -1,4 +1,4 @@
-"""The figures and tables of *Losing Less*, as data.
+"""*Losing Less: A Loss for Differentially Private Deep Learning*: its figures, as data.
 
     python -m experiments.losing_less --list
     python -m experiments.losing_less 3 --seeds 0 1 2 3 4 --workers 3 --out results/
@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from experiments.losing_less import beyond, recipes, time_to
-from experiments.losing_less.measures import draw_ablation, draw_measures
+from experiments.losing_less.measures import draw_ablation, draw_curves, draw_measures
 from experiments.losing_less.recipes import NAMES, RECIPES, SIZES
-from experiments.losing_less.training import PAPER, Setting, paper_setting
-from experiments.runner import Figure, Selection, main
+from experiments.losing_less.training import Setting, paper_setting, small, work
+from experiments.runner import Figure, Paper, Selection, main
 
 FIVE = (0, 1, 2, 3, 4)
 LOSSES = ("cross-entropy", "tailored")
@@ -219,8 +219,15 @@ EVERYTHING = (
     Selection("15", (0,), ("CIFAR",)),
     Selection("10", (0,), ("CIFAR",)),
 )
-COMMANDS = {"table_5": recipes.main, "beyond": beyond.main, "time_to": time_to.main}
-PAPER = replace(PAPER, figures=FIGURES, everything=EVERYTHING, commands=COMMANDS)
+PAPER = Paper(
+    "Losing Less",
+    FIGURES,
+    work,
+    small,
+    draw_curves,
+    EVERYTHING,
+    commands={"table_5": recipes.main, "beyond": beyond.main, "time_to": time_to.main},
+)
 
 if __name__ == "__main__":
     main(PAPER)

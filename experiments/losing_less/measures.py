@@ -1,4 +1,4 @@
-"""What the figures about the inside of a run measure, as data that is saved and drawn.
+"""The pictures: accuracy against ε, and what is measured inside a run, as data that is saved.
 
 Not private: these read raw gradients, pre-activations or predictions of training records, as the
 paper does, and every picture says so.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,33 +31,19 @@ from tacit.diagnostics import (
     confusion_matrix,
     first_of,
     plot_ablation,
-    plot_alignment,
-    plot_confusion,
-    plot_curvature,
-    plot_gradient_norm_histograms,
-    plot_norms,
+    plot_accuracy_against_epsilon,
     whole_norms,
 )
 
-GradientHistory = functools.partial(GradientNormHistory, max_records=128)
 DIAGNOSTICS: dict[str, Callable[[], Diagnostic]] = {
     "logits": ActivationNorms,
     "pre-activations": ActivationNorms,
     "weights": WeightNorms,
-    "gradients": GradientHistory,
+    "gradients": functools.partial(GradientNormHistory, max_records=128),
     "alignment": ClippingAlignment,
     "alignment by batch": functools.partial(ClippingAlignment, every=5),
     "curvature": Curvature,
-}
-DRAWINGS: dict[str, Callable[[Any, Path], None]] = {
-    "logits": plot_norms,
-    "pre-activations": plot_norms,
-    "weights": plot_norms,
-    "gradients": functools.partial(plot_gradient_norm_histograms, max_norm=0.1),
-    "alignment": plot_alignment,
-    "alignment by batch": plot_alignment,
-    "curvature": plot_curvature,
-    "confusion": plot_confusion,
+    "confusion": ConfusionHistory,
 }
 
 
@@ -77,7 +64,7 @@ def _as_data(value: Any) -> Any:
 
 def restored(name: str, points: list[dict]) -> Diagnostic:
     """A diagnostic with the measurements that were saved."""
-    diagnostic = DIAGNOSTICS.get(name, ConfusionHistory)()
+    diagnostic = DIAGNOSTICS[name]()
     kind = name.partition(" ")[0]
     make = {
         "gradients": lambda norms: GradientNorms({"all": torch.tensor(norms)}, {}),
@@ -89,6 +76,17 @@ def restored(name: str, points: list[dict]) -> Diagnostic:
     return diagnostic
 
 
+def draw_curves(report: Mapping, path: Path) -> None:
+    """Accuracy against ε: a median line, and a band from the least to the largest."""
+    groups = {
+        name: [{"history": run["path"]} for run in row["runs"]]
+        for name, row in report["settings"].items()
+        if float(row["epsilon"]) != math.inf
+    }
+    if groups:
+        plot_accuracy_against_epsilon(groups, path, title=report["title"])
+
+
 def draw_measures(report: Mapping, path: Path) -> None:
     """A picture per dataset and measurement, NAME_DATASET_MEASUREMENT.png; first seeds only."""
     pictures: dict[tuple[str, str], dict[str, Diagnostic]] = {}
@@ -98,7 +96,8 @@ def draw_measures(report: Mapping, path: Path) -> None:
             pictures.setdefault((group, name), {})[label] = restored(name, points)
     for (group, name), by_label in pictures.items():
         stem = f"{path.stem}_{group}_{name}".replace(", ", "_").replace(" ", "_")
-        DRAWINGS[name](by_label, path.with_stem(stem))
+        options = {"max_norm": 0.1} if name == "gradients" else {}
+        next(iter(by_label.values())).draw(by_label, path.with_stem(stem), **options)
 
 
 def draw_ablation(report: Mapping, path: Path) -> None:

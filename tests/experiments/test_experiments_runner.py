@@ -107,7 +107,7 @@ def test_the_list_names_figures_and_settings(capsys: pytest.CaptureFixture) -> N
 
 
 def results(jobs: Sequence[Job], workers: int, ends: float = math.inf) -> list[tuple[Job, dict]]:
-    return list(runner.each_result(work, runner.in_groups(list(jobs)), workers, ends))
+    return list(runner.each_result(work, runner.in_groups(list(jobs), PAPER.group), workers, ends))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
