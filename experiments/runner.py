@@ -132,6 +132,8 @@ def main(paper: Paper, arguments: Sequence[str] | None = None) -> Any:
     if args.list or not args.figures:
         print(listing(paper, args.figures))
         return {}
+    if "all" in args.figures and (args.only or args.set):
+        parser.error("--only and --set go with figures, and all has its own selection")
     selections = [replace(s, seeds=args.seeds or s.seeds) for s in paper.everything]
     try:
         if "all" not in args.figures:

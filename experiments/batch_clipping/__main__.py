@@ -70,10 +70,10 @@ def draw_curves(report: Mapping, path: Path) -> None:
         epochs = [epoch for epoch, _ in paths[0]]
         shares = 100 * np.array([[share for _, share in path] for path in paths])
         band(panel, epochs, [shares.min(0), shares.mean(0), shares.max(0)], label=name)
-    panel.set(xlabel="epoch", ylabel="test accuracy (%)", title=report["title"])
+    panel.set(xlabel="epoch", ylabel="test accuracy (%)")
     panel.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize="small")
-    save(figure, path)
+    figure.legend(loc="outside center right", fontsize="small")
+    save(figure, path, report["title"])
 
 
 def draw_layer_norms(report: Mapping, path: Path) -> None:

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import nn
 
 from experiments.runner import DELTA, Paper
 from tacit import Relation, by_layer, by_parameter, epsilon, models, trade_off
@@ -49,16 +47,12 @@ SETTINGS = (
 )
 # L as the paper's text has it: it counts lenet5's layers, and resnet18's parameter tensors.
 STATED = {"lenet5": 8, "resnet18": 62}
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "lenet5": models.lenet5,
-    "convnet": models.convnet,
-    "resnet18": models.resnet18,
-}
+NETWORKS = ("lenet5", "convnet", "resnet18")
 
 
 def counted(network: str) -> dict[str, int]:
     """How many blocks our network really has, by either way to count."""
-    model = NETWORKS[network]()
+    model = getattr(models, network)()
     return {"by layer": len(by_layer(model)), "by parameter": len(by_parameter(model))}
 
 

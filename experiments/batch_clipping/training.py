@@ -224,7 +224,7 @@ def _train_privately(
         statistics=(
             tacit.PublicStatistics(public, min(64, len(public))) if has_batch_norm else None
         ),
-        evaluate_on=HeldOut(records.test, every=max(1, steps // evaluations)),
+        evaluate_on=HeldOut(records.test, every=math.ceil(steps / evaluations)),
         callbacks=(),
         seed=seed,
     )

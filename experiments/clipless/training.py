@@ -138,7 +138,7 @@ def run_once(
         model,
         loss_of(setting),
         tacit.Clipless(gradient_clip=clip, augmentation=_views(setting, train)),
-        _optimizer(setting, model, clip),
+        optimizer_of(setting, model, clip),
         train,
         setting,
         epsilon=epsilon,
@@ -159,7 +159,7 @@ def run_once(
     return model, facts
 
 
-def _optimizer(setting: Setting, model: nn.Sequential, clip: float) -> torch.optim.Optimizer:
+def optimizer_of(setting: Setting, model: nn.Sequential, clip: float) -> torch.optim.Optimizer:
     *body, head = model
     rate = setting.learning_rate / clip
     groups = [

@@ -38,72 +38,54 @@ BOTH_IMAGES = {"copies": 2, "views": 2}
 MOVED = {"copies": 5, "views": 5}
 STANDARDISED = {"features": "raw", "channels": 10.0}
 BY_CHANNEL = replace(
-    LINEAR,
-    dataset="cifar10",
-    centre=None,
-    network="linear",
-    temperature=1.0,
-    batch_size=8192,
-    steps=120,
-    learning_rate=8.0,
-    max_norm=0.1,
-    **STANDARDISED,
-)
+    LINEAR, centre=None, network="linear", temperature=1.0, batch_size=8192, steps=120,
+    learning_rate=8.0, max_norm=0.1, **STANDARDISED,
+)  # fmt: skip
 MIXES = [
     "mixed:scattering=0.5,log=0.3,pixels=0.2",
     "mixed:scattering=0.15,log=0.7,pixels=0.15",
     "mixed:scattering=0.8,pixels=0.2",
 ]
-METHODS: dict[str, Setting] = {
-    "mnist/mixed": replace(LINEAR, features=MIXES[1], batch_size=30_000, cosine=True),
-    "fashion-mnist/mixed": replace(
-        LINEAR,
-        dataset="fashion-mnist",
-        features=MIXES[0],
-        temperature=0.005,
-        learning_rate=0.025,
-        max_norm=60.0,
-        cosine=True,
-    ),
-    "cifar10/mixed": replace(
-        LINEAR,
-        dataset="cifar10",
-        features=MIXES[2],
-        temperature=0.009,
-        learning_rate=0.003,
-        max_norm=100.0,
-        cosine=True,
-    ),
-    "mnist/linear": replace(
-        LINEAR, features="orders", batch_size=30_000, learning_rate=0.08, cosine=True, **MOVED
-    ),
-    "mnist/features": ON_FEATURES,
-    "mnist/pixels": ON_PIXELS,
-    "fashion-mnist/linear": replace(LINEAR, dataset="fashion-mnist"),
-    "fashion-mnist/features": replace(ON_FEATURES, dataset="fashion-mnist"),
-    "fashion-mnist/pixels": replace(ON_PIXELS, dataset="fashion-mnist"),
-    "cifar10/linear": replace(
-        LINEAR, dataset="cifar10", temperature=0.009, learning_rate=0.003, max_norm=100.0
-    ),
-    "cifar10/linear-standardised": BY_CHANNEL,
-    "cifar10/linear-mirrored": replace(
-        BY_CHANNEL, features="mirrored", batch_size=16_384, steps=100, learning_rate=12.0, ema=0.95
-    ),
-    "mnist/standardised": replace(ON_FEATURES, **STANDARDISED),
-    "fashion-mnist/standardised": replace(ON_FEATURES, dataset="fashion-mnist", **STANDARDISED),
-    "cifar10/features": replace(ON_FEATURES, dataset="cifar10", beta=1),
-    "cifar10/standardised": replace(
-        ON_FEATURES,
-        dataset="cifar10",
-        network="shallow",
-        beta=1,
-        steps=366,
-        both_ways=True,
-        **STANDARDISED,
-    ),
-    "cifar10/pixels": replace(
-        ON_PIXELS, dataset="cifar10", threshold_epoch=7, gamma=5, learning_rate=2.0
-    ),
+KINDS = {
+    "mixed": replace(LINEAR, cosine=True),
+    "linear": LINEAR,
+    "linear-standardised": BY_CHANNEL,
+    "linear-mirrored": BY_CHANNEL,
+    "features": ON_FEATURES,
+    "standardised": replace(ON_FEATURES, **STANDARDISED),
+    "pixels": ON_PIXELS,
+}
+PHOTOGRAPHS = {"temperature": 0.009, "learning_rate": 0.003, "max_norm": 100.0}
+CHANGES: dict[str, dict[str, Any]] = {
+    "mnist/mixed": {"features": MIXES[1], "batch_size": 30_000},
+    "fashion-mnist/mixed": {
+        "features": MIXES[0], "temperature": 0.005, "learning_rate": 0.025, "max_norm": 60.0,
+    },
+    "cifar10/mixed": {"features": MIXES[2], **PHOTOGRAPHS},
+    "mnist/linear": {
+        "features": "orders", "batch_size": 30_000, "learning_rate": 0.08, "cosine": True, **MOVED,
+    },
+    "mnist/features": {},
+    "mnist/pixels": {},
+    "fashion-mnist/linear": {},
+    "fashion-mnist/features": {},
+    "fashion-mnist/pixels": {},
+    "cifar10/linear": PHOTOGRAPHS,
+    "cifar10/linear-standardised": {},
+    "cifar10/linear-mirrored": {
+        "features": "mirrored", "batch_size": 16_384, "steps": 100, "learning_rate": 12.0,
+        "ema": 0.95,
+    },
+    "mnist/standardised": {},
+    "fashion-mnist/standardised": {},
+    "cifar10/features": {"beta": 1},
+    "cifar10/standardised": {"network": "shallow", "beta": 1, "steps": 366, "both_ways": True},
+    "cifar10/pixels": {"threshold_epoch": 7, "gamma": 5, "learning_rate": 2.0},
+}  # fmt: skip
+METHODS = {
+    method: replace(KINDS[kind], dataset=dataset, **changes)
+    for method, changes in CHANGES.items()
+    for dataset, kind in [method.split("/")]
 }
 # What is likely to help is tried before anything is drawn.
 LONG = {"learning_rate": 8.0, "ema": 0.97, "cosine": True}

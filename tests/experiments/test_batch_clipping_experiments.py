@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,27 +24,13 @@ SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 8, 8)}
 SMALL = ["--small", "--device", "cpu", "--evaluations", "2"]
 
 
-def some_records(count: int, shape: tuple[int, ...]) -> tacit.Records:
-    generator = torch.Generator().manual_seed(count)
-    targets = torch.randint(10, (count,), generator=generator)
-    # Whether a corner is bright tells a record's parity, so that there is something to learn.
-    inputs = torch.randn(count, *shape, generator=generator)
-    inputs[:, :, :2, :2] += 4 * (targets % 2)[:, None, None, None]
-    return tacit.Records(
-        inputs, targets, num_classes=10, public_size=count, name=f"{count} made up"
-    )
-
-
 @pytest.fixture(autouse=True)
-def made_up_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def made_up_records(made_up, monkeypatch: pytest.MonkeyPatch) -> None:
     def data(name: str, device: str, limit: int | None):
-        public, private, test = (some_records(count, SHAPES[name]) for count in (40, 70, 16))
+        public, private, test = (made_up(count, SHAPES[name]) for count in (40, 70, 16))
         return training.Data(public, private, test)
 
     monkeypatch.setattr(training, "data", data)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_there_is_every_figure() -> None:

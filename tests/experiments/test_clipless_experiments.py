@@ -24,13 +24,6 @@ SMALL = ["--small", "--device", "cpu"]
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "records" / "2026-11-15_clipless_accuracy"
 
 
-@pytest.fixture(autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.usefixtures("real_data")
 def test_a_search_then_its_final_seeds(tmp_path: Path) -> None:
     tasks = ["--tasks", "mnist/certified", "mnist/pixels", "mnist/scattering"]
@@ -147,7 +140,7 @@ def test_what_is_released_in_the_middle_is_charged_and_moves_records() -> None:
 def test_layers_before_the_last_learn_at_their_own_rate() -> None:
     setting = replace(spaces.ADAPTED, model="adapted:7:3:8:2", body_rate=0.25)
     model = networks.build(setting, (1, 28, 28), 10)
-    head, body = training._optimizer(setting, model, clip=2.0).param_groups
+    head, body = training.optimizer_of(setting, model, clip=2.0).param_groups
     assert head["params"] == list(model[-1].parameters())
     assert sum(p.numel() for p in body["params"]) == 8 * 49
     assert (head["lr"], body["lr"]) == (setting.learning_rate / 2, setting.learning_rate / 8)
