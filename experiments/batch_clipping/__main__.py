@@ -277,7 +277,7 @@ PAPER = Paper(
     draw_curves,
     EVERYTHING,
     commands={"accounting": accounting.main, "beyond": beyond.main},
-    small_records=640,
+    small_records=320,
     evaluations=10,
 )
 
