@@ -53,7 +53,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from any_model_settings import SETTINGS, Setting
-from timing import step_on, time_block, wait
+from timing import print_profile, private_step, step_on, time_block, wait
 from torch import Tensor, nn
 
 import tacit
@@ -194,19 +194,11 @@ def clipless_whole(light: bool):
         optimizer = torch.optim.SGD(twin.parameters(), lr=1e-3, momentum=0.9)
         query = tacit.Clipless(gradient_clip=1.0)
         query.expect(10**6)
-        count = len(tensors_of(inputs)[0])
-        sampler = tacit.PoissonSampler(
-            (inputs, targets), sampling_rate=1e-3, expected_batch_size=count, steps=100_000
-        )
-        mechanism = tacit.Mechanism(query, sampler, noise_multiplier=1.0)
-        ledger = tacit.Ledger(None, tacit.Budget(epsilon=20.0, delta=1e-5))
-        ledger.begin(mechanism.plan)
-        batch = tacit.sampling.batch_of(inputs, targets, divisor=count, scheme=sampler.scheme)
         loss = tacit.losses.CrossEntropy(0.1)
+        private = private_step(query, twin, loss, optimizer, inputs, targets)
 
         def step():
-            ledger.release(mechanism.privatise(twin, loss, batch), into=twin)
-            optimizer.step()
+            private()
             tacit.project(twin)
 
         return step
@@ -316,7 +308,9 @@ def measure(name: str, records: int, kinds: list[str], device, blocks: int, args
             for kind, step in made.items():
                 times[kind].append(time_steps(step, row["facts"][kind]["steps"], device))
         for kind in (k for k in COMPILED if k in made and args.profile):
-            profile(f"{name} {records} {kind}", made[kind], device, args.profile)
+            title, step = f"{name} {records} {kind}", step_on(device, made[kind])
+            # Two steps: a third may be one that is checked.
+            print_profile(title, step, device, args.profile, steps=2)
     row["ms"] = {
         kind: [round(1e3 * q, 4) for q in statistics.quantiles(those, n=4)]
         for kind, those in times.items()
@@ -399,25 +393,6 @@ def tacit_epoch(setting: Setting, data, records: int, device):
             optimizer.step()
 
     return epoch
-
-
-def profile(title: str, step, device, top: int) -> None:
-    """Print the kernels of one step, by the time that they take."""
-    activity = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(
-        activities=[activity.CUDA if device.type == "cuda" else activity.CPU]
-    ) as found:
-        time_steps(step, 2, device)  # a third may be one that is checked
-    spent: dict[str, list[float]] = {}
-    for event in found.events():
-        cuda = event.device_type.name == "CUDA"
-        if cuda == (device.type == "cuda"):
-            time_us = event.device_time if cuda else event.self_cpu_time_total
-            spent.setdefault(event.name, []).append(time_us / 2e3)
-    total = sum(map(sum, spent.values()))
-    print(f"{title}: {total:.2f} ms in kernels", flush=True)
-    for kernel, those in sorted(spent.items(), key=lambda item: -sum(item[1]))[:top]:
-        print(f"  {sum(those):8.3f} ms  x{len(those) // 2:<4d} {kernel[:110]}", flush=True)
 
 
 def show(row: dict) -> str:

@@ -16,15 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from clipping_speed import print_profile
 from clipping_steps import Job, cifar_cnn, opacus, plain
-from timing import Step, alternate, ratios, report, step_on
+from timing import Step, alternate, print_profile, private_step, ratios, report, step_on
 from torch import nn
 
 import tacit
 from tacit.lipschitz import Absolute
-
-NOISE = 1.0
 
 
 def ordinary(width: int) -> nn.Module:
@@ -51,17 +48,10 @@ def clipless(recorded: bool) -> Callable[[Job], Step]:
         query = tacit.Clipless(
             gradient_clip=1.0, recorder=tacit.engines.Recorder(capture=recorded, compile=recorded)
         )
-        sampler = tacit.PoissonSampler(
-            (inputs, targets), sampling_rate=1e-3, expected_batch_size=len(inputs), steps=100_000
-        )
-        mechanism = tacit.Mechanism(query, sampler, NOISE)
-        ledger = tacit.Ledger(None, tacit.Budget(epsilon=20.0, delta=1e-5))
-        ledger.begin(mechanism.plan)
-        batch = tacit.sampling.batch_of(inputs, targets, divisor=len(inputs), scheme=sampler.scheme)
+        private = private_step(query, model, loss, optimizer, inputs, targets)
 
         def step() -> None:
-            ledger.release(mechanism.privatise(model, loss, batch), into=model)
-            optimizer.step()
+            private()
             tacit.project(model)
 
         return step_on(job.inputs.device, step)

@@ -22,8 +22,7 @@ from pathlib import Path
 
 import torch
 from clipping_steps import KINDS, MODELS, RECORDED, Job, Setting, tiny
-from timing import Step, alternate, ratios, report
-from torch.profiler import ProfilerActivity, profile
+from timing import Step, alternate, print_profile, ratios, report
 
 LEAST_BLOCKS = 10
 PROFILED = ("plain", "tacit")
@@ -95,25 +94,6 @@ def measure(
         "blocks": blocks,
         "steps_per_block": steps,
     }
-
-
-def print_profile(kind: str, step: Step, device: torch.device, count: int = 10) -> None:
-    """The kernels (on a CPU, the operators) that took most of one step's time."""
-    cuda = device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities) as found:
-        step.run()
-        step.wait()
-    events = found.key_averages()
-    if cuda:  # ranges that PyTorch names on the GPU's line hold kernels that are listed too
-        kernels = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
-        events = [e for e in kernels if not getattr(e, "is_user_annotation", False)]
-    spent = {e: (e.self_device_time_total if cuda else e.self_cpu_time_total) for e in events}
-    total = sum(spent.values())
-    print(f"{kind}: {total / 1e3:.2f} ms of the {'GPU' if cuda else 'CPU'}'s time in a step")
-    for event in sorted(spent, key=lambda e: -spent[e])[:count]:
-        share = spent[event] / max(total, 1e-9)
-        print(f"  {spent[event] / 1e3:9.3f} ms {share:6.1%} {event.count:5d} × {event.key[:90]}")
 
 
 def show(found: dict) -> None:

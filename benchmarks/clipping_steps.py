@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from timing import Step, step_on
+from timing import Step, private_step, step_on
 from torch import Tensor, nn
 
 import tacit
@@ -162,28 +162,17 @@ def with_engine(make_engine: Callable[[], Engine], *, in_pieces: bool) -> Callab
     """The real thing: query, mechanism and a ledger in memory."""
 
     def make(job: Job) -> Step:
-        inputs, targets, criterion = job.inputs, job.targets, job.setting.criterion()
         optimizer = torch.optim.SGD(job.model.parameters(), lr=RATE)
         query = tacit.PerSampleClip(MAX_NORM, engine=make_engine())
-        sampler = tacit.PoissonSampler(
-            (inputs, targets), sampling_rate=1e-3, expected_batch_size=len(inputs), steps=100_000
+        run = private_step(
+            query,
+            job.model,
+            job.setting.criterion(),
+            optimizer,
+            job.inputs,
+            job.targets,
+            job.physical if in_pieces else None,
         )
-        mechanism = tacit.Mechanism(query, sampler, NOISE)
-        ledger = tacit.Ledger(None, tacit.Budget(epsilon=20.0, delta=1e-5))
-        ledger.begin(mechanism.plan)
-        batch = tacit.sampling.batch_of(
-            inputs,
-            targets,
-            divisor=len(inputs),
-            scheme=sampler.scheme,
-            max_physical=job.physical if in_pieces else None,
-        )
-
-        def run() -> None:
-            private = mechanism.privatise(job.model, criterion, batch)
-            ledger.release(private, into=job.model)
-            optimizer.step()
-
         return step_on(job.inputs.device, run)
 
     return make

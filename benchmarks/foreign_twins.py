@@ -10,6 +10,7 @@ twin have the seconds until they are refused, and the refusal.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
@@ -48,13 +49,10 @@ def measure(model: nn.Module, side: int, repeats: int) -> dict[str, object]:
     try:
         built = [seconds(build) for _ in range(repeats)]
     except tacit.errors.UnboundedLayer as error:
-        refused: list[str] = []
 
         def refuse() -> None:
-            try:
+            with contextlib.suppress(tacit.errors.UnboundedLayer):
                 build()
-            except tacit.errors.UnboundedLayer as again:
-                refused[:] = [str(again)]
 
         return {"refused": str(error), "seconds": [seconds(refuse) for _ in range(repeats)]}
     (twin,) = twins

@@ -21,11 +21,10 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from timing import ratios, report, spread
+from timing import alternate, ratios, report, spread, step_on
 
 import tacit
 import tacit.mechanism
@@ -38,24 +37,17 @@ def on_the_cpu(blocks: int, threads: int) -> dict:
     torch.set_num_threads(threads)
     stream, found = Randomness().stream("benchmark"), {}
     for size in (1_000, 100_000, 4_000_000):
-        repeats = max(1, 400_000 // size)
-        kinds: dict[str, Callable[[], object]] = {
-            "stream": lambda size=size: stream.normals([size], CPU),
-            "randn": lambda size=size: torch.randn(size, dtype=torch.float64),
+        kinds = {
+            "stream": step_on(CPU, lambda size=size: stream.normals([size], CPU)),
+            "randn": step_on(CPU, lambda size=size: torch.randn(size, dtype=torch.float64)),
         }
-        times: dict[str, list[float]] = {name: [] for name in kinds}
-        for _ in range(blocks + 1):
-            for name, draw in kinds.items():
-                started = time.perf_counter()
-                for _ in range(repeats):
-                    draw()
-                times[name].append((time.perf_counter() - started) / repeats)
-        ratios = [a / b for a, b in zip(times["stream"][1:], times["randn"][1:], strict=True)]
+        times = alternate(kinds, blocks + 1, max(1, 400_000 // size))
+        times = {name: after_warm_up for name, (_, *after_warm_up) in times.items()}
         found[str(size)] = {
             "million_per_second": {
-                name: size / statistics.median(t[1:]) / 1e6 for name, t in times.items()
+                name: size / statistics.median(t) / 1e6 for name, t in times.items()
             },
-            "stream_over_randn": spread(ratios),
+            "stream_over_randn": ratios(times, "randn")["stream"],
         }
     return found
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: blocks of steps that alternate, medians with quartiles, a report."""
+"""What the benchmarks share: whole private steps, blocks of steps that alternate, a report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
+import tacit
+from tacit.pytrees import Tree, num_rows
+from tacit.queries import GradientQuery
+from tacit.queries.bounded_gradient import Loss
 from tacit.report import source
 
 
@@ -32,6 +38,34 @@ def step_on(device: torch.device, run: Callable[[], object]) -> Step:
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def private_step(
+    query: GradientQuery,
+    model: nn.Module,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tree,
+    targets: Tree,
+    max_physical: int | None = None,
+) -> Callable[[], None]:
+    """Gradient, noise of multiplier 1, a ledger in memory and the optimizer, on one batch."""
+    count = num_rows(inputs)
+    sampler = tacit.PoissonSampler(
+        (inputs, targets), sampling_rate=1e-3, expected_batch_size=count, steps=100_000
+    )
+    mechanism = tacit.Mechanism(query, sampler, noise_multiplier=1.0)
+    ledger = tacit.Ledger(None, tacit.Budget(epsilon=20.0, delta=1e-5))
+    ledger.begin(mechanism.plan)
+    batch = tacit.sampling.batch_of(
+        inputs, targets, divisor=count, scheme=sampler.scheme, max_physical=max_physical
+    )
+
+    def step() -> None:
+        ledger.release(mechanism.privatise(model, loss, batch), into=model)
+        optimizer.step()
+
+    return step
 
 
 def time_block(step: Step, steps: int) -> float:
@@ -70,6 +104,30 @@ def ratios(times: Mapping[str, Sequence[float]], base: str) -> dict[str, dict[st
         kind: spread([t / b for t, b in zip(blocks, times[base], strict=True)])
         for kind, blocks in times.items()
     }
+
+
+def print_profile(
+    title: str, step: Step, device: torch.device, count: int = 10, steps: int = 1
+) -> None:
+    """The kernels (on a CPU, the operators) that take most of a step's time."""
+    cuda = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with profile(activities=activities) as found:
+        time_block(step, steps)
+    events = found.key_averages()
+    if cuda:  # ranges that PyTorch names on the GPU's line hold kernels that are listed too
+        kernels = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
+        events = [e for e in kernels if not getattr(e, "is_user_annotation", False)]
+    spent = {e: (e.self_device_time_total if cuda else e.self_cpu_time_total) for e in events}
+    total = sum(spent.values())
+    name = "GPU" if cuda else "CPU"
+    print(f"{title}: {total / steps / 1e3:.2f} ms of the {name}'s time in a step", flush=True)
+    for event in sorted(spent, key=lambda e: -spent[e])[:count]:
+        share, times = spent[event] / max(total, 1e-9), event.count // steps
+        print(
+            f"  {spent[event] / steps / 1e3:9.3f} ms {share:6.1%} {times:5d} × {event.key[:100]}",
+            flush=True,
+        )
 
 
 def report(

@@ -1,25 +1,31 @@
-"""Records of the image experiments: loading, held-out records, features, released statistics."""
+"""What experiments on images share: records, features, released statistics, SGD without privacy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import dp_accounting as dpa
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import tacit
+from experiments.runner import DELTA
 from tacit import Records
 from tacit.data.download import cache_folder
 from tacit.data.private_scaling import Centre, release_centre, release_channel_scaler
-from tacit.data.scaling import unit_rows
 from tacit.data.scattering import scattering_features, usual_size
+from tacit.losses import RecordLoss, Scheduled, watched
+from tacit.queries import GradientQuery
+from tacit.training import Callback, Run
 
 HELD_OUT = 5_000
 ORDERS = (0.7, 1.0, 1.4)
-FEATURES = ("pixels", "scattering", "sphere", "raw", "mirrored", "log", "orders", "first")
+FEATURES = ("pixels", "scattering", "raw", "mirrored", "log", "orders", "first")
 Map = Callable[[Tensor], Tensor]
+Features = Callable[[Records, str, str], Records]  # of records, a kind of features and a device
 
 
 def sides(dataset: str, held_out: bool, limit: int | None = None) -> tuple[Records, Records]:
@@ -54,34 +60,44 @@ def rows_of(records: Records, rows: Tensor) -> Records:
 
 
 def featured(records: Records, features: str, device: str) -> Records:
-    """Features of each record alone: nothing is learnt and nothing is charged.
+    """Features that read each record by itself, so nothing is learnt and nothing is charged.
 
-    pixels; raw: scattering coefficients; mirrored: their mean with those of the mirror image;
-    scattering: raw, 27 groups normalised in each record; sphere: the same, scaled to norm 1; log:
-    log(S + 0.1) of the raw ones; orders: the same, each order weighted; first: the same of the
-    first order alone.
+    pixels; raw: scattering coefficients S; mirrored: their mean with those of the mirror image;
+    scattering: raw, 27 groups normalised in each record; log: log(S + 0.1); orders: the same, each
+    order weighted; first: log(S + 0.1) up to the first order.
     """
     if features not in FEATURES:
         raise ValueError(f"features is {features!r}; give one of {', '.join(FEATURES)}")
     if features == "pixels":
         return records.to(device)
-    made = scattering_features(
+    scattered = scattering_features(
         records,
-        groups=27 if features in ("scattering", "sphere") else None,
+        groups=27 if features == "scattering" else None,
         order=1 if features == "first" else 2,
         mirror=features == "mirrored",
         # A GPU computes features faster than a disk reads them.
         cache=cache_folder() / "scattering" if device == "cpu" else None,
         device=device,
     )
-    for part in made.inputs.split(4096):
-        if features == "sphere":
-            part.copy_(unit_rows(part.flatten(1)).view_as(part))
-        elif features in ("log", "orders", "first"):
-            part.clamp_(min=0).add_(0.1).log_()
-            if features == "orders":
-                part.mul_(order_weights(part.shape[1]).to(part))
-    return made
+    if features in ("log", "orders", "first"):
+        scattered.inputs.clamp_(min=0).add_(0.1).log_()
+    if features == "orders":
+        scattered.inputs.mul_(order_weights(scattered.shape[0]).to(scattered.inputs))
+    return scattered
+
+
+@functools.lru_cache(maxsize=4)
+def parts(
+    features_of: Features,
+    dataset: str,
+    features: str,
+    device: str,
+    limit: int | None,
+    held_out: bool,
+) -> tuple[Records, Records]:
+    """The records of `sides`, as features."""
+    train, evaluated = sides(dataset, held_out, limit)
+    return features_of(train, features, device), features_of(evaluated, features, device)
 
 
 def order_weights(channels: int) -> Tensor:
@@ -98,7 +114,7 @@ def release_maps(
     channels: float | None,
     centre: float | None,
     seeds: tuple[int, int],
-    each: Callable[[Centre], Map] = lambda centre: centre,
+    map_of: Callable[[Centre], Map] = lambda centre: centre,
 ) -> tuple[list[Map], tuple[dpa.DpEvent, ...]]:
     """Maps made from noisy statistics of the training records, and what they cost.
 
@@ -106,7 +122,7 @@ def release_maps(
         channels: noise multiplier of a mean and a standard deviation per channel, if released.
         centre: noise multiplier of a mean about which records are put on the unit sphere.
         seeds: of the two releases; they must differ from the seed of the run's own noise.
-        each: what is made of the released centre.
+        map_of: the map for a released centre; by default the centre itself.
     """
     maps: list[Map] = []
     events: list[dpa.DpEvent] = []
@@ -126,17 +142,100 @@ def release_maps(
         released, event = release_centre(
             inputs, noise_multiplier=centre, public_size=size, seed=seeds[1]
         )
-        maps.append(each(released))
+        maps.append(map_of(released))
         events.append(event)
     return maps, tuple(events)
 
 
 def mapped(records: Records, maps: list[Map]) -> Records:
-    for each in maps:
-        records = replace(records, inputs=each(records.inputs))
+    for apply in maps:
+        records = replace(records, inputs=apply(records.inputs))
     return records
 
 
 def evaluation_steps(steps: int, evaluations: int) -> set[int]:
     """Steps after which the model is evaluated: evenly spaced, the last one included."""
     return {round(steps * i / evaluations) for i in range(1, evaluations + 1)} - {0}
+
+
+def train_privately(
+    model: nn.Module,
+    loss: RecordLoss,
+    query: GradientQuery,
+    optimizer: torch.optim.Optimizer,
+    train: Records,
+    setting: Any,
+    *,
+    epsilon: float,
+    noise: tacit.Noise,
+    prelude: tuple[dpa.DpEvent, ...],
+    max_rows: int | None,
+    seed: int,
+    callbacks: Iterable[Callback] = (),
+) -> Run:
+    """A whole private run: Poisson sampling, calibrated or given noise, a ledger in memory.
+
+    `setting` has batch_size, steps, cosine and ema. At most `max_rows` records go through the model
+    at once.
+    """
+    pad_to = None  # on a CPU padding is only work; on a GPU a few shapes are recorded
+    if train.device.type == "cuda":
+        pad_to = 32 if setting.batch_size < 4096 else 512
+    sampler = tacit.PoissonSampler(
+        train,
+        expected_batch_size=setting.batch_size,
+        steps=setting.steps,
+        max_physical_batch=max_rows,
+        pad_to=pad_to,
+    )
+    return tacit.Trainer(
+        model,
+        loss,
+        query,
+        sampler,
+        optimizer,
+        tacit.Budget(epsilon, DELTA),
+        noise=noise,
+        ledger=tacit.LedgerRun(prelude=prelude),
+        scheduler=cosine_schedule(setting, optimizer),
+        moving_average=None if setting.ema is None else tacit.MovingAverage(setting.ema),
+        callbacks=callbacks,
+        seed=seed,
+    ).fit()
+
+
+def cosine_schedule(
+    setting: Any, optimizer: torch.optim.Optimizer
+) -> torch.optim.lr_scheduler.LRScheduler | None:
+    if not setting.cosine:
+        return None
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, setting.steps)
+
+
+def plain_steps(
+    model: nn.Module,
+    loss: RecordLoss,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+    records: Records,
+    batch_size: int,
+    steps: int,
+    transform: Map = lambda inputs: inputs,
+) -> Iterator[int]:
+    """SGD without privacy on shuffled epochs; yields the number of each step when it is done."""
+    order = torch.empty(0, dtype=torch.long, device=records.device)
+    size = min(batch_size, len(records))
+    for step in range(1, steps + 1):
+        if len(order) < size:
+            order = torch.randperm(len(records), device=records.device)
+        rows, order = order[:size], order[size:]
+        if isinstance(loss, Scheduled):
+            loss.at((step - 1) * size / len(records))
+        optimizer.zero_grad()
+        with watched(model, loss):
+            outputs = model(transform(records.inputs[rows]))
+            loss(outputs, records.targets[rows]).mean().backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        yield step

@@ -9,6 +9,7 @@ their summary, and DIR/figure_N.png its picture, which `--plot-only DIR` draws a
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import math
@@ -23,8 +24,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import dp_accounting as dpa
 import torch
 
+import tacit
 from tacit.accounting.gaussian_dp import NO_PRIVACY, no_privacy
 from tacit.report import environment, source, to_json
 
@@ -102,43 +105,49 @@ class Paper:
     small: Callable[[Any], Any]
     draw: Draw
     everything: Sequence[Selection] = ()
-    commands: Mapping[str, Callable[[Sequence[str]], Any]] = field(default_factory=dict)
+    commands: Mapping[str, Callable[[Paper, Sequence[str]], Any]] = field(default_factory=dict)
     small_records: int = 96
     evaluations: int = 20
-    group: Callable[[Job], str] | None = None
+    group: Callable[[Job], str] = lambda job: ""
 
 
 def main(paper: Paper, arguments: Sequence[str] | None = None) -> Any:
     """The command line of one paper; returns the collected results by figure."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments and arguments[0] in paper.commands:
-        return paper.commands[arguments[0]](arguments[1:])
+        return paper.commands[arguments[0]](paper, arguments[1:])
     parser = options(paper.title)
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help="3, table_6, ... or all")
     parser.add_argument("--list", action="store_true", help="list figures and their settings")
     parser.add_argument("--only", nargs="+", default=[], help="settings whose names contain this")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="change runs")
     parser.add_argument("--plot-only", type=Path, metavar="DIR", help="draw saved results again")
-    asked = parser.parse_args(arguments)
-    unknown = set(asked.figures) - {*paper.figures, "all"}
+    args = parser.parse_args(arguments)
+    unknown = set(args.figures) - {*paper.figures, "all"}
     if unknown:
         known = ", ".join([*paper.figures, "all", *paper.commands])
         parser.error(f"there is no figure {', '.join(sorted(unknown))}; there are {known}")
-    if asked.plot_only is not None:
-        return plot_again(paper, asked.figures or list(paper.figures), asked.plot_only, asked.out)
-    if asked.list or not asked.figures:
-        print(listing(paper, asked.figures))
+    if args.plot_only is not None:
+        return plot_again(paper, args.figures or list(paper.figures), args.plot_only, args.out)
+    if args.list or not args.figures:
+        print(listing(paper, args.figures))
         return {}
+    if "all" in args.figures and (args.only or args.set):
+        parser.error("--only and --set go with figures, and all has its own selection")
+    selections = [replace(s, seeds=args.seeds or s.seeds) for s in paper.everything]
     try:
-        changes = dict(_assignment(text) for text in asked.set)
+        if "all" not in args.figures:
+            changes = dict(_assignment(text) for text in args.set)
+            seeds = args.seeds or [0]
+            selections = [Selection(key, seeds, args.only, changes) for key in args.figures]
         jobs = [
             job
-            for selection in _selections(paper, asked, changes)
-            for job in jobs_of(paper, selection, asked)
+            for selection in selections
+            for job in jobs_of(paper, paper.figures[selection.figure], selection, args)
         ]
     except (ValueError, TypeError) as error:
         parser.error(str(error))
-    return run_all(paper, paper.figures, jobs, asked)
+    return run_all(paper, paper.figures, jobs, args)
 
 
 def options(title: str) -> argparse.ArgumentParser:
@@ -179,37 +188,22 @@ def _assignment(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _selections(
-    paper: Paper, asked: argparse.Namespace, changes: Mapping[str, Any]
-) -> Iterator[Selection]:
-    if "all" not in asked.figures:
-        for key in asked.figures:
-            yield Selection(key, asked.seeds or [0], asked.only, changes)
-        return
-    for selection in paper.everything:
-        yield replace(selection, seeds=asked.seeds or selection.seeds)
-
-
 def jobs_of(
-    paper: Paper,
-    selection: Selection,
-    asked: argparse.Namespace,
-    figure: Figure | None = None,
+    paper: Paper, figure: Figure, selection: Selection, args: argparse.Namespace
 ) -> list[Job]:
-    """Jobs seed by seed; `figure` replaces the paper's own of that name."""
-    figure = figure or paper.figures[selection.figure]
+    """The selected runs of a figure, seed by seed."""
     wanted = matching(figure.settings, selection.only)
     if selection.changes:
-        said = ", ".join(f"{field} = {value}" for field, value in selection.changes.items())
-        wanted = {f"{n}, {said}": replace(s, **selection.changes) for n, s in wanted.items()}
-    if asked.small:
+        changed = ", ".join(f"{field} = {value}" for field, value in selection.changes.items())
+        wanted = {f"{n}, {changed}": replace(s, **selection.changes) for n, s in wanted.items()}
+    if args.small:
         wanted = {name: paper.small(setting) for name, setting in wanted.items()}
     common = {
         "held_out": figure.held_out,
         "measures": figure.measures,
-        "device": asked.device,
-        "evaluations": asked.evaluations or paper.evaluations,
-        "limit": paper.small_records if asked.small else None,
+        "device": args.device,
+        "evaluations": args.evaluations or paper.evaluations,
+        "limit": paper.small_records if args.small else None,
     }
     return [
         Job(selection.figure, name, setting, seed, **common)
@@ -222,26 +216,34 @@ def matching(settings: Mapping[str, Any], only: Sequence[str]) -> dict[str, Any]
     """Settings that are named exactly so, or else whose names contain one of the words."""
     wanted: set[str] = set()
     for word in only:
-        found = [word] if word in settings else [name for name in settings if word in name]
-        if not found:
+        names = [word] if word in settings else [name for name in settings if word in name]
+        if not names:
             raise ValueError(f"there is no setting {word!r}; there are {list(settings)}")
-        wanted |= set(found)
+        wanted |= set(names)
     return {name: s for name, s in settings.items() if not only or name in wanted}
 
 
 # --- running ------------------------------------------------------------------------------------
 
 
+def run_figure(
+    paper: Paper, key: str, figure: Figure, seeds: Sequence[int], args: argparse.Namespace
+) -> dict[str, dict]:
+    """Run a figure that is not among the paper's own."""
+    jobs = jobs_of(paper, figure, Selection(key, seeds), args)
+    return run_all(paper, {key: figure}, jobs, args)
+
+
 def run_all(
-    paper: Paper, figures: Mapping[str, Figure], jobs: Iterable[Job], asked: argparse.Namespace
+    paper: Paper, figures: Mapping[str, Figure], jobs: Iterable[Job], args: argparse.Namespace
 ) -> dict[str, dict]:
     """Run the jobs whose results are not in the folder yet, then collect all that are there."""
-    prefix = "small_" if asked.small else ""
+    prefix = "small_" if args.small else ""
     file = None
     lines: list[dict] = []
-    if asked.out is not None:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        file = asked.out / f"{prefix}runs.jsonl"
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        file = args.out / f"{prefix}runs.jsonl"
         lines = read_lines(file) if file.exists() else []
     done = {_identity(line) for line in lines if "error" not in line}
     todo: dict[tuple, Job] = {}
@@ -249,7 +251,7 @@ def run_all(
         identity = _identity(plain(job.facts()))
         if identity not in done:
             todo.setdefault(identity, job)
-    lines += run_jobs(paper.work, in_groups(list(todo.values()), paper.group), asked, file)
+    lines += run_jobs(paper.work, in_groups(list(todo.values()), paper.group), args, file)
     reports = {}
     for key in dict.fromkeys(line["figure"] for line in lines if line["figure"] in figures):
         figure = figures[key]
@@ -262,47 +264,43 @@ def run_all(
             print(json.dumps(concluded, indent=2, ensure_ascii=False))
             report |= concluded
         reports[key] = report
-        if asked.out is not None:
+        if args.out is not None:
             stem = prefix + file_stem(key)
-            (asked.out / f"{stem}.json").write_text(to_json(report) + "\n", encoding="utf-8")
-            (figure.draw or paper.draw)(report, asked.out / f"{stem}.png")
+            (args.out / f"{stem}.json").write_text(to_json(report) + "\n", encoding="utf-8")
+            (figure.draw or paper.draw)(report, args.out / f"{stem}.png")
     return reports
 
 
 def run_jobs(
     work: Callable[[Job], dict],
     next_job: Callable[[int], Job | None],
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
     file: Path | None,
     note: Callable[[dict], None] | None = None,
 ) -> list[dict]:
     """Every job's line, appended to the file as soon as it is done; `note` is told of each."""
     lines = []
-    ends = time.perf_counter() + asked.seconds
-    for job, found in each_result(work, next_job, asked.workers, ends):
-        line = plain({**job.facts(), **found, "source": source()})
+    ends = time.perf_counter() + args.seconds
+    for job, result in each_result(work, next_job, args.workers, ends):
+        line = plain({**job.facts(), **result, "source": source()})
         lines.append(line)
         if file is not None:
             _append(file, json.dumps(line, ensure_ascii=False))
         if note is not None:
             note(line)
-        said = line.get("score", line.get("accuracy", line.get("error")))
-        print(f"{job.figure}: {job.name}, seed {job.seed}: {said}", flush=True)
+        score = line.get("score", line.get("accuracy", line.get("error")))
+        print(f"{job.figure}: {job.name}, seed {job.seed}: {score}", flush=True)
     return lines
 
 
-def in_groups(
-    jobs: list[Job], group: Callable[[Job], str] | None = None
-) -> Callable[[int], Job | None]:
+def in_groups(jobs: list[Job], group: Callable[[Job], str]) -> Callable[[int], Job | None]:
     """Hands out jobs in order; each worker first those of the group that it is in."""
     current: dict[int, str] = {}
-    groups = list(dict.fromkeys(map(group, jobs))) if group else []
+    groups = list(dict.fromkeys(map(group, jobs)))
 
     def next_job(worker: int) -> Job | None:
         if not jobs:
             return None
-        if group is None:
-            return jobs.pop(0)
         home = current.setdefault(worker, groups[worker % len(groups)])
         at = next((i for i, job in enumerate(jobs) if group(job) == home), 0)
         current[worker] = group(jobs[at])
@@ -319,7 +317,7 @@ def each_result(
 ) -> Iterator[tuple[Job, dict]]:
     """(job, its results) as each is done; no job begins after `ends`.
 
-    `next_job(i)` is the next job of process i, asked for when that process is free, so jobs may
+    `next_job(i)` is called when process i is free and returns its next job, so jobs may
     depend on results so far. An error is a result; a process that dies is replaced. One worker is
     this process.
     """
@@ -366,6 +364,19 @@ def guarded(work: Callable[[Job], dict], job: Job) -> dict:
         gc.collect()  # a scheduler and its optimizer refer to each other, and hold recorded graphs
         if job.device != "cpu":
             torch.cuda.empty_cache()
+
+
+@functools.cache
+def least_noise(
+    sampling_rate: float,
+    steps: int,
+    epsilon: float,
+    prelude: tuple[dpa.DpEvent, ...] = (),
+    delta: float = DELTA,
+) -> float:
+    """The least multiplier that keeps `prelude` and so many Poisson steps within ε, by PLD."""
+    scheme = tacit.sampling.Poisson(sampling_rate)
+    return tacit.calibrate(tacit.Budget(epsilon, delta), scheme, steps, prelude=prelude)
 
 
 # --- results ------------------------------------------------------------------------------------

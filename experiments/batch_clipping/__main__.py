@@ -1,4 +1,6 @@
-"""The figures of the batch-clipping paper, as data; each run says the ε that it really has.
+"""*Batch Clipping and Adaptive Layerwise Clipping for DP-SGD*: its figures, as data.
+
+Each run says the ε that it really has.
 
     python -m experiments.batch_clipping --list
     python -m experiments.batch_clipping 11 --seeds 0 1 2 --workers 4 --out results/
@@ -17,10 +19,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from experiments.batch_clipping import accounting, beyond
-from experiments.batch_clipping.training import PAPER, Setting
-from experiments.runner import Figure, Selection, main
-from tacit.canvas import blank, save
+from experiments.batch_clipping.training import Setting, small, work
+from experiments.runner import Figure, Paper, Selection, main
+from tacit.canvas import band, blank, save
 
 SIZES = (64, 128, 256, 512, 1024)
 SIGMA = 0.01875
@@ -55,6 +59,21 @@ def four_schedules(network: str, clipping: str) -> dict[str, Setting]:
         for step in decay
         for master in decay
     }
+
+
+def draw_curves(report: Mapping, path: Path) -> None:
+    """Test accuracy against epochs: the mean over seeds, and a band from least to largest."""
+    figure, axes = blank(size=(9, 4.5))
+    panel = axes[0, 0]
+    for name, row in report["settings"].items():
+        paths = [run["path"] for run in row["runs"]]
+        epochs = [epoch for epoch, _ in paths[0]]
+        shares = 100 * np.array([[share for _, share in path] for path in paths])
+        band(panel, epochs, [shares.min(0), shares.mean(0), shares.max(0)], label=name)
+    panel.set(xlabel="epoch", ylabel="test accuracy (%)")
+    panel.grid(alpha=0.3)
+    figure.legend(loc="outside center right", fontsize="small")
+    save(figure, path, report["title"])
 
 
 def draw_layer_norms(report: Mapping, path: Path) -> None:
@@ -250,8 +269,17 @@ EVERYTHING = (
     *epochs(1, "17"),
     *epochs(4, "2", "8", "13", "1"),
 )
-COMMANDS = {"accounting": accounting.main, "beyond": beyond.main}
-PAPER = replace(PAPER, figures=FIGURES, everything=EVERYTHING, commands=COMMANDS)
+PAPER = Paper(
+    "Batch Clipping and Adaptive Layerwise Clipping",
+    FIGURES,
+    work,
+    small,
+    draw_curves,
+    EVERYTHING,
+    commands={"accounting": accounting.main, "beyond": beyond.main},
+    small_records=320,
+    evaluations=10,
+)
 
 if __name__ == "__main__":
     main(PAPER)

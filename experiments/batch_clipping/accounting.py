@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
-
-from experiments.runner import DELTA
+from experiments.runner import DELTA, Paper
 from tacit import Relation, by_layer, by_parameter, epsilon, models, trade_off
 from tacit.accounting import GaussianDpEstimate, TradeOff, gaussian_dp_mu, layerwise_multiplier
 from tacit.accounting.f_dp import plot_trade_offs
@@ -49,16 +47,12 @@ SETTINGS = (
 )
 # L as the paper's text has it: it counts lenet5's layers, and resnet18's parameter tensors.
 STATED = {"lenet5": 8, "resnet18": 62}
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "lenet5": models.lenet5,
-    "convnet": models.convnet,
-    "resnet18": models.resnet18,
-}
+NETWORKS = ("lenet5", "convnet", "resnet18")
 
 
 def counted(network: str) -> dict[str, int]:
     """How many blocks our network really has, by either way to count."""
-    model = NETWORKS[network]()
+    model = getattr(models, network)()
     return {"by layer": len(by_layer(model)), "by parameter": len(by_parameter(model))}
 
 
@@ -113,7 +107,7 @@ def show(rows: Sequence[dict]) -> None:
     print(f"* L as in the paper's text; δ = {DELTA:g}, replace-one; the CLT is not a guarantee")
 
 
-def main(arguments: Sequence[str] | None = None) -> list[dict]:
+def main(paper: Paper, arguments: Sequence[str]) -> list[dict]:
     """Exact ε of the paper's settings beside its CLT figures."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))

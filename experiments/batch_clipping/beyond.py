@@ -18,10 +18,11 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import torch
+
 import tacit
-from experiments.batch_clipping.training import DATA, PAPER, Setting
-from experiments.runner import DELTA, Figure, Selection, jobs_of, options, run_all
-from tacit.sampling.scheme import Unit
+from experiments.batch_clipping.training import DATA, Setting, sampler_of
+from experiments.runner import DELTA, Figure, Paper, options, run_figure
 
 RECORDS = {"lenet5": 54_000, "convnet": 45_000}
 BASE = Setting(augment=False, cosine=True, momentum=0.9)
@@ -62,24 +63,17 @@ METHODS: dict[str, tuple[dict, int, tuple[float, ...]]] = {
 def noise_for(setting: Setting, steps: int, epsilon: float) -> float:
     """The joint multiplier that fits the budget, from public numbers alone."""
     count = RECORDS[setting.network] // setting.batch_size * setting.batch_size
-    if setting.clipping == "individual":
-        scheme: tacit.sampling.Scheme = tacit.sampling.WithoutReplacement(count, setting.batch_size)
-        unit = Unit.RECORD
-    else:
-        chosen = setting.sets if setting.clipping == "general" else 1
-        scheme = tacit.sampling.MiniSets(count // setting.set_size, setting.set_size, chosen=chosen)
-        unit = Unit.MINI_SET
+    records = tacit.Records(torch.zeros(count, 1), public_size=count)
     budget = tacit.Budget(epsilon, DELTA, tacit.Relation.REPLACE_ONE)
-    return tacit.calibrate(budget, scheme, steps, unit=unit)
+    return tacit.calibrate(budget, sampler_of(setting, records, steps), unit=setting.unit)
 
 
 def setting_of(network: str, method: str, epsilon: float, rate: float) -> Setting:
     differs, steps, _ = METHODS[method]
-    bare = replace(BASE, network=network, learning_rate=rate, **differs)
-    count = RECORDS[network] // bare.batch_size * bare.batch_size
-    per_epoch = count // bare.batch_size
-    z = noise_for(replace(bare, learning_rate=0.0), steps, epsilon)
-    return replace(bare, epochs=steps / per_epoch, noise_multiplier=z)
+    bare = replace(BASE, network=network, **differs)
+    z = noise_for(bare, steps, epsilon)
+    per_epoch = RECORDS[network] // bare.batch_size
+    return replace(bare, learning_rate=rate, epochs=steps / per_epoch, noise_multiplier=z)
 
 
 def settings(
@@ -104,26 +98,25 @@ def settings(
 def best_rates(path: Path) -> dict[str, float]:
     """The rate with the best accuracy on public records, for each dataset and method."""
     best: dict[str, tuple[float, float]] = {}
-    found = json.loads(path.read_text(encoding="utf-8"))
-    for name, row in found["settings"].items():
+    search = json.loads(path.read_text(encoding="utf-8"))
+    for name, row in search["settings"].items():
         task = name.partition(", epsilon")[0]
         score = statistics.mean(r["public_accuracy"] for r in row["runs"])
         best[task] = max(best.get(task, (-1.0, 0.0)), (score, row["setting"]["learning_rate"]))
     return {task: rate for task, (_, rate) in best.items()}
 
 
-def main(arguments: Sequence[str] | None = None) -> dict:
-    """Beyond the paper: BatchNorm under batch clipping at ε = 3 and 8."""
-    parser = options("Beyond the paper: batch clipping beside individual clipping at ε = 3 and 8")
+def main(paper: Paper, arguments: Sequence[str]) -> dict:
+    """Beyond the paper: batch clipping beside individual clipping at ε = 3 and 8."""
+    parser = options(main.__doc__)
     parser.add_argument("--search", action="store_true", help="one seed of every rate")
     parser.add_argument("--chosen", type=Path, help="a search's table; else the rate in the middle")
     parser.add_argument("--networks", nargs="+", default=list(RECORDS), choices=list(RECORDS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, 8.0])
-    asked = parser.parse_args(arguments)
-    chosen = None if asked.search else best_rates(asked.chosen) if asked.chosen else {}
-    wanted = settings(asked.networks, asked.methods, asked.epsilons, chosen)
-    key, seeds = ("search", [0]) if asked.search else ("beyond", asked.seeds or [0, 1, 2])
+    args = parser.parse_args(arguments)
+    chosen = None if args.search else best_rates(args.chosen) if args.chosen else {}
+    wanted = settings(args.networks, args.methods, args.epsilons, chosen)
+    key, seeds = ("search", [0]) if args.search else ("beyond", args.seeds or [0, 1, 2])
     figure = Figure(f"Beyond the paper: {key}", wanted)
-    jobs = jobs_of(PAPER, Selection(key, seeds), asked, figure)
-    return run_all(PAPER, {key: figure}, jobs, asked)
+    return run_figure(paper, key, figure, seeds, args)

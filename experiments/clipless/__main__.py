@@ -1,4 +1,4 @@
-"""The figures and tables of the clipless paper.
+"""*DP-SGD Without Clipping: The Lipschitz Neural Network Way*: its figures, as data.
 
 python -m experiments.clipless --list
 python -m experiments.clipless table_7 --small
@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.clipless import attacked, norms, search, table_7
+from experiments.clipless import attacked, figure_3b, norms, table_7
 from experiments.clipless.networks import Setting
 from experiments.clipless.spaces import ADAPTED, CERTIFIED, KNOWN, PHOTOGRAPHS, UNITS
-from experiments.clipless.training import Trial
-from experiments.runner import Figure, Selection, main
-from tacit.canvas import blank, save
+from experiments.clipless.training import Trial, group_of, small, work
+from experiments.runner import Figure, Paper, Selection, main
+from tacit.canvas import band, blank, save
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 SMALL_FILTERS = replace(CERTIFIED, model="pooled:7:3:64:2")
@@ -71,12 +71,10 @@ def draw_curves(report: Mapping, path: Path) -> None:
                 continue
             points = sorted(points, key=lambda row: row["setting"]["epsilon"])
             epsilons = [row["setting"]["epsilon"] for row in points]
-            least, middle, most = (
-                [100 * row[which] for row in points] for which in ("min", "median", "max")
-            )
+            shares = [[100 * row[k] for row in points] for k in ("min", "median", "max")]
             look = {"color": colours[name], "marker": "o", "markersize": 3}
-            (drawn[name],) = panel.plot(epsilons, middle, label=name, **look)
-            panel.fill_between(epsilons, least, most, alpha=0.2, color=colours[name])
+            band(panel, epsilons, shares, label=name, **look)
+            drawn[name] = next(line for line in panel.lines if line.get_label() == name)
         panel.set_xscale("log", base=2)
         panel.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
         panel.set_xlabel("ε")
@@ -110,7 +108,7 @@ def is_slow(trial: Trial) -> bool:
     return trial.dataset == "cifar10" and slow
 
 
-def speed(arguments: Sequence[str]) -> None:
+def speed(paper: Paper, arguments: Sequence[str]) -> None:
     """Figure 5: speed and memory against the batch size (benchmarks/clipless_speed.py)."""
     folder = Path(__file__).parents[2] / "benchmarks"
     sys.path.insert(0, str(folder))
@@ -127,20 +125,24 @@ FIGURES = {
         "read once per run. Networks on pixels are trained end to end.",
     ),
 }
-COMMANDS = {
-    "3b": search.figure_3b,
-    "table_1": search.table_1,
-    "attacked": attacked.main,
-    "5": speed,
-    "norms": norms.main,
-    "table_7": table_7.main,
-    "ceilings": table_7.ceilings_main,
-}
-PAPER = replace(
-    search.paper(draw_curves),
-    figures=FIGURES,
-    everything=(Selection("14", (0, 1, 2, 3, 4)),),
-    commands=COMMANDS,
+PAPER = Paper(
+    "DP-SGD Without Clipping",
+    FIGURES,
+    work,
+    small,
+    draw_curves,
+    (Selection("14", (0, 1, 2, 3, 4)),),
+    commands={
+        "3b": figure_3b.figure_3b,
+        "table_1": figure_3b.table_1,
+        "attacked": attacked.main,
+        "5": speed,
+        "norms": norms.main,
+        "table_7": table_7.main,
+        "ceilings": table_7.ceilings_main,
+    },
+    small_records=200,
+    group=lambda job: group_of(job.setting.task),
 )
 
 if __name__ == "__main__":

@@ -16,11 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from experiments.clipless.figure_3b import TASKS
 from experiments.clipless.networks import default_epsilon, is_certified
-from experiments.clipless.search import SMALL_RECORDS, best_of
 from experiments.clipless.spaces import KNOWN
-from experiments.clipless.training import PIXEL, Trial, parts, pixel_unit, run_once, small
-from experiments.runner import options, plain, read_lines
+from experiments.clipless.training import PIXEL, Trial, features_of, pixel_unit, run_once
+from experiments.images import parts
+from experiments.runner import Paper, options, plain, read_lines
 from tacit import Records
 from tacit.certificates import certified_radius
 from tacit.data.catalogue import lookup
@@ -67,7 +68,7 @@ def _norms(x: Tensor) -> Tensor:
 def rows(model: nn.Module, test: Records, dataset: str, steps: int) -> list[dict]:
     """For each radius over 255: certified, right under attack, and certified records that fell."""
     std = torch.tensor(lookup(dataset).std, device=test.device).view(1, -1, 1, 1)
-    found = []
+    table = []
     for over_255 in RADII:
         radius = over_255 * PIXEL
         counts = torch.zeros(3, dtype=torch.long)
@@ -76,7 +77,7 @@ def rows(model: nn.Module, test: Records, dataset: str, steps: int) -> list[dict
             kept = attacked(model, x, y, radius, std, steps)
             counts += torch.stack([safe.sum(), kept.sum(), (safe & ~kept).sum()]).cpu()
         certified, right, fell = counts.tolist()
-        found.append(
+        table.append(
             {
                 "radius_over_255": over_255,
                 "certified": certified / len(test),
@@ -84,11 +85,11 @@ def rows(model: nn.Module, test: Records, dataset: str, steps: int) -> list[dict
                 "certified_that_fell": fell,
             }
         )
-        print(found[-1], flush=True)
-    return found
+        print(table[-1], flush=True)
+    return table
 
 
-def main(arguments: Sequence[str] | None = None) -> dict:
+def main(paper: Paper, arguments: Sequence[str]) -> dict:
     """Certificates under attack: no certified record may change its class within its radius."""
     parser = options("Certificates under attack")
     tasks = [task for task in KNOWN if is_certified(task)]
@@ -96,27 +97,28 @@ def main(arguments: Sequence[str] | None = None) -> dict:
     parser.add_argument("--chosen", type=Path, help="a search's file; else what is known to work")
     parser.add_argument("--epsilon", type=float, help="else that of the task's search")
     parser.add_argument("--steps", type=int, default=20, help="of ascent, from each start")
-    asked = parser.parse_args(arguments)
-    setting = KNOWN[asked.task][0]
-    if asked.chosen is not None:
-        setting = best_of(read_lines(asked.chosen))[asked.task]
-    trial = Trial(asked.task, setting, asked.epsilon or default_epsilon(asked.task))
-    trial = small(trial) if asked.small else trial
-    limit = SMALL_RECORDS if asked.small else None
-    seed = (asked.seeds or [0])[0]
-    train, test = parts(trial.dataset, setting.features, asked.device, False, limit)
+    args = parser.parse_args(arguments)
+    setting = KNOWN[args.task][0]
+    if args.chosen is not None:
+        setting = TASKS.chosen(read_lines(args.chosen))[args.task]
+    trial = Trial(args.task, setting, args.epsilon or default_epsilon(args.task))
+    trial = paper.small(trial) if args.small else trial
+    limit = paper.small_records if args.small else None
+    seed = (args.seeds or [0])[0]
+    place = (trial.dataset, setting.features, args.device, limit, False)
+    train, test = parts(features_of, *place)
     model, facts = run_once(trial.setting, train, trial.epsilon, seed)
     report = {
         "task": trial.task,
         "seed": seed,
         "setting": vars(trial.setting),
         **facts,
-        "steps_of_ascent": 2 * asked.steps,
-        "rows": rows(model.eval(), test, trial.dataset, asked.steps),
+        "steps_of_ascent": 2 * args.steps,
+        "rows": rows(model.eval(), test, trial.dataset, args.steps),
         "environment": environment(),
     }
-    if asked.out is not None:
-        asked.out.write_text(to_json(report) + "\n", encoding="utf-8")
+    if args.out is not None:
+        args.out.write_text(to_json(report) + "\n", encoding="utf-8")
     if any(row["certified_that_fell"] for row in report["rows"]):
         raise SystemExit("a certified record fell: its certificate is wrong")
     return plain(report)

@@ -1,4 +1,4 @@
-"""What one clipless run on images is told, and its network: `name:size:…` says which.
+"""The setting of one clipless run on images, and its network: `name:size:…` says which.
 
 linear            features or pixels on a sphere, one layer
 centred           the same, each record centred first
@@ -18,6 +18,7 @@ them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,7 @@ from tacit.lipschitz import (
 )
 from tacit.lipschitz.bounds import Bound, Parameterless
 from tacit.losses import LipschitzLoss
+from tacit.models.lipschitz_networks import bounded_front
 
 
 @dataclass(frozen=True)
@@ -102,38 +104,32 @@ def default_epsilon(task: str) -> float:
     return 8.0 if is_certified(task) else 3.0
 
 
-def log_between(low: float, high: float, share: float) -> float:
-    """low·(high/low)^share."""
-    return low * math.exp(share * math.log(high / low))
-
-
 def build(setting: Setting, shape: tuple[int, ...], classes: int) -> nn.Module:
     kind, sizes = kind_and_sizes(setting.model)
-    if kind == "mlp":
-        made = tacit.models.lipschitz_mlp(shape, classes, hidden=sizes)
-        return with_head(list(made)[:-1], shape, classes, setting.head)
-    if kind == "mixer":
-        made = tacit.models.lipschitz_mixer(shape, classes, *sizes)
-        return with_head(list(made)[:-1], shape, classes, setting.head)
     if kind == "linear":
         return tacit.models.lipschitz_linear(shape, classes)
-    if kind == "centred":
-        return with_head(_front(), shape, classes, setting.head)
-    if kind == "patches":
-        patch, width = sizes
-        layers = _pooled(shape, patch, patch, width, 1)
-        return with_head(layers, shape, classes, setting.head)
-    if kind == "pooled":
-        return with_head(_pooled(shape, *sizes), shape, classes, setting.head)
-    if kind == "convolution":
-        layers = [*_pooled(shape, *sizes), *_second_sphere(setting, classes)]
-        return with_head(layers, shape, classes, setting.head)
-    if kind == "adapted":
-        filters = _drawn(shape, sizes)
-        return with_head(
-            [*filters, *_about_centre(setting, filters, shape, classes)], shape, classes, "ball"
-        )
-    raise ValueError(f"no model is called {kind!r}")
+    bodies: dict[str, Callable[[], list[nn.Module]]] = {
+        "mlp": lambda: list(tacit.models.lipschitz_mlp(shape, classes, hidden=sizes))[:-1],
+        "mixer": lambda: list(tacit.models.lipschitz_mixer(shape, classes, *sizes))[:-1],
+        "centred": bounded_front,
+        "patches": lambda: _pooled(shape, sizes[0], sizes[0], sizes[1], 1),
+        "pooled": lambda: _pooled(shape, *sizes),
+        "convolution": lambda: [*_pooled(shape, *sizes), *_second_sphere(setting, classes)],
+        "adapted": lambda: _adapted(setting, shape, classes, sizes),
+    }
+    if kind not in bodies:
+        raise ValueError(f"model is {setting.model!r}; give one of linear, {', '.join(bodies)}")
+    layers = bodies[kind]()
+    width = math.prod(_shape_after(layers, shape))
+    head = "ball" if kind == "adapted" else setting.head
+    if head == "orthogonal":
+        last = SpectralLinear(width, classes)
+    elif head == "ball":
+        last = SpectralLinear(width, classes, within=SpectralBall)
+        nn.init.zeros_(last.weight)
+    else:
+        raise ValueError(f"head is {head!r}; give 'orthogonal' or 'ball'")
+    return nn.Sequential(*nn.Sequential(*layers, nn.Flatten()), last)
 
 
 def has_certificates(setting: Setting) -> bool:
@@ -168,31 +164,12 @@ def kind_and_sizes(model: str) -> tuple[str, list[int]]:
     return kind, [int(number) for number in numbers]
 
 
-def with_head(
-    layers: list[nn.Module], shape: tuple[int, ...], classes: int, head: str
-) -> nn.Sequential:
-    """A linear layer after the others. In the ball it begins at 0."""
-    body = nn.Sequential(*layers, nn.Flatten())
-    width = math.prod(_shape_after(layers, shape))
-    if head == "orthogonal":
-        return nn.Sequential(*body, SpectralLinear(width, classes))
-    if head != "ball":
-        raise ValueError(f"head is {head!r}; give 'orthogonal' or 'ball'")
-    last = SpectralLinear(width, classes, within=SpectralBall)
-    nn.init.zeros_(last.weight)
-    return nn.Sequential(*body, last)
-
-
-def _front() -> list[nn.Module]:
-    return [LayerCentering(), BoundedInput(1.0, sphere=True)]
-
-
 def _pooled(
     shape: tuple[int, ...], kernel: int, stride: int, filters: int, pool: int
 ) -> list[nn.Module]:
     convolution = SpectralConv2d(shape[0], filters, kernel, stride=stride)
     pooling = [ScaledL2NormPool2d(pool)] if pool > 1 else []
-    return [*_front(), convolution, MaxMin(), *pooling]
+    return [*bounded_front(), convolution, MaxMin(), *pooling]
 
 
 def _drawn(shape: tuple[int, ...], sizes: list[int]) -> list[nn.Module]:
@@ -202,12 +179,13 @@ def _drawn(shape: tuple[int, ...], sizes: list[int]) -> list[nn.Module]:
         return _pooled(shape, *sizes)
 
 
-def _about_centre(
-    setting: Setting, filters: list[nn.Module], shape: tuple[int, ...], classes: int
+def _adapted(
+    setting: Setting, shape: tuple[int, ...], classes: int, sizes: list[int]
 ) -> list[nn.Module]:
+    filters = _drawn(shape, sizes)
     sphere = BoundedInput(1.0, sphere=True)
     moved = Moved(_shape_after(filters, shape))
-    return [_limit(setting, classes), sphere, moved, BoundedInput(1.0, sphere=True)]
+    return [*filters, _limit(setting, classes), sphere, moved, BoundedInput(1.0, sphere=True)]
 
 
 def _second_sphere(setting: Setting, classes: int) -> list[nn.Module]:

@@ -20,11 +20,10 @@ from torch import nn
 
 import tacit
 from experiments.clipless.networks import Setting, build, loss_of
-from experiments.clipless.training import run_once
+from experiments.clipless.training import public_scaler, run_once
 from experiments.images import first
+from experiments.runner import Paper
 from tacit.canvas import blank, save
-from tacit.data import PublicScaler
-from tacit.data.catalogue import lookup
 from tacit.diagnostics import GradientNorms, InputNorms, gradient_histogram, input_norms
 from tacit.report import source
 
@@ -32,7 +31,7 @@ SETTING = Setting("mlp:256", 1024, 60, scale=40.0, clip=0.2, learning_rate=1.5)
 MODELS = ["mlp:256", "mixer:4:64", "pooled:6:3:64:2"]
 
 
-def main(arguments: Sequence[str] | None = None) -> dict:
+def main(paper: Paper, arguments: Sequence[str]) -> dict:
     """Figures 8, 9, 11 and 12: norms of inputs, and of gradients beside their bounds."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument(
@@ -45,29 +44,29 @@ def main(arguments: Sequence[str] | None = None) -> dict:
     parser.add_argument("--shown", type=int, default=256, help="records whose norms are shown")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args(arguments)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    inputs = norms_of_inputs(asked.dataset)
+    args = parser.parse_args(arguments)
+    args.out.mkdir(parents=True, exist_ok=True)
+    inputs = norms_of_inputs(args.dataset)
     print(inputs.text())
-    inputs.plot(asked.out / f"figure_8_{asked.dataset}.png")
-    report: dict = {"dataset": asked.dataset, "input_spread": inputs.spread(), "models": {}}
-    train = first(tacit.load(asked.dataset)[0], asked.records).to(asked.device)
-    shown = first(train, asked.shown)
-    for model in asked.models:
-        batch = min(SETTING.batch_size, asked.records // 4)
-        setting = replace(SETTING, model=model, batch_size=batch, steps=asked.steps)
+    inputs.plot(args.out / f"figure_8_{args.dataset}.png")
+    report: dict = {"dataset": args.dataset, "input_spread": inputs.spread(), "models": {}}
+    train = first(tacit.load(args.dataset)[0], args.records).to(args.device)
+    shown = first(train, args.shown)
+    for model in args.models:
+        batch = min(SETTING.batch_size, args.records // 4)
+        setting = replace(SETTING, model=model, batch_size=batch, steps=args.steps)
         torch.manual_seed(0)
         fresh = build(setting, train.shape, 10).to(train.device)
-        trained, facts = run_once(setting, train, asked.epsilon, seed=0)
+        trained, facts = run_once(setting, train, args.epsilon, seed=0)
         loss = loss_of(setting)
-        found = {
+        norms = {
             "before the first step": gradient_histogram(fresh, loss, shown),
-            f"after {asked.steps} steps": gradient_histogram(trained, loss, shown),
+            f"after {args.steps} steps": gradient_histogram(trained, loss, shown),
         }
         name = model.replace(":", "-")
-        plot(found, trained, asked.out / f"figures_9_11_12_{asked.dataset}_{name}.png")
-        report["models"][model] = {"epsilon": facts["epsilon"], "norms": shares(found, trained)}
-    path = asked.out / f"norms_{asked.dataset}.json"
+        plot(norms, trained, args.out / f"figures_9_11_12_{args.dataset}_{name}.png")
+        report["models"][model] = {"epsilon": facts["epsilon"], "norms": shares(norms, trained)}
+    path = args.out / f"norms_{args.dataset}.json"
     path.write_text(json.dumps({**report, "source": source()}, indent=2) + "\n", encoding="utf-8")
     return report
 
@@ -77,13 +76,10 @@ def norms_of_inputs(dataset: str) -> InputNorms:
     pixels, _ = tacit.load(dataset, scale=None)
     if pixels.shape[0] == 3:
         return input_norms(pixels)
-    known = lookup(dataset)
-    assert known.mean is not None
-    assert known.std is not None
-    return input_norms(pixels, [PublicScaler(known.mean, known.std)])
+    return input_norms(pixels, [public_scaler(dataset)])
 
 
-def shares(found: Mapping[str, GradientNorms], model: nn.Module) -> dict:
+def shares(by_moment: Mapping[str, GradientNorms], model: nn.Module) -> dict:
     """The median and the largest norm over the bound, by moment and layer."""
     return {
         moment: {
@@ -93,23 +89,23 @@ def shares(found: Mapping[str, GradientNorms], model: nn.Module) -> dict:
             }
             for name, layer in layers_of(model).items()
         }
-        for moment, norms in found.items()
+        for moment, norms in by_moment.items()
     }
 
 
-def plot(found: Mapping[str, GradientNorms], model: nn.Module, path: Path) -> None:
+def plot(by_moment: Mapping[str, GradientNorms], model: nn.Module, path: Path) -> None:
     """A panel per layer: histograms of norm over bound, which is 1 at the red bar."""
     layers = layers_of(model)
     relative = {
         (moment, name): norms.norms[name].numpy() / norms.bounds[name]
-        for moment, norms in found.items()
+        for moment, norms in by_moment.items()
         for name in layers
     }
     least = min(float(values[values > 0].min(initial=1.0)) for values in relative.values())
     bins = np.geomspace(10 ** math.floor(math.log10(least)), 1.1, 61)
     figure, axes = blank(1, len(layers), (3.0 * len(layers) + 0.4, 3.2))
     for panel, (name, layer) in zip(axes.flat, layers.items(), strict=True):
-        for moment in found:
+        for moment in by_moment:
             values = relative[moment, name].clip(min=bins[0])
             panel.hist(values, bins=bins, histtype="stepfilled", alpha=0.5, label=moment)
         panel.axvline(1.0, color="tab:red", linewidth=1.5)
@@ -120,13 +116,13 @@ def plot(found: Mapping[str, GradientNorms], model: nn.Module, path: Path) -> No
     axes.flat[0].set_ylabel("records")
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
-    save(figure, path, next(iter(found.values())).notice)
+    save(figure, path, next(iter(by_moment.values())).notice)
 
 
 def layers_of(model: nn.Module) -> dict[str, str]:
     """A name to read for each weight: which layer, of what kind and shape."""
-    said = {}
+    names = {}
     for number, (name, weight) in enumerate(model.named_parameters(), start=1):
         layer = type(model.get_submodule(name.rpartition(".")[0])).__name__
-        said[name] = f"{number}. {layer} {'×'.join(map(str, weight.shape))}"
-    return said
+        names[name] = f"{number}. {layer} {'×'.join(map(str, weight.shape))}"
+    return names

@@ -1,18 +1,13 @@
-"""What is known to work in each task, and what its search may change.
-
-The first of `KNOWN` is trial 0; a pair (low, high) is drawn on a logarithmic scale, a list evenly.
-"""
+"""What is known to work in each task, the best first, and what its search may change."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.clipless.networks import Setting, kind_and_sizes, log_between
-
-Space = Mapping[str, tuple[float, float] | list]
+from experiments.clipless.networks import Setting, kind_and_sizes
+from experiments.search import Space, drawn_from
 
 ON_SPHERE = Setting(
     "linear", 16_384, 100, scale=128.0, clip=0.2, learning_rate=1.44, features="scattering",
@@ -194,39 +189,30 @@ def space_of(task: str) -> Space:
 
 
 def drawn(task: str, rng: random.Random) -> Setting:
-    found = {name: _one(values, rng) for name, values in space_of(task).items()}
-    return _affordable(task, _made(KNOWN[task][0], found))
+    changes = drawn_from(space_of(task), rng)
+    pace = changes.pop("pace", None)
+    if pace is not None:
+        changes["learning_rate"] = pace / changes["scale"]
+    if changes.get("model", "").startswith("filters:"):  # these are features, and linear the model
+        changes |= {"features": changes["model"], "model": "linear"}
+    return _affordable(task, replace(KNOWN[task][0], **changes))
 
 
 def near(task: str, setting: Setting, rng: random.Random) -> Setting:
     """Numbers on a logarithmic scale move a little, and often one choice is drawn anew."""
-    found: dict[str, Any] = {
+    space = space_of(task)
+    changes: dict[str, Any] = {
         name: getattr(setting, name) * 2 ** rng.gauss(0, 0.5)
-        for name, values in space_of(task).items()
+        for name, values in space.items()
         if isinstance(values, tuple) and name != "pace"
     }
-    found["learning_rate"] = setting.learning_rate * 2 ** rng.gauss(0, 0.5)
-    found["clip"] = min(1.0, found["clip"])
-    choices = [n for n, v in space_of(task).items() if isinstance(v, list) and n != "model"]
+    changes["learning_rate"] = setting.learning_rate * 2 ** rng.gauss(0, 0.5)
+    changes["clip"] = min(1.0, changes["clip"])
+    choices = [n for n, values in space.items() if isinstance(values, list) and n != "model"]
     if rng.random() < 0.6:
         name = rng.choice(choices)
-        found[name] = rng.choice(list(space_of(task)[name]))
-    return _affordable(task, replace(setting, **found))
-
-
-def _one(values: tuple[float, float] | list, rng: random.Random) -> Any:
-    if isinstance(values, tuple):
-        return log_between(*values, rng.random())
-    return rng.choice(values)
-
-
-def _made(base: Setting, found: dict[str, Any]) -> Setting:
-    pace = found.pop("pace", None)
-    if pace is not None:
-        found["learning_rate"] = pace / found["scale"]
-    if found.get("model", "").startswith("filters:"):  # these are features, and linear the model
-        found |= {"features": found["model"], "model": "linear"}
-    return replace(base, **found)
+        changes[name] = rng.choice(list(space[name]))
+    return _affordable(task, replace(setting, **changes))
 
 
 def _affordable(task: str, setting: Setting) -> Setting:

@@ -18,7 +18,6 @@ of the same network is timed for the same steps.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import random
@@ -53,6 +52,8 @@ from experiments.clipless.table_7_models import (
     prepared,
     scaled,
 )
+from experiments.runner import Paper, least_noise
+from experiments.search import log_uniform
 from tacit import Records
 from tacit.data import PublicScaler, release_statistics
 from tacit.losses import BinaryCrossEntropy
@@ -93,19 +94,7 @@ KERNELS = {
     "yeast": KernelSpace(1000, (1.0, 2.0), 2.0, (1.0,), (1,), (-0.4, -0.65), (0.5, 1.0, 1.5), 12),
 }
 PHYSICAL_BATCH = 1024  # records at once: what a core's cache holds; sums are the same
-
-
 STATISTICS_NOISE = 20.0  # noise multiplier of the released means and deviations
-
-
-def private_scaler(rows: Tensor, seed: int) -> tuple[PublicScaler, dpa.DpEvent]:
-    return release_statistics(
-        rows, -1.0, 1.0, noise_multiplier=STATISTICS_NOISE, public_size=len(rows), seed=seed
-    )
-
-
-def log_uniform(rng: random.Random, low: float, high: float) -> float:
-    return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
 def draw(rng: random.Random, size: int) -> Setting:
@@ -127,10 +116,8 @@ def draw(rng: random.Random, size: int) -> Setting:
 def draw_kernel(rng: random.Random, space: KernelSpace, width: int) -> Setting:
     scale = log_uniform(rng, 20.0, 200.0)
     return Setting(
-        standardise=False,
         features=space.features,
         bandwidth=log_uniform(rng, *space.bandwidth),
-        hidden=0,
         rate=rng.choice(space.rates),
         steps=rng.choice(space.steps),
         scale=scale,
@@ -143,16 +130,9 @@ def draw_kernel(rng: random.Random, space: KernelSpace, width: int) -> Setting:
     )
 
 
-@functools.cache
-def noise(rate: float, steps: int, delta: float, standardised: bool) -> float:
-    budget = tacit.Budget(EPSILON, delta)
-    return tacit.calibrate(
-        budget, tacit.sampling.Poisson(rate), steps=steps, prelude=prelude(standardised)
-    )
-
-
-def prelude(standardised: bool) -> tuple[dpa.DpEvent, ...]:
-    return (dpa.GaussianDpEvent(STATISTICS_NOISE),) if standardised else ()
+def noise(setting: Setting, delta: float) -> float:
+    prelude = (dpa.GaussianDpEvent(STATISTICS_NOISE),) if setting.standardise else ()
+    return least_noise(setting.rate, setting.steps, EPSILON, prelude, delta)
 
 
 def train(
@@ -160,8 +140,17 @@ def train(
 ) -> tuple[Scorer, float, float]:
     """What scores a record, its ε, and the seconds that its steps took."""
     torch.manual_seed(seed)
-    delta = SETS[name][0]
-    scaler = private_scaler(scaled(name, inputs), seed)[0] if setting.standardise else None
+    delta, scaler, prelude = SETS[name][0], None, ()
+    if setting.standardise:
+        scaler, event = release_statistics(
+            scaled(name, inputs),
+            -1.0,
+            1.0,
+            noise_multiplier=STATISTICS_NOISE,
+            public_size=len(inputs),
+            seed=seed,
+        )
+        prelude = (event,)
     rows = prepared(name, inputs, setting, scaler)
     records = Records(rows, targets, num_classes=2, public_size=len(rows))
     model = network(rows.shape[1], setting)
@@ -181,8 +170,8 @@ def train(
         sampler,
         optimizer,
         tacit.Budget(EPSILON, delta),
-        noise=tacit.Noise(noise(setting.rate, setting.steps, delta, setting.standardise)),
-        ledger=tacit.LedgerRun(prelude=prelude(setting.standardise)),
+        noise=tacit.Noise(noise(setting, delta)),
+        ledger=tacit.LedgerRun(prelude=prelude),
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, setting.steps),
         callbacks=(),
     )
@@ -221,48 +210,41 @@ def load(name: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return inputs[train_rows], targets[train_rows], inputs[test_rows], targets[test_rows]
 
 
-@dataclass(frozen=True)
-class Choice:
-    setting: Setting
-    validation: float
-    trials: int
-
-
-def choose(name: str, x: Tensor, y: Tensor, trials: int, seconds: float, seed: int) -> Choice:
+def choose(name: str, x: Tensor, y: Tensor, trials: int, seconds: float, seed: int) -> dict:
     """The best of random settings, by their mean over splits of these training records."""
     started = time.perf_counter()
     space = KERNELS.get(name)
     rng = random.Random(seed)
-    found: list[tuple[float, Setting]] = []
-    while len(found) < trials and (not found or time.perf_counter() - started < seconds):
+    scored: list[tuple[float, Setting]] = []
+    while len(scored) < trials and (not scored or time.perf_counter() - started < seconds):
         setting = draw_kernel(rng, space, x.shape[1]) if space else draw(rng, len(x))
         scores = [validate(name, x, y, setting, i) for i in range(space.splits if space else 1)]
-        found.append((statistics.mean(scores), setting))
-    score, setting = max(found, key=lambda pair: pair[0])
-    return Choice(setting, score, len(found))
+        scored.append((statistics.mean(scores), setting))
+    score, setting = max(scored, key=lambda pair: pair[0])
+    return {"setting": setting, "validation": score, "trials": len(scored)}
 
 
 def validate(name: str, x: Tensor, y: Tensor, setting: Setting, split: int) -> float:
     rows = torch.arange(len(x))
-    kept, held = train_test_split(rows, test_size=0.2, stratify=y, random_state=100 + split)
+    kept, held_out = train_test_split(rows, test_size=0.2, stratify=y, random_state=100 + split)
     scorer, _, _ = train(name, x[kept], y[kept], setting, seed=1)
-    return scorer.auroc(x[held], y[held])
+    return scorer.auroc(x[held_out], y[held_out])
 
 
 def one_set(name: str, trials: int, seeds: int, seconds: float, nested: bool = False) -> dict:
     torch.set_num_threads(1)
-    choices: list[Choice] = []
+    choices: list[dict] = []
     scores, epsilons, ours, theirs = [], [], [], []
     for seed in range(1, seeds + 1):
         if nested or not choices:
             split = seed if nested else 0
             choices.append(choose(name, *load(name, split)[:2], trials, seconds, split))
-        setting = choices[-1].setting
+        setting = choices[-1]["setting"]
         x, y, x_test, y_test = load(name, seed)
-        scorer, epsilon, took = train(name, x, y, setting, seed)
+        scorer, epsilon, seconds_of_run = train(name, x, y, setting, seed)
         scores.append(scorer.auroc(x_test, y_test))
         epsilons.append(epsilon)
-        ours.append(took)
+        ours.append(seconds_of_run)
         if seed <= 2:
             theirs.append(train(name, x, y, setting, seed, clipless=False)[2])
     delta, clipless, clipping = SETS[name]
@@ -275,15 +257,15 @@ def one_set(name: str, trials: int, seeds: int, seconds: float, nested: bool = F
         "std": statistics.stdev(scores) if len(scores) > 1 else 0.0,
         "published_clipless": clipless,
         "published_dp_sgd": clipping,
-        "trials": min(choice.trials for choice in choices),
+        "trials": min(choice["trials"] for choice in choices),
         "nested": nested,
-        "choices": [asdict(choice) for choice in choices],
+        "choices": [choice | {"setting": asdict(choice["setting"])} for choice in choices],
         "seconds": statistics.median(ours),
         "seconds_per_sample_clipping": statistics.median(theirs),
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> list[dict]:
+def main(paper: Paper, arguments: Sequence[str]) -> list[dict]:
     """Table 7: AUROC of anomaly detection on nine ADBench sets at ε = 1."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--small", action="store_true", help="yeast, one trial and two seeds")
@@ -301,13 +283,13 @@ def main(arguments: Sequence[str] | None = None) -> list[dict]:
         options.sets, options.trials, options.seeds, options.workers = ["yeast"], 1, 2, 1
     results: list[dict] = []
     with ProcessPoolExecutor(options.workers) as pool:
-        asked = [
+        args = [
             pool.submit(
                 one_set, name, options.trials, options.seeds, options.seconds, options.nested
             )
             for name in options.sets
         ]
-        for future in asked:
+        for future in args:
             row = {**future.result(), "source": source()}
             results.append(row)
             best = max(row["published_clipless"], row["published_dp_sgd"])
@@ -328,17 +310,9 @@ def main(arguments: Sequence[str] | None = None) -> list[dict]:
 def kernel_features(name: str, width: int) -> FunctionTransformer:
     """The table's own features at the middle of its space, all values of equal relevance."""
     space = KERNELS[name]
-    bandwidth = statistics.geometric_mean(space.bandwidth)
     setting = Setting(
-        standardise=False,
         features=space.features,
-        bandwidth=bandwidth,
-        hidden=0,
-        rate=1.0,
-        steps=1,
-        scale=1.0,
-        clip=1.0,
-        learning_rate=1.0,
+        bandwidth=statistics.geometric_mean(space.bandwidth),
         limit=space.limit,
         relevance=(1.0,) * width,
     )
@@ -370,19 +344,19 @@ def ceilings(name: str, repeats: int) -> list[dict]:
     folds = RepeatedStratifiedKFold(n_splits=5, n_repeats=repeats, random_state=0)
     rows = []
     for label, model in models(name, x.shape[1]).items():
-        found = cross_val_score(model, x.numpy(), y.numpy(), cv=folds, scoring="roc_auc")
+        aurocs = cross_val_score(model, x.numpy(), y.numpy(), cv=folds, scoring="roc_auc")
         row = {
             "set": name,
             "model": label,
-            "mean": 100 * np.mean(found),
-            "std": 100 * np.std(found),
+            "mean": 100 * np.mean(aurocs),
+            "std": 100 * np.std(aurocs),
         }
         print(f"{label:45} {row['mean']:6.2f} ± {row['std']:.2f}", flush=True)
         rows.append(row)
     return rows
 
 
-def ceilings_main(arguments: Sequence[str] | None = None) -> None:
+def ceilings_main(paper: Paper, arguments: Sequence[str]) -> None:
     """Beside Table 7: the AUROC that models reach without privacy."""
     parser = argparse.ArgumentParser(description=ceilings_main.__doc__)
     parser.add_argument("--set", choices=[name for name in SETS if name in KERNELS], required=True)

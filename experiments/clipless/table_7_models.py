@@ -23,22 +23,22 @@ PUBLIC_DRAWS = 4000  # normal draws behind a kernel's centre and covariance
 
 @dataclass(frozen=True)
 class Setting:
-    """What one run is told. `features` random Fourier features of width `bandwidth`, if any.
+    """One run. `features` random Fourier features of width `bandwidth`, if any.
 
     With a `limit`, they are those of a `PublicKernel`: values are cut at ±limit, each is weighted
     by its `relevance`, the head starts at `log_odds`, and released gradients are filtered by
     `ridge`, if that is positive.
     """
 
-    standardise: bool
-    features: int
-    bandwidth: float
-    hidden: int
-    rate: float
-    steps: int
-    scale: float
-    clip: float
-    learning_rate: float
+    standardise: bool = False
+    features: int = 0
+    bandwidth: float = 1.0
+    hidden: int = 0
+    rate: float = 1.0
+    steps: int = 1
+    scale: float = 1.0
+    clip: float = 1.0
+    learning_rate: float = 1.0
     limit: float = 0.0
     relevance: tuple[float, ...] = ()
     log_odds: float = 0.0

@@ -6,7 +6,6 @@ fixes it: these are experiments, not releases.
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 import time
@@ -29,8 +28,8 @@ from experiments.clipless.networks import (
     kind_and_sizes,
     loss_of,
 )
-from experiments.images import featured, mapped, release_maps, sides
-from experiments.runner import DELTA, Job
+from experiments.images import featured, mapped, parts, release_maps, train_privately
+from experiments.runner import Job, least_noise
 from tacit import Records
 from tacit.certificates import certified_accuracy
 from tacit.certificates.certifier import scaler_lipschitz
@@ -73,30 +72,23 @@ def group_of(task: str) -> str:
     return f"{dataset}/{'scattering' if kind == 'scattering' else 'pixels'}"
 
 
-@functools.lru_cache(maxsize=2)
-def parts(
-    dataset: str, features: str, device: str, held_out: bool, limit: int | None = None
-) -> tuple[Records, Records]:
-    """Records to train on and records to evaluate on, as features."""
-    train, evaluated = sides(dataset, held_out, limit)
-    return features_of(train, features, device), features_of(evaluated, features, device)
-
-
 def features_of(records: Records, features: str, device: str) -> Records:
     if not features.startswith("filters:"):
         return featured(records, features, device)
     filters = fixed_filters(features, records.shape).to(device)
-    made = [filters(chunk.to(device)) for chunk in records.inputs.split(1024)]
-    return replace(records.to(device), inputs=torch.cat(made))
+    outputs = [filters(chunk.to(device)) for chunk in records.inputs.split(1024)]
+    return replace(records.to(device), inputs=torch.cat(outputs))
 
 
 def work(job: Job) -> dict:
     """One run with its accuracy, certified accuracy, and the score that a search maximises."""
     trial: Trial = job.setting
     setting = trial.setting
-    train, evaluated = parts(trial.dataset, setting.features, job.device, job.held_out, job.limit)
-    apart = 10**6 + job.seed  # the run's own noise must not repeat that of the releases
-    maps, prelude = release_maps(train, setting.channels, setting.centre, (apart, apart + 10**6))
+    place = (trial.dataset, setting.features, job.device, job.limit, job.held_out)
+    train, evaluated = parts(features_of, *place)
+    # The run's own noise must not repeat that of the releases.
+    seeds = 10**6 + job.seed, 2 * 10**6 + job.seed
+    maps, prelude = release_maps(train, setting.channels, setting.centre, seeds)
     train, evaluated = mapped(train, maps), mapped(evaluated, maps)
     model, report = run_once(setting, train, trial.epsilon, job.seed, prelude)
     report["accuracy"] = tacit.evaluate(model, evaluated, loss_of(setting)).accuracy
@@ -114,10 +106,10 @@ def release_middle(
     """Release the mean, on the sphere, of the inputs of `Moved` as the filters are; its cost."""
     at = next(i for i, layer in enumerate(model) if isinstance(layer, Moved))
     with torch.no_grad():
-        coming = torch.cat([model[:at](chunk) for chunk in train.inputs.split(2048)])
+        inputs = torch.cat([model[:at](chunk) for chunk in train.inputs.split(2048)])
     size = train.require_public_size("a released mean")
     released, event = release_centre(
-        coming, noise_multiplier=noise_multiplier, public_size=size, seed=seed
+        inputs, noise_multiplier=noise_multiplier, public_size=size, seed=seed
     )
     model[at].centre.copy_(released.centre)
     return event
@@ -139,32 +131,22 @@ def run_once(
         event = release_middle(model, train, setting.middle_centre, 3 * 10**6 + seed)
         prelude = (*prelude, event)
     clip = setting.gradient_clip(train.num_classes)
-    optimizer = _optimizer(setting, model, clip)
-    steps = setting.steps
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    z = noise(epsilon, size, setting.batch_size, steps, prelude)
-    trainer = tacit.Trainer(
+    z = least_noise(setting.batch_size / size, setting.steps, epsilon, prelude)
+    allocation = tacit.PerLayerNoise() if setting.per_layer else tacit.GlobalNoise()
+    started = time.perf_counter()
+    run = train_privately(
         model,
         loss_of(setting),
         tacit.Clipless(gradient_clip=clip, augmentation=_views(setting, train)),
-        tacit.PoissonSampler(
-            train,
-            expected_batch_size=setting.batch_size,
-            steps=steps,
-            max_physical_batch=_most_rows(setting, train.shape),
-            pad_to=512 if train.device.type == "cuda" else None,
-        ),
-        optimizer,
-        tacit.Budget(epsilon, DELTA),
-        noise=tacit.Noise(z, tacit.PerLayerNoise() if setting.per_layer else tacit.GlobalNoise()),
-        ledger=tacit.LedgerRun(prelude=prelude),
-        scheduler=cosine if setting.cosine else None,
-        moving_average=None if setting.ema is None else tacit.MovingAverage(setting.ema),
-        callbacks=(),
+        optimizer_of(setting, model, clip),
+        train,
+        setting,
+        epsilon=epsilon,
+        noise=tacit.Noise(z, allocation),
+        prelude=prelude,
+        max_rows=_most_rows(setting, train.shape),
         seed=seed,
     )
-    started = time.perf_counter()
-    run = trainer.fit()
     if train.device.type == "cuda":
         torch.cuda.synchronize()
     facts = {
@@ -177,7 +159,7 @@ def run_once(
     return model, facts
 
 
-def _optimizer(setting: Setting, model: nn.Sequential, clip: float) -> torch.optim.Optimizer:
+def optimizer_of(setting: Setting, model: nn.Sequential, clip: float) -> torch.optim.Optimizer:
     *body, head = model
     rate = setting.learning_rate / clip
     groups = [
@@ -187,25 +169,22 @@ def _optimizer(setting: Setting, model: nn.Sequential, clip: float) -> torch.opt
     return torch.optim.SGD([group for group in groups if group["params"]], momentum=0.9)
 
 
-@functools.cache
-def noise(epsilon: float, size: int, batch: int, steps: int, prelude: tuple = ()) -> float:
-    """The least multiplier that keeps the steps, and what is released first, within ε."""
-    rate = tacit.sampling.Poisson(batch / size)
-    return tacit.calibrate(tacit.Budget(epsilon, DELTA), rate, steps=steps, prelude=prelude)
-
-
 def certified(model: nn.Module, records: Records, dataset: str) -> dict[str, float]:
     """Shares right and certified within 0, 1, 2, 4, 8, 16 over 255, of pixels in [0, 1]."""
-    found = certified_accuracy(model, records, unit=pixel_unit(dataset))
-    return {f"{r:g}": share for r, share in zip(found.radii, found.shares, strict=True)}
+    accuracy = certified_accuracy(model, records, unit=pixel_unit(dataset))
+    return {f"{r:g}": share for r, share in zip(accuracy.radii, accuracy.shares, strict=True)}
 
 
 def pixel_unit(dataset: str) -> float:
     """How far a record may move when its pixels move by 1/255: records are (pixels − mean)/std."""
+    return PIXEL * scaler_lipschitz(public_scaler(dataset))
+
+
+def public_scaler(dataset: str) -> PublicScaler:
     known = lookup(dataset)
     assert known.mean is not None
     assert known.std is not None
-    return PIXEL * scaler_lipschitz(PublicScaler(known.mean, known.std))
+    return PublicScaler(known.mean, known.std)
 
 
 def _views(setting: Setting, train: Records) -> tacit.data.Augmentation | None:

@@ -1,4 +1,4 @@
-"""The figures and tables of *Losing Less*, as data.
+"""*Losing Less: A Loss for Differentially Private Deep Learning*: its figures, as data.
 
     python -m experiments.losing_less --list
     python -m experiments.losing_less 3 --seeds 0 1 2 3 4 --workers 3 --out results/
@@ -13,12 +13,13 @@ tailored loss; CE-T-PFE-CNN and O-T-PFE-CNN are theirs on scattering features.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from experiments.losing_less import beyond, recipes, time_to
-from experiments.losing_less.measures import draw_ablation, draw_measures
+from experiments.losing_less.measures import draw_bars, draw_curves, draw_measures
 from experiments.losing_less.recipes import NAMES, RECIPES, SIZES
-from experiments.losing_less.training import PAPER, Setting, paper_setting
-from experiments.runner import Figure, Selection, main
+from experiments.losing_less.training import Setting, paper_setting, small, work
+from experiments.runner import Figure, Paper, Selection, main
 
 FIVE = (0, 1, 2, 3, 4)
 LOSSES = ("cross-entropy", "tailored")
@@ -159,7 +160,7 @@ FIGURES = {
         },
         "With PLD's noise. The parts keep Table 6's e_t, β and γ; the paper searched again for two "
         "of the sums.",
-        draw_ablation,
+        draw_bars,
     ),
     "10": Figure(
         "Figure 10: accuracy by the loss's numbers, the others as in Table 6",
@@ -171,6 +172,7 @@ FIGURES = {
             for number, values in LOSS_NUMBERS.items()
             for value in values
         },
+        draw=partial(draw_bars, before_label=" "),
     ),
     "11": inside("Figure 11: norms of weights by epoch", both_losses(*ALL), "weights"),
     "12": inside(
@@ -187,6 +189,7 @@ FIGURES = {
             for dataset in SIZES
             for loss in ("sse", "sae", *(f"huber:{tenth / 10:g}" for tenth in range(1, 11)))
         },
+        draw=draw_bars,
     ),
     "table_6": Figure(
         "Tables 6 and 7: the search for e_t and beta, on held-out training records",
@@ -199,6 +202,7 @@ FIGURES = {
             for beta in (1, 11, 51, 191)
         },
         "Table 7's grid, coarser, with γ of Table 6. As in the paper the search is not charged.",
+        partial(draw_bars, before_label=", e_t "),
         held_out=True,
         conclude=best_of_tasks,
     ),
@@ -219,8 +223,15 @@ EVERYTHING = (
     Selection("15", (0,), ("CIFAR",)),
     Selection("10", (0,), ("CIFAR",)),
 )
-COMMANDS = {"table_5": recipes.main, "beyond": beyond.main, "time_to": time_to.main}
-PAPER = replace(PAPER, figures=FIGURES, everything=EVERYTHING, commands=COMMANDS)
+PAPER = Paper(
+    "Losing Less",
+    FIGURES,
+    work,
+    small,
+    draw_curves,
+    EVERYTHING,
+    commands={"table_5": recipes.main, "beyond": beyond.main, "time_to": time_to.main},
+)
 
 if __name__ == "__main__":
     main(PAPER)

@@ -16,22 +16,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from experiments.losing_less.training import PAPER, Setting, small
-from experiments.runner import (
-    Figure,
-    Job,
-    Selection,
-    jobs_of,
-    options,
-    read_lines,
-    run_all,
-    run_jobs,
-)
+from experiments.losing_less.training import Setting
+from experiments.runner import Figure, Paper
+from experiments.search import Space, Task, Tasks, drawn_from, search_options, search_or_run
 
 LINEAR = Setting(
     "mnist", "scattering", 10.0, "ball", temperature=0.0078, batch_size=16_384, steps=100,
@@ -46,72 +38,54 @@ BOTH_IMAGES = {"copies": 2, "views": 2}
 MOVED = {"copies": 5, "views": 5}
 STANDARDISED = {"features": "raw", "channels": 10.0}
 BY_CHANNEL = replace(
-    LINEAR,
-    dataset="cifar10",
-    centre=None,
-    network="linear",
-    temperature=1.0,
-    batch_size=8192,
-    steps=120,
-    learning_rate=8.0,
-    max_norm=0.1,
-    **STANDARDISED,
-)
+    LINEAR, centre=None, network="linear", temperature=1.0, batch_size=8192, steps=120,
+    learning_rate=8.0, max_norm=0.1, **STANDARDISED,
+)  # fmt: skip
 MIXES = [
     "mixed:scattering=0.5,log=0.3,pixels=0.2",
     "mixed:scattering=0.15,log=0.7,pixels=0.15",
     "mixed:scattering=0.8,pixels=0.2",
 ]
-METHODS: dict[str, Setting] = {
-    "mnist/mixed": replace(LINEAR, features=MIXES[1], batch_size=30_000, cosine=True),
-    "fashion-mnist/mixed": replace(
-        LINEAR,
-        dataset="fashion-mnist",
-        features=MIXES[0],
-        temperature=0.005,
-        learning_rate=0.025,
-        max_norm=60.0,
-        cosine=True,
-    ),
-    "cifar10/mixed": replace(
-        LINEAR,
-        dataset="cifar10",
-        features=MIXES[2],
-        temperature=0.009,
-        learning_rate=0.003,
-        max_norm=100.0,
-        cosine=True,
-    ),
-    "mnist/linear": replace(
-        LINEAR, features="orders", batch_size=30_000, learning_rate=0.08, cosine=True, **MOVED
-    ),
-    "mnist/features": ON_FEATURES,
-    "mnist/pixels": ON_PIXELS,
-    "fashion-mnist/linear": replace(LINEAR, dataset="fashion-mnist"),
-    "fashion-mnist/features": replace(ON_FEATURES, dataset="fashion-mnist"),
-    "fashion-mnist/pixels": replace(ON_PIXELS, dataset="fashion-mnist"),
-    "cifar10/linear": replace(
-        LINEAR, dataset="cifar10", temperature=0.009, learning_rate=0.003, max_norm=100.0
-    ),
-    "cifar10/linear-standardised": BY_CHANNEL,
-    "cifar10/linear-mirrored": replace(
-        BY_CHANNEL, features="mirrored", batch_size=16_384, steps=100, learning_rate=12.0, ema=0.95
-    ),
-    "mnist/standardised": replace(ON_FEATURES, **STANDARDISED),
-    "fashion-mnist/standardised": replace(ON_FEATURES, dataset="fashion-mnist", **STANDARDISED),
-    "cifar10/features": replace(ON_FEATURES, dataset="cifar10", beta=1),
-    "cifar10/standardised": replace(
-        ON_FEATURES,
-        dataset="cifar10",
-        network="shallow",
-        beta=1,
-        steps=366,
-        both_ways=True,
-        **STANDARDISED,
-    ),
-    "cifar10/pixels": replace(
-        ON_PIXELS, dataset="cifar10", threshold_epoch=7, gamma=5, learning_rate=2.0
-    ),
+KINDS = {
+    "mixed": replace(LINEAR, cosine=True),
+    "linear": LINEAR,
+    "linear-standardised": BY_CHANNEL,
+    "linear-mirrored": BY_CHANNEL,
+    "features": ON_FEATURES,
+    "standardised": replace(ON_FEATURES, **STANDARDISED),
+    "pixels": ON_PIXELS,
+}
+PHOTOGRAPHS = {"temperature": 0.009, "learning_rate": 0.003, "max_norm": 100.0}
+CHANGES: dict[str, dict[str, Any]] = {
+    "mnist/mixed": {"features": MIXES[1], "batch_size": 30_000},
+    "fashion-mnist/mixed": {
+        "features": MIXES[0], "temperature": 0.005, "learning_rate": 0.025, "max_norm": 60.0,
+    },
+    "cifar10/mixed": {"features": MIXES[2], **PHOTOGRAPHS},
+    "mnist/linear": {
+        "features": "orders", "batch_size": 30_000, "learning_rate": 0.08, "cosine": True, **MOVED,
+    },
+    "mnist/features": {},
+    "mnist/pixels": {},
+    "fashion-mnist/linear": {},
+    "fashion-mnist/features": {},
+    "fashion-mnist/pixels": {},
+    "cifar10/linear": PHOTOGRAPHS,
+    "cifar10/linear-standardised": {},
+    "cifar10/linear-mirrored": {
+        "features": "mirrored", "batch_size": 16_384, "steps": 100, "learning_rate": 12.0,
+        "ema": 0.95,
+    },
+    "mnist/standardised": {},
+    "fashion-mnist/standardised": {},
+    "cifar10/features": {"beta": 1},
+    "cifar10/standardised": {"network": "shallow", "beta": 1, "steps": 366, "both_ways": True},
+    "cifar10/pixels": {"threshold_epoch": 7, "gamma": 5, "learning_rate": 2.0},
+}  # fmt: skip
+METHODS = {
+    method: replace(KINDS[kind], dataset=dataset, **changes)
+    for method, changes in CHANGES.items()
+    for dataset, kind in [method.split("/")]
 }
 # What is likely to help is tried before anything is drawn.
 LONG = {"learning_rate": 8.0, "ema": 0.97, "cosine": True}
@@ -147,7 +121,7 @@ LINEAR_BY_CHANNEL = {
     "ema": [0.9, 0.97],
     "cosine": [False, True],
 }
-SPACES: dict[str, Mapping[str, tuple]] = {
+SPACES: dict[str, Space] = {
     "linear-standardised": LINEAR_BY_CHANNEL,
     "linear-mirrored": LINEAR_BY_CHANNEL,
     "linear": {
@@ -209,17 +183,11 @@ SPACES: dict[str, Mapping[str, tuple]] = {
 
 def drawn(method: str, rng: random.Random) -> Setting:
     """A setting drawn from the method's space."""
-    found = {}
-    for name, values in SPACES[method.partition("/")[2]].items():
-        if isinstance(values, tuple):
-            low, high = values
-            found[name] = math.exp(rng.uniform(math.log(low), math.log(high)))
-        else:
-            found[name] = rng.choice(values)
-    if "share" in found:
-        found["max_norm"] = found.pop("share") * math.sqrt(2) / found["temperature"]
-        found["learning_rate"] = found.pop("step") / found["max_norm"]
-    return replace(METHODS[method], **found)
+    changes = drawn_from(SPACES[method.partition("/")[2]], rng)
+    if "share" in changes:
+        changes["max_norm"] = changes.pop("share") * math.sqrt(2) / changes["temperature"]
+        changes["learning_rate"] = changes.pop("step") / changes["max_norm"]
+    return replace(METHODS[method], **changes)
 
 
 def near(setting: Setting, rng: random.Random) -> Setting:
@@ -237,77 +205,29 @@ def near(setting: Setting, rng: random.Random) -> Setting:
     )
 
 
-def trials(
-    methods: Sequence[str], count: int, best: Mapping[str, tuple[float, Setting]]
-) -> Iterator[tuple[str, Setting, int]]:
-    """The recipe as it stands, `FIRST`, then others, the second half of them near the best so far.
-
-    Methods take turns, so a search that runs out of time has tried all of them.
-    """
-    rng = random.Random(0)
-    for trial in range(count):
-        for method in methods:
-            likely = [{}, *FIRST.get(method, [])]
-            if trial < len(likely):
-                setting = replace(METHODS[method], **likely[trial])
-            elif trial < (count + len(likely)) // 2 or method not in best:
-                setting = drawn(method, rng)
-            else:
-                setting = near(best[method][1], rng)
-            yield method, setting, trial
+def read(line: Mapping) -> tuple[str, Setting]:
+    """The method and the setting of a results line; the records of 2026-11 say "method"."""
+    return line.get("method") or line["name"], Setting(**line["setting"])
 
 
-def best_of(lines: Sequence[Mapping]) -> dict[str, tuple[float, Setting]]:
-    """The setting of each method with the best accuracy on held-out records."""
-    best: dict[str, tuple[float, Setting]] = {}
-    for line in lines:
-        note(best, line)
-    return best
-
-
-def note(best: dict[str, tuple[float, Setting]], line: Mapping) -> None:
-    if not line.get("held_out") or "accuracy" not in line:
-        return
-    method = line.get("method") or line["name"]  # the records of 2026-11 say "method"
-    if method not in best or line["accuracy"] > best[method][0]:
-        best[method] = (line["accuracy"], Setting(**line["setting"]))
-
-
-def main(arguments: Sequence[str] | None = None) -> Any:
-    """Beyond the paper: search cheap recipes at ε = 3, then run the best."""
-    parser = options("Beyond the paper: the best that cheap recipes reach at ε = 3")
-    parser.add_argument("--search", action="store_true", help="on held-out training records")
-    parser.add_argument("--chosen", type=Path, help="a search's file: its best settings are run")
-    parser.add_argument("--only", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--trials", type=int, default=12, help="per method, when searching")
-    asked = parser.parse_args(arguments)
-    best = best_of(read_lines(asked.chosen)) if asked.chosen else {}
-    if not asked.search:
-        settings = {m: best[m][1] if m in best else METHODS[m] for m in asked.only}
-        figure = Figure("Beyond the paper: cheap recipes at epsilon = 3", settings)
-        asked.evaluations = asked.evaluations or 4
-        selection = Selection("beyond", asked.seeds or (0, 1, 2, 3, 4))
-        jobs = jobs_of(PAPER, selection, asked, figure)
-        return run_all(PAPER, {"beyond": figure}, jobs, asked)
-    file = None
-    if asked.out is not None:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        file = asked.out / "search.jsonl"
-    limit = PAPER.small_records if asked.small else None
-    jobs = (
-        Job(
-            "search",
-            method,
-            small(s) if asked.small else s,
-            trial,
-            True,
-            (),
-            asked.device,
-            1,
-            limit,
+TASKS = Tasks(
+    {
+        method: Task(
+            [setting, *(replace(setting, **changes) for changes in FIRST.get(method, []))],
+            partial(drawn, method),
+            near,
         )
-        for method, s, trial in trials(asked.only, asked.trials, best)
-    )
-    return run_jobs(
-        PAPER.work, lambda _: next(jobs, None), asked, file, lambda line: note(best, line)
-    )
+        for method, setting in METHODS.items()
+    },
+    read,
+)
+
+
+def main(paper: Paper, arguments: Sequence[str]) -> Any:
+    """Beyond the paper: search cheap recipes at ε = 3, then run the best."""
+    parser = search_options("Beyond the paper: the best that cheap recipes reach at ε = 3", 12)
+    parser.add_argument("--only", nargs="+", choices=list(METHODS), default=list(METHODS))
+    args = parser.parse_args(arguments)
+    args.evaluations = args.evaluations or 4
+    figure = Figure("Beyond the paper: cheap recipes at epsilon = 3", {})
+    return search_or_run(paper, TASKS, args.only, args, "beyond", figure, lambda m, s: {m: s})

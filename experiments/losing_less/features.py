@@ -82,17 +82,17 @@ class CentreOfEach:
 class CopyViews:
     """Numbers of records, (B, 1), to features of a copy of each, (B, …).
 
-    The copy is drawn. With `each`, there are as many views as copies, and every copy is used once:
-    rows iV … iV + V − 1 are the views of one record (`tacit.data.Augmentation`), so a row's place
-    modulo V is its copy, whichever records are in the batch.
+    The copy is drawn. With `every_copy`, there are as many views as copies, and each copy is used
+    once: rows iV … iV + V − 1 are the views of one record (`tacit.data.Augmentation`), so a
+    row's place modulo V is its copy, whichever records are in the batch.
     """
 
     table_NV: Tensor
-    each: bool = False
+    every_copy: bool = False
 
     def __call__(self, numbers: Tensor) -> Tensor:
         rows, V = numbers[:, 0], self.table_NV.shape[1]
-        if self.each:
+        if self.every_copy:
             copies = torch.arange(len(rows), device=rows.device) % V
         else:
             copies = torch.randint(V, rows.shape, device=rows.device)

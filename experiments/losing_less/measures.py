@@ -1,4 +1,4 @@
-"""What the figures about the inside of a run measure, as data that is saved and drawn.
+"""The pictures: accuracy against ε, and what is measured inside a run, as data that is saved.
 
 Not private: these read raw gradients, pre-activations or predictions of training records, as the
 paper does, and every picture says so.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,33 +31,19 @@ from tacit.diagnostics import (
     confusion_matrix,
     first_of,
     plot_ablation,
-    plot_alignment,
-    plot_confusion,
-    plot_curvature,
-    plot_gradient_norm_histograms,
-    plot_norms,
+    plot_accuracy_against_epsilon,
     whole_norms,
 )
 
-GradientHistory = functools.partial(GradientNormHistory, max_records=128)
 DIAGNOSTICS: dict[str, Callable[[], Diagnostic]] = {
     "logits": ActivationNorms,
     "pre-activations": ActivationNorms,
     "weights": WeightNorms,
-    "gradients": GradientHistory,
+    "gradients": functools.partial(GradientNormHistory, max_records=128),
     "alignment": ClippingAlignment,
     "alignment by batch": functools.partial(ClippingAlignment, every=5),
     "curvature": Curvature,
-}
-DRAWINGS: dict[str, Callable[[Any, Path], None]] = {
-    "logits": plot_norms,
-    "pre-activations": plot_norms,
-    "weights": plot_norms,
-    "gradients": functools.partial(plot_gradient_norm_histograms, max_norm=0.1),
-    "alignment": plot_alignment,
-    "alignment by batch": plot_alignment,
-    "curvature": plot_curvature,
-    "confusion": plot_confusion,
+    "confusion": ConfusionHistory,
 }
 
 
@@ -77,7 +64,7 @@ def _as_data(value: Any) -> Any:
 
 def restored(name: str, points: list[dict]) -> Diagnostic:
     """A diagnostic with the measurements that were saved."""
-    diagnostic = DIAGNOSTICS.get(name, ConfusionHistory)()
+    diagnostic = DIAGNOSTICS[name]()
     kind = name.partition(" ")[0]
     make = {
         "gradients": lambda norms: GradientNorms({"all": torch.tensor(norms)}, {}),
@@ -89,27 +76,59 @@ def restored(name: str, points: list[dict]) -> Diagnostic:
     return diagnostic
 
 
+def draw_curves(report: Mapping, path: Path) -> None:
+    """Accuracy against ε, a picture per dataset: a median line, a band from least to largest."""
+    groups: dict[str, dict[str, list[dict]]] = {}
+    for name, row in report["settings"].items():
+        if float(row["epsilon"]) != math.inf:
+            dataset, _, label = name.replace("/", ", ").partition(", ")
+            runs = [{"history": run["path"]} for run in row["runs"]]
+            groups.setdefault(dataset, {})[label] = runs
+    for dataset, by_label in groups.items():
+        title = f"{report['title']}\n{dataset}"
+        plot_accuracy_against_epsilon(by_label, _beside(path, dataset), title=title)
+
+
 def draw_measures(report: Mapping, path: Path) -> None:
-    """A picture per dataset and measurement, NAME_DATASET_MEASUREMENT.png; first seeds only."""
+    """A picture per dataset and measurement; of first seeds only."""
     pictures: dict[tuple[str, str], dict[str, Diagnostic]] = {}
-    for setting, row in report["settings"].items():
-        group, _, label = setting.rpartition(", ")
-        for name, points in row["runs"][0]["measured"].items():
+    for group, label, measured in _measurements(report):
+        for name, points in measured.items():
             pictures.setdefault((group, name), {})[label] = restored(name, points)
     for (group, name), by_label in pictures.items():
-        stem = f"{path.stem}_{group}_{name}".replace(", ", "_").replace(" ", "_")
-        DRAWINGS[name](by_label, path.with_stem(stem))
+        options = {"max_norm": 0.1} if name == "gradients" else {}
+        diagnostic = next(iter(by_label.values()))
+        diagnostic.draw(by_label, _beside(path, f"{group}_{name}"), **options)
 
 
-def draw_ablation(report: Mapping, path: Path) -> None:
-    """Bars for each dataset and kind of features: NAME_DATASET_FEATURES.png."""
+def _measurements(report: Mapping) -> Iterator[tuple[str, str, Mapping]]:
+    """The group, the label and the measurements of each setting's first run.
+
+    In the records of 2026-11 a setting is a list of runs or, for confusion, a group of them.
+    """
+    for name, row in report["settings"].items():
+        group, _, label = name.rpartition(", ")
+        if isinstance(row, list):
+            yield group, label, row[0]["seen"]
+        elif "runs" in row:
+            yield group, label, row["runs"][0]["measured"]
+        else:
+            for label, run in row.items():
+                yield name, label, {"confusion": [{**run["path"][-1], "value": run["seen"]}]}
+
+
+def draw_bars(report: Mapping, path: Path, before_label: str = ", ") -> None:
+    """Bars of accuracy; settings whose names agree before the label share a picture."""
     groups: dict[str, dict[str, list[float]]] = {}
     for name, row in report["settings"].items():
-        group, _, loss = name.rpartition(", ")
-        groups.setdefault(group, {})[loss] = [run["accuracy"] for run in row["runs"]]
+        group, _, label = name.rpartition(before_label)
+        groups.setdefault(group, {})[label] = [run["accuracy"] for run in row["runs"]]
     for group, accuracies in groups.items():
-        file = path.with_stem(f"{path.stem}_{group.replace(', ', '_')}")
-        plot_ablation(accuracies, file, title=group)
+        plot_ablation(accuracies, _beside(path, group), title=group)
+
+
+def _beside(path: Path, name: str) -> Path:
+    return path.with_stem(f"{path.stem}_{name}".replace(", ", "_").replace(" ", "_"))
 
 
 def confusion(model: nn.Module, train: Records) -> list[list[int]]:

@@ -1,12 +1,12 @@
 """Accuracy per second: how long until a private run at ε = 3 is so accurate.
 
 60, 65 and 70 per cent on CIFAR-10, 97 and 98 on MNIST. Each plan is made before the run, with noise
-for all its steps at ε = 3 (δ = 1e-5); the clock runs from the release of the centre, if any, to the
-first of twenty evaluations on the test records that reaches the target, and `whole` is the time of
-the whole plan. To end a run there would not lower its ε. Every run calibrates its noise on the
-clock: what the accountant keeps is thrown away before each seed (`calibration` is its share).
-Features are of each record alone and are timed apart; `with features` adds them. A rehearsal of
-three steps warms kernels up beforehand. Loading the data and the rehearsal are left out.
+for all its steps at ε = 3 (δ = 1e-5). The clock runs from the release of the centre, if any, to the
+first of twenty evaluations on the test records that reaches the target; `whole` is the time of the
+whole plan. Ending a run there would not lower its ε. The clock includes the calibration of the
+noise (`calibration` is its share): the accountant's caches are emptied before each seed. Features
+are timed separately, and `with features` adds them. Loading the data and a rehearsal of three
+steps, which warms kernels up, are left out.
 
     python -m experiments.losing_less time_to --seeds 0 1 2 3 4 --out time_to.json
     python -m experiments.losing_less time_to --device cpu --only "mnist 97" --out cpu.json
@@ -25,10 +25,11 @@ from pathlib import Path
 import torch
 
 import tacit
-from experiments.losing_less import recipes
-from experiments.losing_less.beyond import BOTH_IMAGES, LINEAR, METHODS, best_of
-from experiments.losing_less.training import PAPER, Setting, parts, run, small
-from experiments.runner import read_lines
+from experiments import runner
+from experiments.images import parts
+from experiments.losing_less.beyond import BOTH_IMAGES, LINEAR, METHODS, TASKS
+from experiments.losing_less.training import Setting, run, small
+from experiments.runner import Paper, read_lines
 from tacit.data.scattering import ScatteringMap
 from tacit.report import environment, to_json
 
@@ -75,9 +76,9 @@ def _wait(device: str) -> None:
 
 
 def forget_accounting() -> None:
-    """Empty every cache of the accountant and of the recipes, as in a process that begins."""
+    """Empty every cache of the accountant and of the runner, as in a process that begins."""
     for name, module in list(sys.modules.items()):
-        if name == recipes.__name__ or name.startswith("tacit.accounting"):
+        if name == runner.__name__ or name.startswith("tacit.accounting"):
             for value in list(vars(module).values()):
                 if hasattr(value, "cache_clear"):
                     value.cache_clear()
@@ -93,19 +94,20 @@ def timed(
     rows = []
     for seed in seeds:
         forget_accounting()
-        found = run(setting, seed, device, 20, limit)
-        reached = [p for p in found["path"] if p["accuracy"] >= target]
+        report = run(setting, seed, device, 20, limit)
+        reached = [p for p in report["path"] if p["accuracy"] >= target]
+        first = reached[0] if reached else {}
         rows.append(
             {
                 "seed": seed,
-                "seconds": reached[0]["seconds"] if reached else None,
-                "cpu_seconds": reached[0]["cpu_seconds"] if reached else None,
-                "step": reached[0]["step"] if reached else None,
-                "whole": found["seconds"],
-                "calibration": found["calibration_seconds"],
-                "accuracy": found["accuracy"],
-                "epsilon": found["epsilon"],
-                "path": found["path"],
+                "seconds": first.get("seconds"),
+                "cpu_seconds": first.get("cpu_seconds"),
+                "step": first.get("step"),
+                "whole": report["seconds"],
+                "calibration": report["calibration_seconds"],
+                "accuracy": report["accuracy"],
+                "epsilon": report["epsilon"],
+                "path": report["path"],
             }
         )
     times = [row["seconds"] for row in rows if row["seconds"] is not None]
@@ -124,7 +126,7 @@ def timed(
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> dict:
+def main(paper: Paper, arguments: Sequence[str]) -> dict:
     """Seconds until a private run at ε = 3 reaches a target accuracy."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--only", nargs="+", choices=list(TARGETS), default=list(TARGETS))
@@ -136,20 +138,19 @@ def main(arguments: Sequence[str] | None = None) -> dict:
     parser.add_argument("--small", action="store_true", help="96 records, three steps")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=None, help="JSON")
-    asked = parser.parse_args(arguments)
-    if asked.device == "cpu":
-        torch.set_num_threads(asked.threads)
-    report: dict = {"environment": environment(), "device": asked.device, "targets": {}}
-    best = best_of(read_lines(asked.chosen)) if asked.chosen else {}
-    for name in asked.only:
+    args = parser.parse_args(arguments)
+    if args.device == "cpu":
+        torch.set_num_threads(args.threads)
+    report: dict = {"environment": environment(), "device": args.device, "targets": {}}
+    best = TASKS.chosen(read_lines(args.chosen)) if args.chosen else {}
+    for name in args.only:
         target, setting = TARGETS[name]
-        if METHOD_OF.get(name) in best:
-            setting = best[METHOD_OF[name]][1]
-        limit = PAPER.small_records if asked.small else None
-        found = timed(target, setting, asked.seeds, asked.device, limit)
-        report["targets"][name] = found
-        print(name, found["reached"], found["median seconds"], found["with features"], flush=True)
-        if asked.out is not None:
-            asked.out.write_text(to_json(report) + "\n", encoding="utf-8")
+        setting = best.get(METHOD_OF.get(name), setting)
+        limit = paper.small_records if args.small else None
+        times = timed(target, setting, args.seeds, args.device, limit)
+        report["targets"][name] = times
+        print(name, times["reached"], times["median seconds"], times["with features"], flush=True)
+        if args.out is not None:
+            args.out.write_text(to_json(report) + "\n", encoding="utf-8")
         parts.cache_clear()
     return report

@@ -11,15 +11,24 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import tacit
-from experiments.images import evaluation_steps, mapped, release_maps, sides
+from experiments.images import (
+    cosine_schedule,
+    evaluation_steps,
+    mapped,
+    parts,
+    plain_steps,
+    release_maps,
+    sides,
+    train_privately,
+)
 from experiments.losing_less.features import (
     CentreOfEach,
     CopyViews,
@@ -29,13 +38,11 @@ from experiments.losing_less.features import (
     widths_of,
 )
 from experiments.losing_less.measures import DIAGNOSTICS, confusion, recorded
-from experiments.losing_less.recipes import DELTA, RECIPES, least_noise
-from experiments.runner import Job, Paper
+from experiments.losing_less.recipes import RECIPES
+from experiments.runner import DELTA, Job, least_noise
 from tacit import Records
 from tacit.accounting.pld import COARSE
-from tacit.diagnostics import plot_accuracy_against_epsilon
 from tacit.lipschitz import SpectralBall, SpectralLinear
-from tacit.losses import Scheduled, watched
 from tacit.statistics.tracking import evaluating
 from tacit.training import Callback
 
@@ -44,7 +51,7 @@ AT_ONCE = 5_000
 
 @dataclass(frozen=True)
 class Setting:
-    """What one run is told.
+    """One run.
 
     `features` are one kind of `images.featured`, or several side by side (`features.py`).
     `channels` is the noise multiplier of a mean and a std per channel that are released to
@@ -86,34 +93,14 @@ class Setting:
 def paper_setting(dataset: str, features: str, loss: str, noise: str = "pld") -> Setting:
     """Table 5's row and Table 6's cell, with the `paper`'s noise or the least that `pld` allows."""
     recipe = RECIPES[dataset, features]
-    return Setting(
-        dataset=dataset,
-        features=features,
-        loss=loss,
-        threshold_epoch=recipe.threshold_epoch,
-        beta=recipe.beta,
-        gamma=recipe.gamma,
-        batch_size=recipe.batch_size,
-        steps=recipe.steps,
-        learning_rate=recipe.learning_rate,
-        momentum=recipe.momentum,
-        max_norm=recipe.max_norm,
-        noise_multiplier={"paper": recipe.noise_multiplier, "pld": None}[noise],
-    )
+    numbers = {f.name: getattr(recipe, f.name) for f in fields(recipe) if f.name != "epochs"}
+    numbers["noise_multiplier"] = {"paper": recipe.noise_multiplier, "pld": None}[noise]
+    return Setting(**numbers, loss=loss, steps=recipe.steps)
 
 
 def small(setting: Setting) -> Setting:
     """Three steps on a few records, with the noise that those need for the same ε."""
     return replace(setting, batch_size=16, steps=3, noise_multiplier=None)
-
-
-@functools.lru_cache(maxsize=4)
-def parts(
-    dataset: str, features: str, device: str, limit: int | None, held_out: bool
-) -> tuple[Records, Records]:
-    """Records to train on and records to evaluate on, as features."""
-    train, evaluated = sides(dataset, held_out, limit)
-    return features_of(train, features, device), features_of(evaluated, features, device)
 
 
 @functools.lru_cache(maxsize=1)
@@ -144,8 +131,7 @@ def network(setting: Setting, shape: tuple[int, ...], classes: int) -> nn.Module
     if setting.network == "shallow":
         return tacit.models.scattering_cifar_cnn(shape, classes, deep=False)
     if setting.network != "cnn":
-        known = "'cnn', 'shallow', 'linear' or 'ball'"
-        raise ValueError(f"network is {setting.network!r}; give {known}")
+        raise ValueError(f"network is {setting.network!r}; give cnn, shallow, linear or ball")
     name = "cifar_cnn" if setting.dataset == "cifar10" else "mnist_cnn"
     if setting.features == "pixels":
         return getattr(tacit.models, name)()
@@ -170,7 +156,7 @@ def loss_of(setting: Setting) -> tacit.losses.RecordLoss:
     return losses[kind]()
 
 
-class AccuracyCallback(Callback):
+class AccuracyPath(Callback):
     """Accuracy after the given steps, of the moving average where there is one, and seconds.
 
     Its clocks run from when it is made: one on the wall, one of all the process's threads.
@@ -178,29 +164,23 @@ class AccuracyCallback(Callback):
 
     def __init__(self, steps: set[int]) -> None:
         self.steps = steps
-        self.records: Records | None = None
-        self.mirrors: Records | None = None
         self.started, self.cpu_started = time.perf_counter(), time.process_time()
-        self.path: list[dict[str, float]] = []
+        self.points: list[dict[str, float]] = []
+
+    def evaluate_on(self, records: Records, mirrors: Records | None) -> None:
+        self.records, self.mirrors = records, mirrors
 
     def on_step(self, trainer: tacit.Trainer, step: int) -> None:
-        if step not in self.steps:
-            return
-        assert self.records is not None
-        average = trainer.moving_average
-        if average is not None:
-            average.swap(trainer.model)
-        share = accuracy(trainer.model, self.records, self.mirrors)
-        if average is not None:
-            average.swap(trainer.model)
-        self.path.append(
-            {
-                "step": step,
-                "accuracy": share,
-                "seconds": time.perf_counter() - self.started,
-                "cpu_seconds": time.process_time() - self.cpu_started,
-            }
-        )
+        if step in self.steps:
+            average = trainer.moving_average
+            with nullcontext() if average is None else average.applied(trainer.model):
+                self.add(trainer.model, step)
+
+    def add(self, model: nn.Module, step: int) -> None:
+        point = {"step": step, "accuracy": accuracy(model, self.records, self.mirrors)}
+        point["seconds"] = time.perf_counter() - self.started
+        point["cpu_seconds"] = time.process_time() - self.cpu_started
+        self.points.append(point)
 
 
 @torch.no_grad()
@@ -219,7 +199,7 @@ def accuracy(model: nn.Module, records: Records, mirrors: Records | None = None)
 
 def work(job: Job) -> dict:
     """One run with its measurements, under `measured`."""
-    callbacks = {name: DIAGNOSTICS[name]() for name in job.measures if name in DIAGNOSTICS}
+    callbacks = {name: DIAGNOSTICS[name]() for name in job.measures if name != "confusion"}
     inspect = confusion if "confusion" in job.measures else None
     report = run(
         job.setting,
@@ -232,7 +212,7 @@ def work(job: Job) -> dict:
         inspect=inspect,
     )
     if callbacks:
-        report["measured"] = {name: recorded(each) for name, each in callbacks.items()}
+        report["measured"] = {name: recorded(diagnostic) for name, diagnostic in callbacks.items()}
     if inspect is not None:
         last = {key: report["path"][-1][key] for key in ("step", "epoch")}
         report["measured"] = {"confusion": [{**last, "value": report.pop("inspected")}]}
@@ -255,78 +235,35 @@ def run(
     `inspect` is given the trained model and the training records; its answer is `inspected`.
     """
     place = (setting.dataset, setting.features, device, limit, held_out)
-    train, evaluated = parts(*place)
+    train, evaluated = parts(features_of, *place)
     mirrors = mirrors_of(*place) if setting.both_ways else None
-    watch = AccuracyCallback(evaluation_steps(setting.steps, evaluations))
+    path = AccuracyPath(evaluation_steps(setting.steps, evaluations))
     maps, prelude = release_maps(
         train,
         setting.channels,
         setting.centre,
         (10**6 + seed, seed),
-        each=lambda centre: _centre_map(setting, centre),
+        map_of=lambda centre: _centre_map(setting, centre),
     )
     train, evaluated = mapped(train, maps), mapped(evaluated, maps)
-    mirrors = None if mirrors is None else mapped(mirrors, maps)
-    watch.records, watch.mirrors = evaluated, mirrors
+    path.evaluate_on(evaluated, None if mirrors is None else mapped(mirrors, maps))
     torch.manual_seed(seed)
     assert train.num_classes is not None
     model = network(setting, train.shape, train.num_classes).to(device)
     views = _views(setting)
     if setting.copies > 1:
         table = copies_of(*place, setting.copies)
-        for each in maps:
-            table = torch.stack([each(copy.float()).half() for copy in table.unbind(1)], dim=1)
-        choice = CopyViews(table, each=setting.views == setting.copies)
+        for apply in maps:
+            table = torch.stack([apply(copy.float()).half() for copy in table.unbind(1)], dim=1)
+        choice = CopyViews(table, every_copy=setting.views == setting.copies)
         train, views = numbered(train), tacit.data.Augmentation(setting.views, choice)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=setting.learning_rate, momentum=setting.momentum
-    )
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, setting.steps)
-    if not setting.private:
-        report = _plain_run(setting, model, optimizer, cosine, train, evaluated, evaluations)
+    if setting.private:
+        report = _train_privately(setting, model, train, views, prelude, path, callbacks, seed)
     else:
-        rate = setting.batch_size / len(train)  # N is public: every record of the set takes part
-        started = time.perf_counter()
-        z = setting.noise_multiplier
-        if z is None:
-            z = least_noise(rate, setting.steps, setting.epsilon, prelude)
-        calibration = time.perf_counter() - started
-        trainer = tacit.Trainer(
-            model,
-            loss_of(setting),
-            tacit.PerSampleClip(setting.max_norm, augmentation=views),
-            tacit.PoissonSampler(
-                train,
-                expected_batch_size=setting.batch_size,
-                steps=setting.steps,
-                max_physical_batch=_at_once(setting, device),
-                # A few shapes to record; on a CPU padding is only work.
-                pad_to=None if device == "cpu" else 32 if setting.batch_size < 4096 else 512,
-            ),
-            optimizer,
-            tacit.Budget(setting.epsilon, DELTA),
-            noise=tacit.Noise(z),
-            ledger=tacit.LedgerRun(prelude=prelude),
-            scheduler=cosine if setting.cosine else None,
-            moving_average=None if setting.ema is None else tacit.MovingAverage(setting.ema),
-            callbacks=[watch, *callbacks],
-            seed=seed,
-        )
-        finished = trainer.fit()
-        for point in watch.path:
-            point["epoch"] = point["step"] * rate
-            point["epsilon"] = _epsilon_at(rate, z, int(point["step"]), prelude)
-        report = {
-            "epsilon": finished.epsilon,
-            "noise_multiplier": z,
-            "steps": finished.steps,
-            "stopped": finished.stopped,
-            "calibration_seconds": calibration,
-            "sampling": finished.plan.scheme.describe(),
-            "path": watch.path,
-        }
-    last = report["path"][-1]
-    report |= {"seed": seed, "accuracy": last["accuracy"], "seconds": last["seconds"]}
+        report = _train_plainly(setting, model, train, path)
+    last = path.points[-1]
+    report |= {"path": path.points, "seed": seed}
+    report |= {"accuracy": last["accuracy"], "seconds": last["seconds"]}
     if setting.both_ways:
         report["accuracy_one_way"] = accuracy(model, evaluated)
     if inspect is not None:
@@ -334,16 +271,76 @@ def run(
     return report
 
 
-@functools.cache
-def _epsilon_at(rate: float, noise_multiplier: float, steps: int, prelude: tuple) -> float:
-    plan = tacit.accounting.Plan(
-        tacit.sampling.Poisson(rate),
-        noise_multiplier,
-        tacit.Relation.ADD_OR_REMOVE_ONE,
-        steps,
+def _train_privately(
+    setting: Setting,
+    model: nn.Module,
+    train: Records,
+    views: tacit.data.Augmentation | None,
+    prelude: tuple,
+    path: AccuracyPath,
+    callbacks: Iterable[Callback],
+    seed: int,
+) -> dict:
+    """With noise that just fits ε, unless the setting has its own."""
+    rate = setting.batch_size / len(train)  # N is public: every record of the set takes part
+    started = time.perf_counter()
+    z = setting.noise_multiplier
+    if z is None:
+        z = least_noise(rate, setting.steps, setting.epsilon, prelude)
+    calibration = time.perf_counter() - started
+    finished = train_privately(
+        model,
+        loss_of(setting),
+        tacit.PerSampleClip(setting.max_norm, augmentation=views),
+        _optimizer(setting, model),
+        train,
+        setting,
+        epsilon=setting.epsilon,
+        noise=tacit.Noise(z),
         prelude=prelude,
+        max_rows=_at_once(setting, train.device.type == "cpu"),
+        seed=seed,
+        callbacks=[path, *callbacks],
     )
+    for point in path.points:
+        point["epoch"] = point["step"] * rate
+        point["epsilon"] = _epsilon_at(finished.plan, int(point["step"]))
+    return {
+        "epsilon": finished.epsilon,
+        "noise_multiplier": z,
+        "steps": finished.steps,
+        "stopped": finished.stopped,
+        "calibration_seconds": calibration,
+        "sampling": finished.plan.scheme.describe(),
+    }
+
+
+@functools.cache
+def _epsilon_at(plan: tacit.accounting.Plan, steps: int) -> float:
     return plan.epsilon(steps, DELTA, COARSE)
+
+
+def _train_plainly(setting: Setting, model: nn.Module, train: Records, path: AccuracyPath) -> dict:
+    optimizer = _optimizer(setting, model)
+    schedule = cosine_schedule(setting, optimizer)
+    loss, size, steps = loss_of(setting), setting.batch_size, setting.steps
+    for step in plain_steps(model, loss, optimizer, schedule, train, size, steps):
+        if step in path.steps:
+            path.add(model, step)
+    for point in path.points:
+        epoch = point["step"] * min(size, len(train)) / len(train)
+        point |= {"epoch": epoch, "epsilon": math.inf}
+    return {
+        "epsilon": math.inf,
+        "noise_multiplier": 0.0,
+        "steps": steps,
+        "stopped": "plan complete",
+        "sampling": "shuffled epochs, not private",
+    }
+
+
+def _optimizer(setting: Setting, model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), setting.learning_rate, setting.momentum)
 
 
 def _centre_map(setting: Setting, centre: Any) -> Callable[[Tensor], Tensor]:
@@ -354,11 +351,11 @@ def _centre_map(setting: Setting, centre: Any) -> Callable[[Tensor], Tensor]:
     return CentreOfEach(centre, setting.features, widths_of(setting.features, image))
 
 
-def _at_once(setting: Setting, device: str) -> int | None:
+def _at_once(setting: Setting, on_cpu: bool) -> int | None:
     """Records of a physical batch: convolutions on all of them at once would take gigabytes."""
     if setting.network not in ("cnn", "shallow"):
         return None
-    return 512 if device == "cpu" else 4096
+    return 512 if on_cpu else 4096
 
 
 def _views(setting: Setting) -> tacit.data.Augmentation | None:
@@ -368,63 +365,3 @@ def _views(setting: Setting) -> tacit.data.Augmentation | None:
     reach = 4 if setting.features == "pixels" else 1
     flip = setting.dataset != "mnist" and setting.features == "pixels"
     return tacit.data.Augmentation(setting.views, tacit.RandomCropFlip(reach, flip=flip))
-
-
-def _plain_run(
-    setting: Setting,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    cosine: torch.optim.lr_scheduler.LRScheduler,
-    train: Records,
-    evaluated: Records,
-    evaluations: int,
-) -> dict:
-    """SGD without privacy, on shuffled epochs."""
-    loss, path = loss_of(setting), []
-    order = torch.empty(0, dtype=torch.long, device=train.device)
-    size = min(setting.batch_size, len(train))
-    started = time.perf_counter()
-    for step in range(1, setting.steps + 1):
-        if len(order) < size:
-            order = torch.randperm(len(train), device=train.device)
-        rows, order = order[:size], order[size:]
-        if isinstance(loss, Scheduled):
-            loss.at((step - 1) * size / len(train))
-        optimizer.zero_grad()
-        with watched(model, loss):
-            loss(model(train.inputs[rows]), train.targets[rows]).mean().backward()
-        optimizer.step()
-        if setting.cosine:
-            cosine.step()
-        if step % max(1, setting.steps // evaluations) == 0 or step == setting.steps:
-            path.append(
-                {
-                    "step": step,
-                    "epoch": step * size / len(train),
-                    "epsilon": math.inf,
-                    "accuracy": accuracy(model, evaluated),
-                    "seconds": time.perf_counter() - started,
-                }
-            )
-    return {
-        "epsilon": math.inf,
-        "noise_multiplier": 0.0,
-        "steps": setting.steps,
-        "stopped": "plan complete",
-        "sampling": "shuffled epochs, not private",
-        "path": path,
-    }
-
-
-def draw_curves(report: dict, path: Path) -> None:
-    """Accuracy against ε: a median line, and a band from the least to the largest."""
-    groups = {
-        name: [{"history": run["path"]} for run in row["runs"]]
-        for name, row in report["settings"].items()
-        if float(row["epsilon"]) != math.inf
-    }
-    if groups:
-        plot_accuracy_against_epsilon(groups, path, title=report["title"])
-
-
-PAPER = Paper("Losing Less", {}, work, small, draw_curves)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from scipy.stats import norm
 
+from experiments import runner
 from experiments.batch_clipping import accounting
+from experiments.batch_clipping.__main__ import PAPER
 
 
 def test_the_paper_counts_layers_once_and_tensors_once() -> None:
@@ -44,9 +46,8 @@ def test_resnet18_has_no_privacy() -> None:
 
 def test_from_the_command_line(tmp_path: Path, capsys) -> None:
     table, picture = tmp_path / "t.json", tmp_path / "t.png"
-    rows = accounting.main(
-        ["--networks", "convnet", "--epochs", "1", "--out", str(table), "--plot", str(picture)]
-    )
+    asked = ["accounting", "--networks", "convnet", "--epochs", "1"]
+    rows = runner.main(PAPER, [*asked, "--out", str(table), "--plot", str(picture)])
     assert [r["blocks"] for r in rows] == [9, 18]
     written = json.loads(table.read_text())["rows"]
     assert [r["epsilon"] for r in written] == [r["epsilon"] for r in rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,27 +24,13 @@ SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 8, 8)}
 SMALL = ["--small", "--device", "cpu", "--evaluations", "2"]
 
 
-def some_records(count: int, shape: tuple[int, ...]) -> tacit.Records:
-    generator = torch.Generator().manual_seed(count)
-    targets = torch.randint(10, (count,), generator=generator)
-    # Whether a corner is bright tells a record's parity, so that there is something to learn.
-    inputs = torch.randn(count, *shape, generator=generator)
-    inputs[:, :, :2, :2] += 4 * (targets % 2)[:, None, None, None]
-    return tacit.Records(
-        inputs, targets, num_classes=10, public_size=count, name=f"{count} made up"
-    )
-
-
 @pytest.fixture(autouse=True)
-def made_up_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def made_up_records(made_up, monkeypatch: pytest.MonkeyPatch) -> None:
     def data(name: str, device: str, limit: int | None):
-        public, private, test = (some_records(count, SHAPES[name]) for count in (40, 70, 16))
-        return public, private, test
+        public, private, test = (made_up(count, SHAPES[name]) for count in (40, 70, 16))
+        return training.Data(public, private, test)
 
     monkeypatch.setattr(training, "data", data)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_there_is_every_figure() -> None:
@@ -64,7 +50,7 @@ def test_every_figure_lists_settings_that_can_be_built(key: str) -> None:
 
 def small(setting: Setting, tmp_path: Path, *arguments: str) -> dict:
     figure = runner.Figure("a rehearsal", {"it": setting})
-    paper = training.replace(PAPER, figures={"0": figure})
+    paper = replace(PAPER, figures={"0": figure})
     report = runner.main(paper, ["0", *SMALL, "--out", str(tmp_path), *arguments])["0"]
     assert (tmp_path / "small_figure_0.png").read_bytes().startswith(b"\x89PNG")
     written = json.loads((tmp_path / "small_figure_0.json").read_text())
@@ -141,16 +127,14 @@ def test_recorded_figures_can_be_drawn_again(tmp_path: Path) -> None:
 def test_the_papers_lenet5_has_the_epsilon_of_the_record(sigma, exact) -> None:
     """50 epochs of sets of 64 out of 54,000 records, eight layers, from the numbers of `run`."""
     setting = Setting("lenet5", master=0.2, sigma=sigma)
-    private = tacit.Records(torch.zeros(54_000, 1), torch.zeros(54_000).long())
-    scheme, per_epoch = training.scheme_of(setting, private)
-    model = training.network(setting)
-    count = len(training.probe_of(setting, model, training.layers(setting)).blocks_of(model))
-    assert count == 8
-    z = training.joint_multiplier(setting, count)
-    plan = tacit.accounting.Plan(
-        scheme, z, tacit.Relation.REPLACE_ONE, round(50 * per_epoch), Unit.MINI_SET
-    )
-    assert plan.epsilon(plan.steps, runner.DELTA) == pytest.approx(exact, rel=0.005)
+    private = tacit.Records(torch.zeros(54_000, 1), public_size=54_000)
+    model, steps = training.network(setting), 50 * (54_000 // 64)
+    sampler = training.sampler_of(setting, training.whole_batches(private, 64), steps)
+    blocks = len(training.layers(setting)(model))
+    assert blocks == 8
+    z = training.joint_multiplier(setting, blocks)
+    plan = tacit.accounting.Plan(sampler.scheme, z, tacit.Relation.REPLACE_ONE, steps, setting.unit)
+    assert plan.epsilon(steps, runner.DELTA) == pytest.approx(exact, rel=0.005)
 
 
 def test_batch_norm_on_one_image_is_instance_norm() -> None:

@@ -14,7 +14,7 @@ import torch
 import tacit
 from experiments import runner
 from experiments.clipless import __main__ as figures
-from experiments.clipless import attacked, networks, search, spaces, training
+from experiments.clipless import attacked, figure_3b, networks, spaces, training
 from tacit import Records
 from tacit.data import PublicScaler
 from tacit.data.catalogue import lookup
@@ -22,13 +22,6 @@ from tacit.lipschitz import audit_layer
 
 SMALL = ["--small", "--device", "cpu"]
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "records" / "2026-11-15_clipless_accuracy"
-
-
-@pytest.fixture(autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("real_data")
@@ -48,9 +41,9 @@ def test_a_search_then_its_final_seeds(tmp_path: Path) -> None:
 
 
 def test_the_recorded_runs_can_be_read() -> None:
-    assert search.best_of(runner.read_lines(RECORDS / "search_h200.jsonl"))
-    rows = search.summaries(runner.read_lines(RECORDS / "final_h200.jsonl"))
-    assert any(row["certified"] for row in rows)
+    assert figure_3b.TASKS.chosen(runner.read_lines(RECORDS / "search_h200.jsonl"))
+    said = runner.main(figures.PAPER, ["table_1", str(RECORDS / "final_h200.jsonl")])
+    assert "| cifar10, ε = 8" in said
 
 
 def test_no_trial_begins_after_its_time() -> None:
@@ -95,15 +88,15 @@ def test_an_attack_fells_no_certified_record_unless_certificates_lie(
     out = tmp_path / "attacked.json"
     true = attacked.certified_radius
     monkeypatch.setattr(attacked, "certified_radius", lambda *given: lie * true(*given))
-    small = [*SMALL, "--task", "mnist/certified", "--steps", "5"]
+    small = ["attacked", *SMALL, "--task", "mnist/certified", "--steps", "5"]
     if lie == 1.0:
-        rows = attacked.main([*small, "--out", str(out)])["rows"]
+        rows = runner.main(figures.PAPER, [*small, "--out", str(out)])["rows"]
         assert any(row["certified"] > 0 for row in rows)
         assert all(row["certified"] <= row["under_attack"] for row in rows)
         assert not any(row["certified_that_fell"] for row in json.loads(out.read_text())["rows"])
     else:
         with pytest.raises(SystemExit, match="certificate is wrong"):
-            attacked.main([*small, "--out", str(out)])
+            runner.main(figures.PAPER, [*small, "--out", str(out)])
 
 
 @pytest.mark.usefixtures("real_data")
@@ -140,37 +133,17 @@ def test_what_is_released_in_the_middle_is_charged_and_moves_records() -> None:
     assert audit_layer(moved, tuple(moved.centre.shape), input_norm=1.0).passed
     _, found = training.run_once(setting, train, 3.0, seed=0)
     assert found["epsilon"] <= 3.0
-    assert found["noise_multiplier"] > training.noise(
-        3.0, 200, 50, 2
-    )  # the release takes its share
+    # The release takes its share of ε.
+    assert found["noise_multiplier"] > runner.least_noise(50 / 200, 2, 3.0)
 
 
 def test_layers_before_the_last_learn_at_their_own_rate() -> None:
     setting = replace(spaces.ADAPTED, model="adapted:7:3:8:2", body_rate=0.25)
     model = networks.build(setting, (1, 28, 28), 10)
-    head, body = training._optimizer(setting, model, clip=2.0).param_groups
+    head, body = training.optimizer_of(setting, model, clip=2.0).param_groups
     assert head["params"] == list(model[-1].parameters())
     assert sum(p.numel() for p in body["params"]) == 8 * 49
     assert (head["lr"], body["lr"]) == (setting.learning_rate / 2, setting.learning_rate / 8)
-
-
-def test_what_was_repeated_is_chosen_before_what_was_lucky_once() -> None:
-    once, twice = spaces.KNOWN["cifar10/certified"][:2]
-    scores = search.Scores()
-    for setting, score in ((once, 0.9), (twice, 0.7), (twice, 0.8)):
-        scores.add(setting, score)
-    assert scores.ranked()[0] == twice
-    assert scores.top()[0] == once
-
-
-@pytest.mark.parametrize(("workers", "expected"), [(1, 1), (2, 2), (3, 2)])
-def test_processes_keep_to_their_records(workers: int, expected: int) -> None:
-    tasks = ["mnist/pixels", "mnist/certified", "cifar10/scattering"]
-    jobs = search.Search(tasks, 50, math.inf, workers)
-    first, later = ([jobs.next_job(i) for i in range(workers)] for _ in range(2))
-    groups = [[training.group_of(job.setting.task) for job in some] for some in (first, later)]
-    assert groups[0] == groups[1]
-    assert len(set(groups[0])) == expected
 
 
 @pytest.mark.usefixtures("real_data")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from experiments import runner
 from experiments.runner import Figure, Job, Paper, Selection
@@ -42,11 +41,8 @@ PAPER = Paper("Paper", FIGURES, work, lambda s: replace(s, rate=3.0), draw, EVER
 
 
 @pytest.fixture(autouse=True)
-def threads():
+def nothing_ran() -> None:
     RAN.clear()
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def main(*arguments: str) -> dict:
@@ -88,6 +84,12 @@ def test_all_runs_the_selections_in_their_order() -> None:
     assert list(runner.matching(SETTINGS, ["b", "c"])) == ["ab", "c"]
 
 
+def test_all_takes_no_selection_of_its_own(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main("all", "--only", "a")
+    assert "--only and --set go with figures" in capsys.readouterr().err
+
+
 def test_pictures_are_drawn_again(tmp_path: Path) -> None:
     main("2", "--out", str(tmp_path))
     picture = tmp_path / "figure_2.png"
@@ -107,7 +109,7 @@ def test_the_list_names_figures_and_settings(capsys: pytest.CaptureFixture) -> N
 
 
 def results(jobs: Sequence[Job], workers: int, ends: float = math.inf) -> list[tuple[Job, dict]]:
-    return list(runner.each_result(work, runner.in_groups(list(jobs)), workers, ends))
+    return list(runner.each_result(work, runner.in_groups(list(jobs), PAPER.group), workers, ends))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
