@@ -195,10 +195,10 @@ def keep_a_note(model, x, hidden):
     model.note = 0.9 * getattr(model, "note", 0.0) + x.detach().mean()
 
 
-def kept(keep, piece=None, engine=None, between=lambda model: None):
+def kept(keep, piece=None, engine=None, between=lambda model: None, make=Keeps):
     """A query for each step, over records that are new in each."""
     torch.manual_seed(0)
-    model, query = Keeps(keep), tacit.PerSampleClip(1.0, engine=engine)
+    model, query = make(keep), tacit.PerSampleClip(1.0, engine=engine)
     for step in range(STEPS):
         model.schedule["step"] = step
         labels = torch.arange(9) % 3
@@ -244,6 +244,55 @@ def test_a_table_may_be_another_in_each_step():
     engine, model = list(kept(keep_nothing, between=between))[-1]
     (plans,) = engine._plans[model].values()
     assert len(plans) == 1
+
+
+class FlatWeights(nn.Module):
+    """A recurrent layer as cuDNN runs it: one operator takes all weights and gives them back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = torch.empty(0).set_(self.weight.untyped_storage(), 0, (6,), (1,))
+        given = [self.weight], 1, flat, x[:1], None, 2, 6, 0, 1, False, 0.0, True, False, (), None
+        return self.last(torch.ops.aten._cudnn_rnn(x, *given)[0])
+
+
+def cudnn_rnn(x, weight, stride, flat, *rest):
+    return x * flat, x.new_empty(0), x.new_empty(0), x.new_empty(0), flat
+
+
+def cudnn_rnn_backward(x, weight, stride, flat, hx, cx, output, cotangent, *rest):
+    found = [(cotangent * x).sum(0)]
+    return cotangent * flat, torch.zeros_like(hx), torch.zeros_like(hx), found
+
+
+def test_weights_that_an_operator_gives_back_are_not_left_behind():
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_cudnn_rnn", cudnn_rnn, "CPU")
+    library.impl("_cudnn_rnn_backward", cudnn_rnn_backward, "CPU")
+    batch = batch_of(torch.randn(9, 6), torch.arange(9) % 3, divisor=9.0, scheme=Poisson(0.5))
+    tacit.PerSampleClip(1.0, engine=tacit.engines.PerRecord())(
+        FlatWeights(), F.cross_entropy, batch
+    )
+
+
+def test_a_tensor_of_the_storage_that_an_earlier_step_left_is_known_by_it():
+    class FromStorage(Keeps):
+        def forward(self, x: Tensor) -> Tensor:
+            other = self.held[-1] if self.schedule["step"] == MIXED else self.table
+            rows = torch.empty(0).set_(other.untyped_storage(), 0, (1, 6), (6, 1))
+            hidden = self.first(x + rows).tanh()
+            self.keep(self, x, hidden)
+            return self.last(hidden)
+
+    running = kept(keep_records, make=FromStorage)
+    for _ in range(MIXED):
+        next(running)
+    with pytest.raises(MixesRecords, match=r"is stateful|records meet"):
+        next(running)
 
 
 # Another way in the backward pass ----------------------------------------------------------------

@@ -30,6 +30,7 @@ from tacit.torch_internals import (
     TorchDispatchMode,
     edge_of,
     memory_of,
+    outside_modes,
     run_backward,
     saved_name,
     vmap_backward,
@@ -71,6 +72,7 @@ class _OperatorLog(TorchDispatchMode):
         super().__init__()
         self._held: dict[int, Any] = {}  # weak references to memory, by its handle
         self._reads_records = False
+        self._operands: set[int] = set()  # the memory that the operator was given
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # programs run uncompiled here anyway
@@ -88,12 +90,29 @@ class _OperatorLog(TorchDispatchMode):
         kind = type(value)
         if kind is list or kind is tuple:
             return tuple(self._described(func, inner) for inner in value)
+        if kind is torch.UntypedStorage:  # of which `set_` makes a tensor
+            with outside_modes():
+                value = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value)
         if isinstance(value, Tensor):
-            name = self._name_of(func, _memory(value), value)
+            if memory := _memory(value):
+                self._operands.add(memory)
+            name = self._name_of(func, memory, value)
             if value.layout is torch.strided and not value.is_nested:
                 return name, value.shape, value.stride(), value.storage_offset()
             return (name,)
         return value if kind in _DECISIONS else None if value is None else kind
+
+    def _results(self, func: Any, written: Sequence[Any], output: Any) -> Iterator[tuple[int, Any]]:
+        """What an operator has written to or returned, each with the handle of its memory.
+
+        Without operands that it returns as they are: cuDNN's recurrent layers do so with their flat
+        weights, which are no result of the records.
+        """
+        returned = output if isinstance(output, tuple | list) else (output,)
+        own = self._operands if _returns_new_memory(func) else ()
+        for tensor in (*written, *returned):
+            if isinstance(tensor, Tensor) and (memory := _memory(tensor)) not in own:
+                yield memory, tensor
 
 
 class Operators(_OperatorLog):
@@ -138,6 +157,7 @@ class Operators(_OperatorLog):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         with without_functions():  # these questions are not the program's
+            self._operands.clear()
             self._reads_records = self._reads_left_behind = False
             call = self._described(func, (args, tuple(kwargs.items()) if kwargs else None))
             if func in _MOVES_NOTHING and not self._reads_records:
@@ -148,9 +168,8 @@ class Operators(_OperatorLog):
             written = _written(func, args) if self._reads_records else ()
         output = func(*args, **kwargs) if kwargs else func(*args)
         with without_functions():
-            for each in (*written, *(output if isinstance(output, tuple | list) else (output,))):
-                if isinstance(each, Tensor):
-                    self._wrote(func, each, source)
+            for memory, tensor in self._results(func, written, output):
+                self._wrote(func, memory, tensor, source)
         return output
 
     def _name_of(self, func: Any, memory: int, tensor: Tensor) -> int:
@@ -162,8 +181,7 @@ class Operators(_OperatorLog):
                 self._on_left_behind(func, tensor)
         return name
 
-    def _wrote(self, func: Any, tensor: Tensor, source: int) -> None:
-        memory = _memory(tensor)
+    def _wrote(self, func: Any, memory: int, tensor: Tensor, source: int) -> None:
         if memory and memory not in self.names:
             self._held[memory] = weak_memory(tensor)
         self.names[memory] = source
@@ -199,6 +217,7 @@ class PythonOperators(_OperatorLog):
     ) -> Any:
         asked = not self._is_engine(sys._getframe().f_back)
         name, self._reads_records = 0, not asked
+        self._operands.clear()
         if asked or self._own:
             with without_functions():
                 name = self._named(func, (args, tuple((kwargs or {}).values())), asked)
@@ -206,13 +225,12 @@ class PythonOperators(_OperatorLog):
         output = func(*args, **kwargs) if kwargs else func(*args)
         if not getattr(func, "is_view", False):
             with without_functions():
-                several = output if isinstance(output, tuple | list) else (output,)
-                for each in (*(_written(func, args) if name else ()), *several):
-                    if isinstance(each, Tensor) and (memory := _memory(each)):
-                        if reads_records and _computes(func) and memory not in self._held:
-                            self._held[memory] = weak_memory(each)
-                        if name or memory in self._own:
-                            self._own[memory] = name
+                written = _written(func, args) if name else ()
+                for memory, tensor in self._results(func, written, output):
+                    if memory and reads_records and _computes(func) and memory not in self._held:
+                        self._held[memory] = weak_memory(tensor)
+                    if memory and (name or memory in self._own):
+                        self._own[memory] = name
         return output
 
     def arrived(self, node: int, cotangents: Sequence[Tensor | None]) -> None:
@@ -267,6 +285,14 @@ _READS_NO_VALUE = frozenset(
 def _computes(func: Any) -> bool:
     """Whether an operator's results hold something of its operands' values, in other memory."""
     return func not in _READS_NO_VALUE and not getattr(func, "is_view", False)
+
+
+@cache
+def _returns_new_memory(func: Any) -> bool:
+    """Whether an operator of ATen declares no result in the memory of an operand."""
+    schema = getattr(func, "_schema", None)
+    declared = schema is None or schema.is_mutable or func.is_view
+    return not declared and func.namespace == "aten"
 
 
 def _memory(tensor: Tensor) -> int:
