@@ -29,7 +29,7 @@ from torch import Tensor
 
 from tacit.checks.certificate import Event
 from tacit.engines import shadow_indexing  # noqa: F401  (registers rules)
-from tacit.engines.shadow_calls import ALIASES, LOOKS, METADATA, Call, Labels, flat
+from tacit.engines.shadow_calls import ALIASES, LOOKS, Call, Labels, flat, reads_no_value
 from tacit.engines.shadow_events import PythonWatch, SourceLines, operator_name
 from tacit.engines.shadow_labels import (
     SEVERAL,
@@ -217,7 +217,7 @@ class Shadow(TorchDispatchMode):
         if not found:
             for tensor in written:
                 self._memory.write(tensor, 0)
-        elif call.name not in METADATA:
+        elif not reads_no_value(call):
             if private and call.name in LOOKS and (self._whole or not self._watch.inside_check):
                 self._note("looks", func)
             if private and call.name == "_linalg_check_errors":
@@ -266,11 +266,14 @@ class Shadow(TorchDispatchMode):
         finally:
             super().__exit__(None, None, None)
             self._whole.pop()
-        labels = []
+        labels: list[Tensor | None] = []
         for output, result in zip(call.outputs, results, strict=True):
-            if output is not None and output.shape != result.shape:
+            if output is None or result is None:  # kernels may return what nobody asked for
+                labels.append(None if output is None else call.whole())
+                continue
+            if output.shape != result.shape:
                 raise ValueError("an unexpected shape")
-            labels.append(None if output is None else self._memory.find(result))
+            labels.append(self._memory.find(result))
         return labels
 
     def _require_harmless(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

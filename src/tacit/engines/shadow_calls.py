@@ -55,12 +55,14 @@ _OVERWRITES = names(
     "_philox_uniform_"
 )
 #: Operators that read sizes and flags of a tensor, and never a value.
-METADATA = names(
+_METADATA = names(
     "is_same_size record_stream sym_size sym_stride sym_numel sym_storage_offset size stride "
     "is_pinned is_set_to is_contiguous is_strides_like_format is_non_overlapping_and_dense "
-    "_fused_sdp_choice _use_cudnn_ctc_loss cudnn_is_acceptable dim sym_is_contiguous "
+    "_fused_sdp_choice cudnn_is_acceptable dim sym_is_contiguous "
     "_assert_tensor_metadata _has_same_storage_numel dense_dim sparse_dim qscheme"
 )
+#: They choose a kernel by sizes and flags; by lengths too where targets are joined to one row.
+_CTC_KERNELS = names("_use_cudnn_ctc_loss _use_miopen_ctc_loss")
 #: Operators that change what a tensor refers to, or alias their input: labels follow the storage.
 ALIASES = names("_unsafe_view _reshape_alias lift lift_fresh detach alias _resize_output")
 #: Operators that hand a value to Python or to the shape of their output.
@@ -69,6 +71,14 @@ LOOKS = names(
     "_functional_assert_async _unique _unique2 unique_dim unique_consecutive "
     "unique_dim_consecutive bincount repeat_interleave"
 )
+
+
+def reads_no_value(call: Call) -> bool:
+    """Whether an operator reads only sizes and flags of its operands."""
+    if call.name in _CTC_KERNELS:
+        lengths = [call["input_lengths"], call["target_lengths"]]
+        return call["targets"].dim() > 1 or not any(isinstance(x, Tensor) for x in lengths)
+    return call.name in _METADATA
 
 
 class Call:
