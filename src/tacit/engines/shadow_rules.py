@@ -20,14 +20,14 @@ from torch import Tensor
 from tacit.engines.shadow_calls import RULES, Call, Labels, Rule, describe, flat, label_rule
 from tacit.engines.shadow_labels import combine, reduce_labels
 from tacit.pytrees import map_tensors
-from tacit.torch_internals import decomposition_of
+from tacit.torch_internals import FOREACH, decomposition_of
 
 
 def find_rule(name: str) -> Rule | None:
     """The rule of an operator that need not be decomposed."""
     if name in RULES:
         return RULES[name]
-    if name.startswith("_foreach_"):
+    if name.startswith(FOREACH):
         return foreach
     if _ON_PIXELS.fullmatch(name):
         dims = int(re.findall(r"([123])d", name)[0])
@@ -126,22 +126,21 @@ _FAMILIES: dict[Rule, str] = {
     public: (
         "zeros_like ones_like empty_like rand_like randn_like randint_like full_like new_zeros "
         "new_empty new_ones new_full new_empty_strided zero uniform random exponential geometric "
-        "cauchy log_normal normal_functional _efficientzerotensor _foreach_zero _philox_normal "
-        "_new_zeros_with_same_feature_meta _philox_uniform _cudnn_init_dropout_state"
+        "cauchy log_normal normal_functional _efficientzerotensor _philox_normal "
+        "_new_zeros_with_same_feature_meta _philox_uniform _cudnn_init_dropout_state "
+        f"{FOREACH}zero"
     ),
     # Those that PyTorch does not tag as pointwise.
     elementwise: (
         "_to_copy copy fill lift_fresh_copy contiguous _copy_from _lazy_clone detach_copy "
-        "_conj_copy _neg_view_copy floor_divide _prelu_kernel _prelu_kernel_backward _masked_scale "
-        "rrelu_with_noise_backward elu_backward hardswish hardswish_backward hardsigmoid_backward "
-        "hardtanh_backward leaky_relu_backward softplus_backward softshrink_backward "
-        "hardshrink_backward mish_backward log_sigmoid_forward log_sigmoid_backward "
-        "_standard_gamma_grad normal polar complex _pin_memory dequantize _add_relu fill_diagonal "
-        "__lshift__ __rshift__ __ilshift__ __irshift__ fake_quantize_per_tensor_affine_cachemask "
+        "_conj_copy _neg_view_copy floor_divide hardswish _masked_scale softshrink_backward "
+        "hardshrink_backward _standard_gamma_grad normal polar _pin_memory dequantize _add_relu "
+        "fill_diagonal __lshift__ __rshift__ __ilshift__ __irshift__ "
+        "fake_quantize_per_tensor_affine_cachemask "
         "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
     ),
     draws_by_value: "poisson binomial _standard_gamma",
-    foreach_reduction: "_foreach_norm _foreach_max _foreach_powsum",
+    foreach_reduction: f"{FOREACH}norm {FOREACH}max {FOREACH}powsum",
     move: (
         "cat stack _stack roll flip repeat tril triu rot90 native_channel_shuffle block_diag "
         "diag_embed slice_backward select_backward diagonal_backward select_scatter slice_scatter "
@@ -289,8 +288,6 @@ _SIGNATURES = {
     "unique_consecutive unique_dim_consecutive _pdist_forward _pdist_backward segment_reduce "
     "_segment_reduce_backward embedding_renorm _weight_norm_interface_backward": "A->Z",
     # losses
-    "nll_loss_backward": "B,-,B,A,A->Bc",
-    "nll_loss2d_backward": "nhw,-,nhw,A,A->nchw",
     "multi_margin_loss_backward": "B,Bc,B,A->Bd",
     "multilabel_margin_loss_backward": "B,Bc->Bd",
     "_ctc_loss": "tnc,ns,nA->nZ",
@@ -343,14 +340,6 @@ _ON_PIXELS = re.compile(
 
 
 # --- operators whose signature depends on their arguments -----------------------------------------
-
-
-@label_rule("nll_loss_forward", "nll_loss2d_forward")
-def _nll(call: Call) -> Labels:
-    if call["reduction"]:
-        return call.whole()
-    elements = "nchw,nhw,A->nhw,-" if "2d" in call.name else "Bc,B,A->B,-"
-    return signature(elements)(call)
 
 
 @label_rule("native_group_norm", "native_group_norm_backward")
