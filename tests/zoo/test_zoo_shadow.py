@@ -32,7 +32,7 @@ def test_records_meet_in_weight_gradients_only(name):
     found = layout(shadow.labels(losses), LENGTH)
     assert (found.kind, found.dim, found.outer, found.inner) == ("blocks", 0, 1, 1)
 
-    forward_looks = shadow.looks
+    forward_looks = list(shadow.looks)
     ones = torch.ones(LENGTH)
     shadow.mark(ones)
     shadow.phase = "backward"

@@ -36,6 +36,7 @@ from tacit.torch_internals import (
     vmap_backward,
     weak_memory,
     without_functions,
+    written_operands,
 )
 
 T = TypeVar("T")
@@ -165,7 +166,7 @@ class Operators(_OperatorLog):
             else:
                 self._ran.append((func, call))
                 source = len(self._ran)
-            written = _written(func, args) if self._reads_records else ()
+            written = written_operands(func, args, kwargs or {}) if self._reads_records else ()
         output = func(*args, **kwargs) if kwargs else func(*args)
         with without_functions():
             for memory, tensor in self._results(func, written, output):
@@ -225,7 +226,7 @@ class PythonOperators(_OperatorLog):
         output = func(*args, **kwargs) if kwargs else func(*args)
         if not getattr(func, "is_view", False):
             with without_functions():
-                written = _written(func, args) if name else ()
+                written = written_operands(func, args, kwargs or {}) if name else ()
                 for memory, tensor in self._results(func, written, output):
                     if memory and reads_records and _computes(func) and memory not in self._held:
                         self._held[memory] = weak_memory(tensor)
@@ -301,22 +302,6 @@ def _memory(tensor: Tensor) -> int:
         return memory_of(tensor)
     except (NotImplementedError, RuntimeError):
         return 0
-
-
-def _written(func: Any, args: tuple[Any, ...]) -> list[Any]:
-    """The operands that an operator writes to."""
-    found: list[Any] = []
-    for place in _places_written(func):
-        value = args[place] if place < len(args) else None
-        found += value if isinstance(value, list | tuple) else [value]
-    return found
-
-
-@cache
-def _places_written(func: Any) -> tuple[int, ...]:
-    schema = getattr(func, "_schema", None)
-    arguments = schema.arguments if schema is not None and schema.is_mutable else ()
-    return tuple(k for k, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write)
 
 
 # --- backward passes --------------------------------------------------------------------------

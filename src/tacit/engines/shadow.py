@@ -44,10 +44,12 @@ from tacit.engines.shadow_labels import (
     parts,
 )
 from tacit.engines.shadow_rules import decomposition, find_rule
-from tacit.torch_internals import TorchDispatchMode, memory_of, without_functions
-
-#: The kinds of events that a `Shadow` reports.
-KINDS = ("meetings", "looks", "selections", "reorders", "unknown")
+from tacit.torch_internals import (
+    TorchDispatchMode,
+    memory_of,
+    without_functions,
+    written_operands,
+)
 
 
 class Shadow(TorchDispatchMode):
@@ -57,7 +59,7 @@ class Shadow(TorchDispatchMode):
     `torch.utils.dlpack.to_dlpack`, which PyTorch shows to no mode (`tensor.__dlpack__` is seen), or
     a look inside a function of the user's that itself checks for `__torch_function__`.
 
-    Attributes:
+    Attributes, of which the first five are lists of events without repetitions:
         meetings: operators that made an element of several records from elements that were not.
         looks: places where Python, or the shape of a tensor, saw a private value.
         selections: places where private data chose rows or positions of several records, or how
@@ -71,29 +73,23 @@ class Shadow(TorchDispatchMode):
     #: Without this, PyTorch refuses to run operators such as `torch.cond` under the mode.
     supports_higher_order_operators = True
 
-    meetings = property(lambda self: list(self._events["meetings"]))
-    looks = property(lambda self: list(self._events["looks"]))
-    selections = property(lambda self: list(self._events["selections"]))
-    reorders = property(lambda self: list(self._events["reorders"]))
-    unknown = property(lambda self: list(self._events["unknown"]))
-
     def __init__(self, num_records: int) -> None:
         super().__init__()
         if num_records < 1:
             raise ValueError(f"num_records must be at least 1, got {num_records}")
         self.num_records = num_records
+        self.meetings: list[Event] = []
+        self.looks: list[Event] = []
+        self.selections: list[Event] = []
+        self.reorders: list[Event] = []
+        self.unknown: list[Event] = []
         self.phase = "forward"
         self.on_record: Callable[[Any], None] | None = None
-        self._events: dict[str, dict[Event, None]] = {kind: {} for kind in KINDS}
         self._memory = LabelMemory()
         self._counting: dict[int, Tensor] = {}  # what `arange` made, by its storage
-        self._whole: list[Call] = []  # the operators whose decomposition is running
+        self._decomposed: list[Call] = []  # the operators whose decomposition is running
         self._watch = PythonWatch(self)
         self._sources = SourceLines()
-
-    def __repr__(self) -> str:
-        counts = ", ".join(f"{kind}={len(found)}" for kind, found in self._events.items())
-        return f"Shadow(num_records={self.num_records}, {counts})"
 
     def __enter__(self) -> Shadow:
         super().__enter__()
@@ -159,7 +155,7 @@ class Shadow(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._whole:
+        if self._decomposed:
             self._require_harmless(func, args, kwargs)
         shapes = _shapes(func, args)
         try:
@@ -171,10 +167,10 @@ class Shadow(TorchDispatchMode):
         with without_functions():
             if getattr(func, "overloadpacket", None) is torch.ops.aten.arange:
                 self._counting[memory_of(output)] = output
-            elif self._counting and getattr(getattr(func, "_schema", None), "is_mutable", False):
-                for tensor in Call(func, args, kwargs, output, self._memory.find).mutated:
+            elif self._counting:
+                for tensor in written_operands(func, args, kwargs):
                     self._counting.pop(memory_of(tensor), None)
-            if self.phase == "forward" and not self._whole:
+            if self.phase == "forward" and not self._decomposed:
                 self._sources.remember()
             try:
                 self._label(func, args, kwargs, output, resized=shapes != _shapes(func, args))
@@ -218,7 +214,8 @@ class Shadow(TorchDispatchMode):
             for tensor in written:
                 self._memory.write(tensor, 0)
         elif not reads_no_value(call):
-            if private and call.name in LOOKS and (self._whole or not self._watch.inside_check):
+            checked = self._watch.inside_check and not self._decomposed
+            if private and call.name in LOOKS and not checked:
                 self._note("looks", func)
             if private and call.name == "_linalg_check_errors":
                 self._note("selections", func)  # a program may catch the error, and go another way
@@ -257,15 +254,15 @@ class Shadow(TorchDispatchMode):
     def _decompose(self, call: Call) -> Labels:
         """The labels that the decomposition of an operator gives to its outputs."""
         program = decomposition(call.func)
-        if program is None or any(call.func is whole.func for whole in self._whole):
+        if program is None or any(call.func is whole.func for whole in self._decomposed):
             raise NotImplementedError(f"no rule for {call.name}")
-        self._whole.append(call)
+        self._decomposed.append(call)
         super().__enter__()
         try:
             results = list(flat(program(*call.args, **call.kwargs)))
         finally:
             super().__exit__(None, None, None)
-            self._whole.pop()
+            self._decomposed.pop()
         labels: list[Tensor | None] = []
         for output, result in zip(call.outputs, results, strict=True):
             if output is None or result is None:  # kernels may return what nobody asked for
@@ -280,11 +277,9 @@ class Shadow(TorchDispatchMode):
         """Part of a decomposition must not draw numbers, or write to what it was given."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotImplementedError("a decomposition that draws random numbers")
-        if func._schema.is_mutable:
-            given = {memory_of(tensor) for tensor in self._whole[-1].reads()}
-            written = Call(func, args, kwargs, None, self._memory.find).mutated
-            if any(memory_of(tensor) in given for tensor in written):
-                raise NotImplementedError("a decomposition that writes to an operand")
+        written = {memory_of(tensor) for tensor in written_operands(func, args, kwargs)}
+        if written and not written.isdisjoint(map(memory_of, self._decomposed[-1].reads())):
+            raise NotImplementedError("a decomposition that writes to an operand")
 
     def _in_order(self, index: Tensor) -> bool:
         """Whether an index is what `arange` made, so that it is the same in the next pass."""
@@ -311,10 +306,8 @@ class Shadow(TorchDispatchMode):
     def _deny(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Label all that an operator returns or writes to as several records, and name it."""
         self._note("unknown", func)
-        written = [leaf for leaf in flat(output) if isinstance(leaf, Tensor)]
-        if getattr(func, "_schema", None) is not None:
-            written += Call(func, args, kwargs, output, self._memory.find).mutated
-        for tensor in written:
+        returned = [leaf for leaf in flat(output) if isinstance(leaf, Tensor)]
+        for tensor in (*returned, *written_operands(func, args, kwargs)):
             with suppress(Exception):  # what cannot be labelled is named above all the same
                 for inner in (parts(tensor) or []) if is_wrapper(tensor) else [tensor]:
                     self._memory.write(inner, SEVERAL, self.event(func))
@@ -325,26 +318,28 @@ class Shadow(TorchDispatchMode):
         return Event(operator_name(func), self._sources.where(), self.phase)
 
     def _report(self, func: Any, highest: int) -> None:
-        if highest > 0 and self.on_record is not None and not self._whole:
+        if highest > 0 and self.on_record is not None and not self._decomposed:
             self.on_record(func)
 
     def _note(self, kind: str, func: Any) -> None:
-        if not self._whole:
+        if not self._decomposed:
             self.note(kind, operator_name(func))
         elif kind == "selections":
-            self._whole[-1].selects = True
+            self._decomposed[-1].selects = True
         elif kind == "reorders":
-            self._whole[-1].reorders = True
+            self._decomposed[-1].reorders = True
         elif kind != "meetings":
-            raise NotImplementedError(f"{kind} in the decomposition of {self._whole[-1].name}")
+            raise NotImplementedError(f"{kind} in the decomposition of {self._decomposed[-1].name}")
 
     def note(self, kind: str, name: str) -> None:
-        self._events[kind][Event(name, self._sources.where(), self.phase)] = None
+        event, seen = Event(name, self._sources.where(), self.phase), getattr(self, kind)
+        if event not in seen:
+            seen.append(event)
 
     def note_error(self, name: str, operands: Any) -> None:
         with without_functions():
             private = any(self.private(t) for t in flat(operands) if isinstance(t, Tensor))
-            if private and not self._whole:
+            if private and not self._decomposed:
                 self.note("looks", f"the error of {name}")
 
 
@@ -356,6 +351,4 @@ def _expand(label: Any, tensor: Tensor | None) -> Any:
 
 def _shapes(func: Any, args: Any) -> list[torch.Size]:
     """The shapes of the operands of an operator that may change them."""
-    if not getattr(getattr(func, "_schema", None), "is_mutable", False):
-        return []
-    return [x.shape for x in flat(args) if isinstance(x, Tensor) and has_elements(x)]
+    return [x.shape for x in written_operands(func, args, {}) if has_elements(x)]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from tacit.engines.shadow_labels import combine, public_labels, reduce_labels
-from tacit.torch_internals import FOREACH
+from tacit.torch_internals import FOREACH, written_operands
 
 Labels: TypeAlias = "Tensor | int | Sequence[Tensor | int | None]"
 Rule: TypeAlias = "Callable[[Call], Labels]"
@@ -102,15 +102,13 @@ class Call:
         self.name, parameters = describe(func)
         self.arguments: dict[str, Any] = {}
         self.read_names: list[str] = []
-        self.mutated: list[Tensor] = []
+        self.mutated = written_operands(func, args, kwargs)
         for position, parameter in enumerate(parameters):
             if position < len(args) and not parameter.by_name:
                 value = args[position]
             else:
                 value = kwargs.get(parameter.name, parameter.default)
             self.arguments[parameter.name] = value
-            if parameter.is_written:
-                self.mutated += [t for t in flat(value) if isinstance(t, Tensor)]
             if parameter.is_read:
                 self.read_names.append(parameter.name)
         found = [leaf if isinstance(leaf, Tensor) else None for leaf in flat(output)]
@@ -185,7 +183,6 @@ class Parameter(NamedTuple):
     default: Any
     by_name: bool
     is_tensor: bool
-    is_written: bool
     is_read: bool
 
 
@@ -195,10 +192,9 @@ def describe(func: Any) -> tuple[str, tuple[Parameter, ...]]:
     name = func._schema.name.removeprefix("aten::")
     parameters = []
     for position, argument in enumerate(func._schema.arguments):
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        is_out = is_written and argument.kwarg_only
+        is_out = argument.kwarg_only and argument.alias_info and argument.alias_info.is_write
         is_read = not is_out and not (name in _OVERWRITES and position == 0)
         tensor = "Tensor" in str(argument.type)
         default, by_name = argument.default_value, argument.kwarg_only
-        parameters.append(Parameter(argument.name, default, by_name, tensor, is_written, is_read))
+        parameters.append(Parameter(argument.name, default, by_name, tensor, is_read))
     return name if name.endswith("__") else name.removesuffix("_"), tuple(parameters)

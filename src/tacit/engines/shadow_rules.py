@@ -369,13 +369,6 @@ label_rule("miopen_batch_norm", "_native_batch_norm_legit_no_training")(_batch_n
 label_rule("_batch_norm_with_update", "_batch_norm_no_update")(_batch_norm)
 
 
-@label_rule("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
-def _fast_attention(call: Call) -> Labels:
-    sources, weights = (1, 12) if "src" in call.arguments else (3, 4)
-    mask = "nt" if call.get("mask_type") == 1 and call["mask"].dim() == 2 else "A"
-    return signature("nA," * sources + "A," * weights + mask + "->nZ")(call)
-
-
 @label_rule("_grouped_mm")
 def _grouped_mm(call: Call) -> Labels:
     # `offs` only says where one group of rows ends: which weight a row meets is a selection.
