@@ -119,6 +119,17 @@ def test_a_kernel_may_return_gradients_that_nobody_asked_for(rest):
     assert bool((shadow.labels(output[0]) == SEVERAL).all())
 
 
+def test_an_operand_that_an_operator_gives_back_keeps_its_labels():
+    """As the flat weights of cuDNN's recurrent layers, here made from records."""
+    x, flat = torch.randn(8, RECORDS, 4), torch.randn(RECORDS, 4)
+    args = (x, [flat[:1]], 1, flat, torch.zeros(1, RECORDS, 4), None)
+    options = (2, 4, 0, 1, False, 0.0, True, False, (), None)
+    output = (torch.zeros(8, RECORDS, 4), torch.zeros(1, RECORDS, 4), *torch.zeros(2, 0), flat)
+    shadow = run_labelled(aten._cudnn_rnn, (*args, *options), output)
+    assert not shadow.unknown
+    assert shadow.labels(flat)[:, 0].tolist() == [1, 2, 3]
+
+
 LENGTHS = torch.full((RECORDS,), 5)
 ROWS, JOINED = torch.ones(RECORDS, 2, dtype=torch.long), torch.ones(2 * RECORDS, dtype=torch.long)
 

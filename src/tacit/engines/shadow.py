@@ -230,8 +230,14 @@ class Shadow(TorchDispatchMode):
             rule = find_rule(call.name) or self._decompose
             results = list(flat(rule(call)))
             results = results * len(call.outputs) if len(results) == 1 else results
-            pairs = zip(call.outputs, results, strict=True)
-            targets = [(tensor, _expand(label, tensor)) for tensor, label in pairs]
+            # What is returned in an operand's memory, and not declared as written, is as it was.
+            mutable = call.func._schema.is_mutable
+            given = set() if mutable else {memory_of(tensor) for tensor in call.reads()}
+            targets = [
+                (tensor, _expand(label, tensor))
+                for tensor, label in zip(call.outputs, results, strict=True)
+                if tensor is None or memory_of(tensor) not in given
+            ]
         except Exception:
             if private:
                 return self._deny(call.func, call.args, call.kwargs, call.outputs)
