@@ -46,8 +46,6 @@ Normalisation = torch.nn.modules.batchnorm._NormBase
 #: The assertion that a traced program calls.
 traced_assertion = torch._assert
 
-#: What the names of operators on lists of tensors begin with.
-FOREACH = "_foreach_"
 #: In-place arithmetic on a list of tensors, in one kernel on a GPU.
 copy_each = torch._foreach_copy_
 multiply_each = torch._foreach_mul_

@@ -136,9 +136,8 @@ def same_tensors(a: Tensor, b: Tensor) -> bool:
 # --- is this the model that was checked? ------------------------------------------------------
 
 _MOST_CHANGES = 8
-_FLAGS = frozenset({bool, str, type(None)})
-_NUMBERS = frozenset({bool, int, float, str})
-_COMPUTED_WITH = _NUMBERS | {tuple, list}
+_FLAGS: tuple[type, ...] = (bool, str, int, type(None))
+_COMPUTED_WITH = frozenset({bool, int, float, str, tuple, list})
 
 # The integers that modules hold as attributes: the last value, and how often it has changed.
 _integers: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, int]]] = (
@@ -156,15 +155,15 @@ def settings_of(model: nn.Module) -> Hashable:
     for module in model.modules():
         found.append(id(module))
         for name, value in vars(module).items():
-            if type(value) in _FLAGS or (
-                type(value) is int and not _is_counter(module, name, value)
-            ):
+            if type(value) in _FLAGS and not _is_counter(module, name, value):
                 found.append((name, value))
         found += foreign_hooks(module)
     return (*found, *process_wide_hooks())
 
 
-def _is_counter(module: nn.Module, name: str, value: int) -> bool:
+def _is_counter(module: nn.Module, name: str, value: Any) -> bool:
+    if type(value) is not int:
+        return False
     held = _integers.setdefault(module, {})
     before, changes = held.get(name, (value, 0))
     changes += before != value
@@ -177,8 +176,8 @@ def recorded_state(model: nn.Module) -> Hashable:
     found: list[Any] = [tensor.data_ptr() for tensor in _tensors_of(model).values()]
     for module in model.modules():
         found += [type(module), id(module)]
-        values = [value for value in vars(module).values() if type(value) in _COMPUTED_WITH]
-        found += [value if type(value) in _NUMBERS else frozen(value) for value in values]
+        values = vars(module).values()
+        found += [frozen(value) for value in values if type(value) in _COMPUTED_WITH]
     return tuple(found)
 
 
@@ -226,12 +225,11 @@ def function_kind(value: Any, _inside: tuple[int, ...] = ()) -> Hashable:
 
 
 # What an attribute says of what its object does, unlike what the object works with.
-_PLAIN = bool, str, int, type(None)
-_DECIDES = *_PLAIN, types.FunctionType, types.MethodType, functools.partial, nn.Module
+_DECIDES = *_FLAGS, types.FunctionType, types.MethodType, functools.partial, nn.Module
 
 
 def _flag(value: Any, inside: tuple[int, ...]) -> Hashable:
-    if type(value) in _PLAIN:
+    if type(value) in _FLAGS:
         return type(value), value
     if type(value) is tuple:
         return tuple(_flag(inner, inside) for inner in value)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from tacit.engines.shadow_labels import combine, public_labels, reduce_labels
-from tacit.torch_internals import FOREACH, written_operands
+from tacit.torch_internals import written_operands
 
 Labels: TypeAlias = "Tensor | int | Sequence[Tensor | int | None]"
 Rule: TypeAlias = "Callable[[Call], Labels]"
@@ -52,8 +52,7 @@ def flat(values: Any) -> Iterator[Any]:
 _OVERWRITES = names(
     "copy copy_ zero zero_ fill fill_ normal_ uniform uniform_ random random_ exponential "
     "exponential_ geometric geometric_ cauchy cauchy_ log_normal log_normal_ normal_functional "
-    f"{FOREACH}copy {FOREACH}copy_ {FOREACH}zero {FOREACH}zero_ bernoulli_ _philox_normal_ "
-    "_philox_uniform_"
+    "bernoulli_ _philox_normal_ _philox_uniform_"
 )
 #: Operators that read sizes and flags of a tensor, and never a value.
 _METADATA = names(

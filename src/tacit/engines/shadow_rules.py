@@ -20,15 +20,13 @@ from torch import Tensor
 from tacit.engines.shadow_calls import RULES, Call, Labels, Rule, describe, flat, label_rule
 from tacit.engines.shadow_labels import combine, reduce_labels
 from tacit.pytrees import map_tensors
-from tacit.torch_internals import FOREACH, decomposition_of
+from tacit.torch_internals import decomposition_of
 
 
 def find_rule(name: str) -> Rule | None:
     """The rule of an operator that need not be decomposed."""
     if name in RULES:
         return RULES[name]
-    if name.startswith(FOREACH):
-        return foreach
     if _ON_PIXELS.fullmatch(name):
         dims = int(re.findall(r"([123])d", name)[0])
         return signature(f"B{'uvw'[:dims]}->B{'xyz'[:dims]}")
@@ -67,19 +65,6 @@ def public(call: Call) -> Labels:
 def elementwise(call: Call) -> Labels:
     """Output element k depends on element k of each operand, after broadcasting."""
     return combine(*[call.labels(tensor) for tensor in call.reads() if call.private(tensor)])
-
-
-def foreach(call: Call) -> Labels:
-    """Tensor k of the output depends on tensor k of each list, and on single tensors."""
-    values = [call[name] for name in call.read_names]
-    lists = [v for v in values if isinstance(v, (list, tuple)) and v and isinstance(v[0], Tensor)]
-    single = [reduce_labels(call.labels(t)) for t in values if isinstance(t, Tensor)]
-    groups = zip(*lists, strict=True)
-    return [combine(*[call.labels(tensor) for tensor in group], *single) for group in groups]
-
-
-def foreach_reduction(call: Call) -> Labels:
-    return [reduce_labels(call.labels(tensor)) for tensor in call["self"]]
 
 
 def move(call: Call) -> Labels:
@@ -127,8 +112,7 @@ _FAMILIES: dict[Rule, str] = {
         "zeros_like ones_like empty_like rand_like randn_like randint_like full_like new_zeros "
         "new_empty new_ones new_full new_empty_strided zero uniform random exponential geometric "
         "cauchy log_normal normal_functional _efficientzerotensor _philox_normal "
-        "_new_zeros_with_same_feature_meta _philox_uniform _cudnn_init_dropout_state "
-        f"{FOREACH}zero"
+        "_new_zeros_with_same_feature_meta _philox_uniform _cudnn_init_dropout_state"
     ),
     # Those that PyTorch does not tag as pointwise.
     elementwise: (
@@ -140,7 +124,6 @@ _FAMILIES: dict[Rule, str] = {
         "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
     ),
     draws_by_value: "poisson binomial _standard_gamma",
-    foreach_reduction: f"{FOREACH}norm {FOREACH}max {FOREACH}powsum",
     move: (
         "cat stack _stack roll flip repeat tril triu rot90 native_channel_shuffle block_diag "
         "diag_embed slice_backward select_backward diagonal_backward select_scatter slice_scatter "
