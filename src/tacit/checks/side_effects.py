@@ -63,8 +63,8 @@ def watched_step(
     not exempt in a step that runs another program than the `certified` one.
 
     `check` runs before steps 1, 8, 64, 512 … of the model under the same `key`, settings and hooks,
-    so that what a model does only after many passes is found. It returns whether its records could
-    tell; where they could not, it runs again before the next step.
+    so that what a model does only after many passes is found. It returns whether it was conclusive;
+    where it was not, for lack of records, it runs again before the next step.
     """
     refuse_rewriting(model)
     key = key, settings_of(model)
@@ -74,13 +74,13 @@ def watched_step(
     watch = watches.setdefault(key, Watch())
     step = watch.steps + 1
     due = step & (step - 1) == 0
-    could_tell = True
+    conclusive = True
     if not certified:
         watch.public = set()
     _open.append((model, watch))
     try:
         if due and check is not None and step.bit_length() % 3 == 1:  # a power of 8
-            could_tell = check()
+            conclusive = check()
         before = _tensors_of(model)
         places = _addresses_and_versions(before)
         copies = {
@@ -104,7 +104,7 @@ def watched_step(
             "without noise; keep such a state out of training, or in evaluation mode, and write "
             "what depends on weights alone in a callback, after the step"
         )
-    watch.steps = step if could_tell else step - 1
+    watch.steps = step if conclusive else step - 1
 
 
 def current_watch(model: nn.Module) -> Watch:
@@ -117,8 +117,8 @@ def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {
         f"{path}.{name}" if path else name: tensor
         for path, module in model.named_modules()
-        for held in (module._parameters, module._buffers)
-        for name, tensor in held.items()
+        for table in (module._parameters, module._buffers)
+        for name, tensor in table.items()
         if tensor is not None and not is_lazy(tensor)
     }
 
@@ -164,10 +164,10 @@ def settings_of(model: nn.Module) -> Hashable:
 def _is_counter(module: nn.Module, name: str, value: Any) -> bool:
     if type(value) is not int:
         return False
-    held = _integers.setdefault(module, {})
-    before, changes = held.get(name, (value, 0))
+    integers = _integers.setdefault(module, {})
+    before, changes = integers.get(name, (value, 0))
     changes += before != value
-    held[name] = value, changes
+    integers[name] = value, changes
     return changes > _MOST_CHANGES
 
 
@@ -256,22 +256,22 @@ def require_isolated_views(
 
     Random halves of up to 64 records are exchanged for other records, under equal draws. A
     transform with a generator of its own is refused, unless its rows are declared to be apart.
-    Returns whether the records could tell.
+    Returns whether that was conclusive: records that are all equal show nothing.
     """
     x = take_rows(x, slice(_MOST_VIEWS))
     numbers = flat_rows(x)
     if len(numbers) == 0:
         return False
 
-    def made(rows: Tensor) -> Tensor:
+    def views_at(rows: Tensor) -> Tensor:
         return views_of(take_rows(x, rows)).unflatten(0, (-1, views))
 
     device = numbers.device
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(0)).to(device)
     every, half = torch.arange(len(numbers), device=device), (len(numbers) + 1) // 2
-    expected = made(every)
-    made(every.flip(0))
-    if not same_tensors(expected, made(every)):
+    expected = views_at(every)
+    views_at(every.flip(0))
+    if not same_tensors(expected, views_at(every)):
         raise MixesRecords(
             f"the augmentation {transform!r} gives other views of the same records with the same "
             "seeds: it remembers earlier ones, or draws from a generator of its own; draw from "
@@ -279,7 +279,7 @@ def require_isolated_views(
         )
     for stay, go in ((order[:half], order[half:]), (order[half:], order[:half])):
         for rows in _exchanged(stay, go, numbers):
-            if not same_tensors(expected[stay], made(rows)[stay]):
+            if not same_tensors(expected[stay], views_at(rows)[stay]):
                 raise MixesRecords(
                     f"the augmentation {transform!r} lets other records into a record's views, so "
                     "no record's share of the gradient is bounded; use one that works on each row "

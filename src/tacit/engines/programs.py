@@ -71,7 +71,7 @@ class _OperatorLog(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._held: dict[int, Any] = {}  # weak references to memory, by its handle
+        self._references: dict[int, Any] = {}  # weak references to memory, by its handle
         self._reads_records = False
         self._operands: set[int] = set()  # the memory that the operator was given
 
@@ -110,9 +110,9 @@ class _OperatorLog(TorchDispatchMode):
         weights, which are no result of the records.
         """
         returned = output if isinstance(output, tuple | list) else (output,)
-        own = self._operands if _returns_new_memory(func) else ()
+        given = self._operands if _returns_new_memory(func) else ()
         for tensor in (*written, *returned):
-            if isinstance(tensor, Tensor) and (memory := _memory(tensor)) not in own:
+            if isinstance(tensor, Tensor) and (memory := _memory(tensor)) not in given:
                 yield memory, tensor
 
 
@@ -133,14 +133,14 @@ class Operators(_OperatorLog):
         self._on_left_behind = on_left_behind
         self._reads_left_behind = False
         with without_functions():
-            for memory in [memory for memory, held in _left_behind.items() if held.expired()]:
+            for memory in [m for m, reference in _left_behind.items() if reference.expired()]:
                 del _left_behind[memory]
-            own = {_memory(tensor): tensor for tensor in records}
-            self._of_left_behind = _left_behind.keys() - own.keys()
+            given = {_memory(tensor): tensor for tensor in records}
+            self._of_left_behind = _left_behind.keys() - given.keys()
             self.names = dict.fromkeys(_left_behind, _LEFT_BEHIND)
-            self.names |= {memory: -1 - k for k, memory in enumerate(own)}
+            self.names |= {memory: -1 - k for k, memory in enumerate(given)}
             self.of_records = set(self.names)
-            _left_behind.update((m, weak_memory(tensor)) for m, tensor in own.items() if m)
+            _left_behind.update((m, weak_memory(tensor)) for m, tensor in given.items() if m)
 
     @property
     def signature(self) -> tuple[Any, ...]:
@@ -151,7 +151,7 @@ class Operators(_OperatorLog):
         return _memory(tensor) in self._of_left_behind
 
     def __exit__(self, *exc: Any) -> None:
-        _left_behind.update((m, held) for m, held in self._held.items() if m in self.of_records)
+        _left_behind.update((m, r) for m, r in self._references.items() if m in self.of_records)
         super().__exit__(*exc)
 
     def __torch_dispatch__(
@@ -184,7 +184,7 @@ class Operators(_OperatorLog):
 
     def _wrote(self, func: Any, memory: int, tensor: Tensor, source: int) -> None:
         if memory and memory not in self.names:
-            self._held[memory] = weak_memory(tensor)
+            self._references[memory] = weak_memory(tensor)
         self.names[memory] = source
         if self._reads_records and _computes(func):
             self.of_records.add(memory)
@@ -206,39 +206,40 @@ class PythonOperators(_OperatorLog):
         self.always = always
         self.names: set[int] = set()
         self.caller: FrameType | None = None
-        self._forward, self._own = forward, dict[int, int]()
-        self._reads_own: set[int] = set()
+        self._forward = forward
+        self._names_by_python: dict[int, int] = {}  # of memory that Python code has computed
+        self._reads_names: set[int] = set()  # those of the operands of the operator that runs
 
     def __exit__(self, *exc: Any) -> None:
-        _left_behind.update(self._held)
+        _left_behind.update(self._references)
         super().__exit__(*exc)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        asked = not self._is_engine(sys._getframe().f_back)
-        name, self._reads_records = 0, not asked
+        by_python = not self._is_engine(sys._getframe().f_back)
+        name, self._reads_records = 0, not by_python
         self._operands.clear()
-        if asked or self._own:
+        if by_python or self._names_by_python:
             with without_functions():
-                name = self._named(func, (args, tuple((kwargs or {}).values())), asked)
+                name = self._named(func, (args, tuple((kwargs or {}).values())), by_python)
         reads_records = self._reads_records
         output = func(*args, **kwargs) if kwargs else func(*args)
         if not getattr(func, "is_view", False):
             with without_functions():
                 written = written_operands(func, args, kwargs or {}) if name else ()
                 for memory, tensor in self._results(func, written, output):
-                    if memory and reads_records and _computes(func) and memory not in self._held:
-                        self._held[memory] = weak_memory(tensor)
-                    if memory and (name or memory in self._own):
-                        self._own[memory] = name
+                    if memory and reads_records and _computes(func):
+                        self._references.setdefault(memory, weak_memory(tensor))
+                    if memory and (name or memory in self._names_by_python):
+                        self._names_by_python[memory] = name
         return output
 
     def arrived(self, node: int, cotangents: Sequence[Tensor | None]) -> None:
         """Note what Python code has made of the cotangents at a node."""
         with without_functions():
-            for output, cotangent in enumerate(cotangents if self._own else ()):
-                name = 0 if cotangent is None else self._own.get(_memory(cotangent), 0)
+            for output, cotangent in enumerate(cotangents if self._names_by_python else ()):
+                name = 0 if cotangent is None else self._names_by_python.get(_memory(cotangent), 0)
                 if name:
                     self.names.add(_number((node, output, name)))
 
@@ -248,23 +249,24 @@ class PythonOperators(_OperatorLog):
             frame = frame.f_back
         return frame is None or frame is self.caller
 
-    def _named(self, func: Any, operands: Any, asked: bool) -> int:
-        self._reads_own = set()
+    def _named(self, func: Any, operands: Any, by_python: bool) -> int:
+        self._reads_names = set()
         call = self._described(func, operands)
-        if not asked:  # a result of autograd's is known by those of Python's that it is made from
-            own = self._reads_own
-            return (own.pop() if len(own) == 1 else _number(frozenset(own))) if own else 0
+        if not by_python:  # a result of autograd is known by those of Python that it is made from
+            names = self._reads_names
+            return (names.pop() if len(names) == 1 else _number(frozenset(names))) if names else 0
         if func in _MOVES_NOTHING and not self._reads_records:
             return call[0][0][0] if isinstance(operands[0][0], Tensor) else 0
         self.names.add(name := _number((func, call)))
         return name
 
     def _name_of(self, func: Any, memory: int, tensor: Tensor) -> int:
-        arrived = memory in self._held
+        arrived = memory in self._references
         self._reads_records |= arrived or memory in self._forward.of_records
-        if memory in self._own:
-            self._reads_own.add(self._own[memory])
-            return self._own[memory]
+        if memory in self._names_by_python:
+            name = self._names_by_python[memory]
+            self._reads_names.add(name)
+            return name
         return _COTANGENT if arrived else self._forward.names.get(memory, 0)
 
 
@@ -353,8 +355,8 @@ def saved(node: Node, name: str) -> Any:
 
 def run_node(node: Node, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """The backward pass of one node, before gradients are summed to the operands' shapes."""
-    found = _watched(node, *cotangents)
-    return found if isinstance(found, tuple) else (found,)
+    gradients = _watched(node, *cotangents)
+    return gradients if isinstance(gradients, tuple) else (gradients,)
 
 
 _watching: list[PythonOperators] = []  # what notes the calls of autograd that run now
@@ -401,11 +403,11 @@ def _watched(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         calls = _CallsBack()
         sys.setprofile(calls)
         try:
-            found = call(*args, **kwargs)
+            result = call(*args, **kwargs)
         finally:
             sys.setprofile(None)
         if not calls.any:
-            return found
+            return result
     mode.caller = sys._getframe()
     with mode:
         return call(*args, **kwargs)

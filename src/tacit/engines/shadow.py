@@ -43,9 +43,10 @@ from tacit.engines.shadow_labels import (
     layout,
     parts,
 )
-from tacit.engines.shadow_rules import decomposition, find_rule
+from tacit.engines.shadow_rules import find_rule
 from tacit.torch_internals import (
     TorchDispatchMode,
+    decomposition_of,
     memory_of,
     without_functions,
     written_operands,
@@ -258,9 +259,16 @@ class Shadow(TorchDispatchMode):
         return None
 
     def _decompose(self, call: Call) -> Labels:
-        """The labels that the decomposition of an operator gives to its outputs."""
-        program = decomposition(call.func)
-        if program is None or any(call.func is whole.func for whole in self._decomposed):
+        """The labels that the outputs get from PyTorch's decomposition, run on the same operands.
+
+        This is sound: a decomposition computes the same function by calling operators alone, so
+        whatever an output depends on passes through rules. One that draws random numbers, or writes
+        to an operand, is not run: that would change the program.
+        """
+        tags, is_mutable = call.func.tags, call.func._schema.is_mutable
+        changes = is_mutable or torch.Tag.nondeterministic_seeded in tags
+        program = None if changes else decomposition_of(call.func)
+        if program is None or any(call.func is outer.func for outer in self._decomposed):
             raise NotImplementedError(f"no rule for {call.name}")
         self._decomposed.append(call)
         super().__enter__()

@@ -2,17 +2,15 @@
 
 `_FAMILIES` names the operators that share a function. `_SIGNATURES` says in the manner of `einsum`
 which elements meet in an output element: `mm` is "ik,kj->ij". Pointwise operators are found by the
-tag that PyTorch gives them. An operator in no table is labelled by its decomposition, as
-`decomposition` explains. Operators that read or write at positions given by a tensor are in
-`shadow_indexing`; what a rule is, in `shadow_calls`.
+tag that PyTorch gives them. An operator in no table is labelled by its decomposition (`shadow`).
+Operators that read or write at positions given by a tensor are in `shadow_indexing`; what a rule
+is, in `shadow_calls`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +18,6 @@ from torch import Tensor
 from tacit.engines.shadow_calls import RULES, Call, Labels, Rule, describe, flat, label_rule
 from tacit.engines.shadow_labels import combine, reduce_labels
 from tacit.pytrees import map_tensors
-from tacit.torch_internals import decomposition_of
 
 
 def find_rule(name: str) -> Rule | None:
@@ -39,19 +36,6 @@ def _is_pointwise(name: str) -> bool:
     packets = [getattr(torch.ops.aten, found, None) for found in (name, f"{name}_")]
     functions = [getattr(p, o) for p in packets if p is not None for o in p.overloads()]
     return any(torch.Tag.pointwise in function.tags for function in functions)
-
-
-def decomposition(func: Any) -> Callable[..., Any] | None:
-    """A program of simpler operators that computes what an operator does, or None.
-
-    Labels of an operator without a rule are those that its decomposition gets, run on the same
-    operands under the same labelling. This is sound: PyTorch's decompositions compute the same
-    function by calling operators alone, so whatever an output depends on passes through rules. One
-    that draws random numbers, or writes to an operand, is not run: that would change the program.
-    """
-    if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
-        return None
-    return decomposition_of(func)
 
 
 # --- families of operators ------------------------------------------------------------------------
