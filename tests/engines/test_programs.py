@@ -84,6 +84,19 @@ def overwritten(x, now):
     return x[index.mul_(torch.tensor(int(not now)))]
 
 
+def begun_elsewhere(x, now):
+    """The same operators; where a range of positions begins is a float, which changes nothing."""
+    rows = torch.cat([x, x[:1].expand_as(x)])
+    start = float(len(x) * now)
+    return rows[torch.arange(start, start + len(x), dtype=torch.int64)]
+
+
+def retyped(x, now):
+    """The same operators on an index of another type: a mask of all rows, or the odd numbers."""
+    table, kind = torch.cat([x, x]), torch.int64 if now else torch.uint8
+    return table[torch.arange(1 - len(table), len(table), 2, dtype=kind)][: len(x)]
+
+
 def put(x, now):
     rows = torch.zeros(len(x), dtype=torch.int64) if now else torch.arange(len(x)) + 0
     spread = x.new_zeros(len(x), len(x), x.shape[1])
@@ -114,7 +127,20 @@ def steps(change, piece=None):
 @pytest.mark.parametrize("piece", [None, 4])
 @pytest.mark.parametrize(
     "change",
-    [centred, permuted, rolled, exchanged, used, summed, recast, indexed, overwritten, put],
+    [
+        centred,
+        permuted,
+        rolled,
+        exchanged,
+        used,
+        summed,
+        recast,
+        indexed,
+        overwritten,
+        begun_elsewhere,
+        retyped,
+        put,
+    ],
 )
 def test_mixing_is_refused_in_the_step_that_mixes(change, piece):
     running = steps(change, piece)

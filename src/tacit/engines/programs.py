@@ -99,8 +99,8 @@ class _OperatorLog(TorchDispatchMode):
                 self._operands.add(memory)
             name = self._name_of(func, memory, value)
             if value.layout is torch.strided and not value.is_nested:
-                return name, value.shape, value.stride(), value.storage_offset()
-            return (name,)
+                return name, value.dtype, value.shape, value.stride(), value.storage_offset()
+            return name, value.dtype
         return value if kind in _DECISIONS else None if value is None else kind
 
     def _results(self, func: Any, written: Sequence[Any], output: Any) -> Iterator[tuple[int, Any]]:

@@ -87,7 +87,7 @@ class Shadow(TorchDispatchMode):
         self.phase = "forward"
         self.on_record: Callable[[Any], None] | None = None
         self._memory = LabelMemory()
-        self._counting: dict[int, Tensor] = {}  # what `arange` made, by its storage
+        self._counting: dict[int, Tensor] = {}  # what `arange` made of integers
         self._decomposed: list[Call] = []  # the operators whose decomposition is running
         self._watch = PythonWatch(self)
         self._sources = SourceLines()
@@ -166,7 +166,9 @@ class Shadow(TorchDispatchMode):
             self.note_error(operator_name(func), [*args, *kwargs.values()])
             raise
         with without_functions():
-            if getattr(func, "overloadpacket", None) is torch.ops.aten.arange:
+            is_arange = getattr(func, "overloadpacket", None) is torch.ops.aten.arange
+            # A program is known by its integers; floats may be others in the next pass.
+            if is_arange and not any(isinstance(x, float) for x in (*args, *kwargs.values())):
                 self._counting[memory_of(output)] = output
             elif self._counting:
                 for tensor in written_operands(func, args, kwargs):
@@ -296,7 +298,7 @@ class Shadow(TorchDispatchMode):
             raise NotImplementedError("a decomposition that writes to an operand")
 
     def _in_order(self, index: Tensor) -> bool:
-        """Whether an index is what `arange` made, so that it is the same in the next pass."""
+        """Whether `arange` made an index of integers, so that it is the same in the next pass."""
         return memory_of(index) in self._counting
 
     @staticmethod
