@@ -412,9 +412,16 @@ def unchanged(g, now):
     return 0.5 * g
 
 
-def backward_steps(change, where, engine=None):
+class OneLayer(Backwards):
+    """Nothing but the layer's own gradient joins cotangents with numbers of the forward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.where(self.last(F.pad(x, (0, 2))), self.change, self.schedule)
+
+
+def backward_steps(change, where, engine=None, make=Backwards):
     torch.manual_seed(0)
-    model, query = Backwards(change, where), tacit.PerSampleClip(1.0, engine=engine)
+    model, query = make(change, where), tacit.PerSampleClip(1.0, engine=engine)
     batch = batch_of(torch.randn(9, 6), torch.arange(9) % 3, divisor=9.0, scheme=Poisson(0.5))
     for step in range(STEPS):
         model.schedule["step"] = step
@@ -422,6 +429,21 @@ def backward_steps(change, where, engine=None):
 
 
 PLACES = [in_a_function, in_a_hook, in_a_hook_of_that_step, in_a_node]
+
+
+def exchanged_back(g, now):
+    return g[torch.randperm(len(g))] if now else 1 * g
+
+
+@pytest.mark.parametrize("where", [in_a_function, in_a_hook, in_a_hook_of_that_step])
+@pytest.mark.parametrize("change", [averaged, rolled_back, returned, exchanged_back])
+def test_a_cotangent_in_another_records_place_is_refused(change, where):
+    """Its label is one record's, and the layer would join it with the numbers of another."""
+    running = backward_steps(change, where, make=OneLayer)
+    for _ in range(MIXED):
+        next(running)
+    with pytest.raises(MixesRecords, match=r"in the backward pass|records meet"):
+        next(running)
 
 
 @pytest.mark.parametrize("where", PLACES)

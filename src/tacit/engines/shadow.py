@@ -36,6 +36,7 @@ from tacit.engines.shadow_labels import (
     LabelMemory,
     Layout,
     bounds,
+    distinct,
     has_elements,
     has_several,
     is_private,
@@ -48,6 +49,7 @@ from tacit.torch_internals import (
     TorchDispatchMode,
     decomposition_of,
     memory_of,
+    number_of,
     without_functions,
     written_operands,
 )
@@ -88,6 +90,8 @@ class Shadow(TorchDispatchMode):
         self.on_record: Callable[[Any], None] | None = None
         self._memory = LabelMemory()
         self._counting: dict[int, Tensor] = {}  # what `arange` made of integers
+        # The labels of what each node of the autograd graph gives, by its number and the output.
+        self._results: dict[tuple[int, int], Tensor | None] = {}
         self._decomposed: list[Call] = []  # the operators whose decomposition is running
         self._watch = PythonWatch(self)
         self._sources = SourceLines()
@@ -146,6 +150,31 @@ class Shadow(TorchDispatchMode):
             except (NotImplementedError, RuntimeError):
                 return False
 
+    def remember_results(self, *tensors: Any) -> None:
+        """Keep the labels of what the nodes of the autograd graph gave, for `misplaced`."""
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and has_elements(tensor) and tensor.grad_fn is not None:
+                place = number_of(tensor.grad_fn), tensor.output_nr
+                if place not in self._results:
+                    labels = self._memory.find(tensor)
+                    self._results[place] = None if labels is None else distinct(labels).clone()
+
+    def misplaced(self, node: Any, output: int, cotangent: Tensor) -> bool | None:
+        """Whether a record's cotangent lies where the node gave another record's number.
+
+        Autograd never moves it there. Python code in the backward pass may, and the node's own
+        backward pass would then join the cotangent of one record with the numbers of another.
+        None where it is not known whose number the node gave.
+        """
+        with without_functions():
+            labels, place = self._memory.find(cotangent), (number_of(node), output)
+            if labels is None or not is_private(labels):
+                return False
+            if place not in self._results:
+                return None
+            own, labels = self._results[place], distinct(labels)
+            return own is not None and bool(((labels > 0) & (own != 0) & (own != labels)).any())
+
     def origin(self, tensor: Tensor) -> Event | None:
         """The operator that first wrote something private into a tensor's memory."""
         return self._memory.origin(tensor)
@@ -159,6 +188,9 @@ class Shadow(TorchDispatchMode):
         if self._decomposed:
             self._require_harmless(func, args, kwargs)
         shapes = _shapes(func, args)
+        if self.phase == "forward" and not self._decomposed:
+            with without_functions():  # before an operator that works in place
+                self.remember_results(*flat([args, *kwargs.values()]))
         try:
             output = func(*args, **kwargs)
         except Exception:
