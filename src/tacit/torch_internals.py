@@ -208,11 +208,14 @@ def written_operands(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     schema = getattr(func, "_schema", None)
     arguments = schema.arguments if schema is not None and schema.is_mutable else ()
-    return tuple(
-        (place, argument.name)
-        for place, argument in enumerate(arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
+    written = ((k, a) for k, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write)
+    return tuple((place, argument.name) for place, argument in written)
+
+
+def saves_through_hooks() -> bool:
+    """Whether `saved_tensors_hooks` are active that are not PyTorch's own, as checkpointing is."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and not str(hooks[1].__module__).startswith("torch.")
 
 
 def decomposition_of(func: Any) -> Callable[..., Any] | None:

@@ -419,6 +419,44 @@ class OneLayer(Backwards):
         return self.where(self.last(F.pad(x, (0, 2))), self.change, self.schedule)
 
 
+class SavesThroughHooks(nn.Module):
+    """What the layer has saved for its own gradient is another record's in one step."""
+
+    def __init__(self, when_packed: bool) -> None:
+        super().__init__()
+        self.last, self.when_packed = nn.Linear(6, 3), when_packed
+        self.schedule = {"step": 0, "passes": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        rolled, now = x.roll(1, 0), self.schedule["step"] == MIXED
+
+        def exchanged(saved: Tensor) -> Tensor:
+            return rolled if now and saved.shape == x.shape else saved
+
+        def unchanged(saved: Tensor) -> Tensor:
+            return saved
+
+        hooks = (exchanged, unchanged) if self.when_packed else (unchanged, exchanged)
+        if not now:
+            return self.last(x)
+        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+            return self.last(x)
+
+
+@pytest.mark.parametrize("when_packed", [True, False])
+def test_where_hooks_save_tensors_records_run_one_by_one(when_packed):
+    torch.manual_seed(0)
+    model, query = SavesThroughHooks(when_packed), tacit.PerSampleClip(1.0, engine=BookKeeping())
+    batch = batch_of(torch.randn(9, 6), torch.arange(9) % 3, divisor=9.0, scheme=Poisson(0.5))
+    for model.schedule["step"] in range(MIXED):
+        plain = query(model, F.cross_entropy, batch)
+    model.schedule["step"] = MIXED
+    with pytest.warns(UserWarning, match="no rule for saved_tensors_hooks"):
+        alone = query(model, F.cross_entropy, batch)
+    for one, other in zip(plain.blocks[0].sums, alone.blocks[0].sums, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
 def backward_steps(change, where, engine=None, make=Backwards):
     torch.manual_seed(0)
     model, query = make(change, where), tacit.PerSampleClip(1.0, engine=engine)

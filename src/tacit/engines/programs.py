@@ -33,6 +33,7 @@ from tacit.torch_internals import (
     outside_modes,
     run_backward,
     saved_name,
+    saves_through_hooks,
     vmap_backward,
     weak_memory,
     without_functions,
@@ -164,7 +165,7 @@ class Operators(_OperatorLog):
             if func in _MOVES_NOTHING and not self._reads_records:
                 source = call[0][0][0] if isinstance(args[0], Tensor) else 0
             else:
-                self._ran.append((func, call))
+                self._ran.append((func, call, saves_through_hooks()))
                 source = len(self._ran)
             written = written_operands(func, args, kwargs or {}) if self._reads_records else ()
         output = func(*args, **kwargs) if kwargs else func(*args)

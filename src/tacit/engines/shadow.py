@@ -50,6 +50,7 @@ from tacit.torch_internals import (
     decomposition_of,
     memory_of,
     number_of,
+    saves_through_hooks,
     without_functions,
     written_operands,
 )
@@ -191,6 +192,8 @@ class Shadow(TorchDispatchMode):
         if self.phase == "forward" and not self._decomposed:
             with without_functions():  # before an operator that works in place
                 self.remember_results(*flat([args, *kwargs.values()]))
+                if saves_through_hooks():  # they may give a node the numbers of another record
+                    self.note("unknown", "saved_tensors_hooks")
         try:
             output = func(*args, **kwargs)
         except Exception:
