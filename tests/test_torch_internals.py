@@ -2,9 +2,10 @@
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tacit.engines.programs import saved
-from tacit.torch_internals import Graph, plain_program
+from tacit.torch_internals import Graph, plain_program, saves_through_hooks
 
 
 def test_nodes_tell_their_names_shapes_and_saved_operands():
@@ -30,3 +31,17 @@ def test_settings_come_back():
     with plain_program():
         assert torch.compiler.is_compiling()
     assert torch.compiler.is_compiling() == compiling
+
+
+def test_hooks_on_saved_tensors_are_seen_unless_they_are_those_of_pytorch():
+    seen = []
+
+    def block(x):
+        seen.append(saves_through_hooks())
+        return x.sin()
+
+    block(torch.ones(2))
+    checkpoint(block, torch.ones(2, requires_grad=True), use_reentrant=False)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        block(torch.ones(2))
+    assert seen == [False, False, True]

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -31,7 +32,6 @@ from torch.utils._python_dispatch import (
 __all__ = ["TorchDispatchMode", "is_traceable_wrapper_subclass"]  # have no public module
 
 Node = Any  # torch.autograd.graph.Node
-_UNSIGNED = 1 << 63
 
 #: No function mode and no tensor subclass sees what runs inside.
 without_functions = torch._C.DisableTorchFunction
@@ -157,7 +157,7 @@ def has_saved(node: Node, name: str) -> bool:
 
 def signed(number: int) -> int:
     """Nodes save negative dimensions as unsigned 64-bit numbers."""
-    return number - 2 * _UNSIGNED if number >= _UNSIGNED else number
+    return number - (1 << 64) if number >= 1 << 63 else number
 
 
 def is_python_node(node: Node) -> bool:
@@ -193,6 +193,29 @@ def has_gradient_hooks(parameter: Tensor) -> bool:
 
 
 # --- operators and modes ----------------------------------------------------------------------
+
+
+def written_operands(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that an operator writes to, as its schema declares."""
+    found: list[Any] = []
+    for place, name in _written_arguments(func):
+        value = args[place] if place < len(args) else kwargs.get(name)
+        found += value if isinstance(value, list | tuple) else [value]
+    return [tensor for tensor in found if isinstance(tensor, Tensor)]
+
+
+@cache
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    schema = getattr(func, "_schema", None)
+    arguments = schema.arguments if schema is not None and schema.is_mutable else ()
+    written = ((k, a) for k, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write)
+    return tuple((place, argument.name) for place, argument in written)
+
+
+def saves_through_hooks() -> bool:
+    """Whether `saved_tensors_hooks` are active that are not PyTorch's own, as checkpointing is."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and not str(hooks[1].__module__).startswith("torch.")
 
 
 def decomposition_of(func: Any) -> Callable[..., Any] | None:
@@ -246,12 +269,12 @@ def calls_back(func: Any) -> bool:
 
 
 _CALLS_BACK = frozenset(
-    (
+    {
         torch.autograd.grad,
         torch.autograd.backward,
         Tensor.backward,
         F.triplet_margin_with_distance_loss,
-    )
+    }
 )
 
 
@@ -263,8 +286,12 @@ def call_back_inside(mode: TorchFunctionMode, func: Any, args: Any, kwargs: dict
     """
     if func is F.triplet_margin_with_distance_loss:
         distance = kwargs["distance_function"]
-        inside = None if distance is None else _inside(mode, distance)
-        return func(*args, **kwargs | {"distance_function": inside})
+
+        def inside(*operands: Any) -> Any:
+            with mode:
+                return distance(*operands)
+
+        return func(*args, **kwargs | {"distance_function": None if distance is None else inside})
     if func is Tensor.backward:
         options = {k: v for k, v in kwargs.items() if k != "gradient"}
         with mode:
@@ -294,14 +321,6 @@ def call_back_inside(mode: TorchFunctionMode, func: Any, args: Any, kwargs: dict
         torch.zeros_like(place, requires_grad=kwargs["create_graph"]) if grad is None else grad
         for grad, place in zip(found, inputs, strict=True)
     )
-
-
-def _inside(mode: TorchFunctionMode, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with mode:
-            return function(*args, **kwargs)
-
-    return call
 
 
 # --- programs as they were written ------------------------------------------------------------
@@ -386,14 +405,12 @@ class PlainFunctions(TorchFunctionMode):
         if self.cond_only:
             return func(*args, **kwargs)
         place = self._place_of_sparse.get(func)
-        if place is not None:
-            if len(args) > place:
-                if args[place]:
-                    self._tell()
-                args = (*args[:place], False, *args[place + 1 :])
-            elif kwargs.get("sparse"):
-                self._tell()
-                kwargs = {**kwargs, "sparse": False}
+        if place is not None and len(args) > place and args[place]:
+            self._tell()
+            args = (*args[:place], False, *args[place + 1 :])
+        elif place is not None and kwargs.get("sparse"):
+            self._tell()
+            kwargs = {**kwargs, "sparse": False}
         if func in self._fused:
             self._tell()
             # `mkldnn.flags` warns where there is no GPU, and `cudnn.flags` raises where
@@ -434,26 +451,25 @@ def swapped(model: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
     own = dict(model.named_parameters()) | dict(model.named_buffers())
     new = {id(own[name]): tensor for name, tensor in tensors.items()}
     places: list[tuple[dict[str, Any], str, Any]] = [
-        (table, name, held)
+        (table, name, tensor)
         for module in model.modules()
         for table in (module._parameters, module._buffers)
-        for name, held in table.items()
-        if held is not None and id(held) in new
+        for name, tensor in table.items()
+        if tensor is not None and id(tensor) in new
     ]
     try:
-        for table, name, held in places:
-            table[name] = new[id(held)]
+        for table, name, tensor in places:
+            table[name] = new[id(tensor)]
         yield
     finally:
-        for table, name, held in places:
-            table[name] = held
+        for table, name, tensor in places:
+            table[name] = tensor
 
 
 # --- hooks that are not Tacit's, by the numbers of their handles, which are never used again ------
 
-_NO_HOOKS: dict[int, Callable] = {}
 # Tacit's own, and PyTorch's counters of operations, which only look.
-_HARMLESS = ("tacit", "torch.utils.module_tracker", "torch.utils.flop_counter")
+_HARMLESS = ("tacit.", "torch.utils.module_tracker.", "torch.utils.flop_counter.")
 
 
 def foreign_hooks(module: nn.Module) -> dict[int, Callable]:
@@ -461,7 +477,7 @@ def foreign_hooks(module: nn.Module) -> dict[int, Callable]:
     forward, before = module._forward_hooks, module._forward_pre_hooks
     backward, before_that = module._backward_hooks, module._backward_pre_hooks
     if not (forward or before or backward or before_that):
-        return _NO_HOOKS  # asked of every module in every step
+        return {}  # asked of every module in every step
     return _foreign(forward, before, backward, before_that)
 
 
@@ -476,8 +492,9 @@ def process_wide_hooks() -> dict[int, Callable]:
 
 
 def _foreign(*tables: Mapping[int, Callable]) -> dict[int, Callable]:
-    def is_foreign(hook: Callable) -> bool:
-        module = f"{getattr(hook, '__module__', None)}."
-        return not any(module.startswith(f"{known}.") for known in _HARMLESS)
-
-    return {number: hook for table in tables for number, hook in table.items() if is_foreign(hook)}
+    return {
+        number: hook
+        for table in tables
+        for number, hook in table.items()
+        if not f"{getattr(hook, '__module__', None)}.".startswith(_HARMLESS)
+    }

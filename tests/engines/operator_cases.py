@@ -105,22 +105,6 @@ def cases() -> list[Case]:
         ),
         c("rrelu", lambda a: F.rrelu(a - 0.5, training=True), [x(3, 4)]),
         c("zero_", changing(lambda a: a.zero_()), [x(3, 4)]),
-        c(
-            "foreach",
-            lambda a, b: torch._foreach_add(torch._foreach_mul([a, b], 2.0), [b, b]),
-            [x(3, 4), x(3, 4)],
-        ),
-        c(
-            "foreach_norm",
-            lambda a, b: torch._foreach_norm([a, b]),
-            [x(3, 4), x(3, 4)],
-            apart=False,
-        ),
-        c(
-            "foreach in-place",
-            changing(lambda a, b: (torch._foreach_add_([a], [b]), a)),
-            [x(3, 4), x(3, 4)],
-        ),
         # views and copies
         c("write through views", write_rows, [x(3, 4), x(3, 4)]),
         c(

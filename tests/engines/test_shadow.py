@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tacit.checks.certificate import Event
 from tacit.engines.shadow import Shadow
+from tacit.engines.shadow_calls import RULES, Call
 from tacit.engines.shadow_labels import LabelMemory, combine, layout, reduce_labels
 from tacit.torch_internals import plain_program
 
@@ -495,10 +496,11 @@ def test_tensors_without_labels_of_their_own_are_denied(use: Callable) -> None:
 
 
 def test_a_rule_that_cannot_label_is_an_unknown_operator(monkeypatch) -> None:
-    def fails(*_: object) -> None:
+    def fails(call: Call) -> None:
         raise TypeError("no labels")
 
-    monkeypatch.setattr(Shadow, "_apply", fails)
+    for name in ("exp", "add"):
+        monkeypatch.setitem(RULES, name, fails)
     shadow = Shadow(3)
     a, b = torch.ones(3), torch.ones(3)
     shadow.mark(a)

@@ -63,8 +63,8 @@ def watched_step(
     not exempt in a step that runs another program than the `certified` one.
 
     `check` runs before steps 1, 8, 64, 512 … of the model under the same `key`, settings and hooks,
-    so that what a model does only after many passes is found. It returns whether its records could
-    tell; where they could not, it runs again before the next step.
+    so that what a model does only after many passes is found. It returns whether it was conclusive;
+    where it was not, for lack of records, it runs again before the next step.
     """
     refuse_rewriting(model)
     key = key, settings_of(model)
@@ -74,13 +74,13 @@ def watched_step(
     watch = watches.setdefault(key, Watch())
     step = watch.steps + 1
     due = step & (step - 1) == 0
-    could_tell = True
+    conclusive = True
     if not certified:
         watch.public = set()
     _open.append((model, watch))
     try:
         if due and check is not None and step.bit_length() % 3 == 1:  # a power of 8
-            could_tell = check()
+            conclusive = check()
         before = _tensors_of(model)
         places = _addresses_and_versions(before)
         copies = {
@@ -104,7 +104,7 @@ def watched_step(
             "without noise; keep such a state out of training, or in evaluation mode, and write "
             "what depends on weights alone in a callback, after the step"
         )
-    watch.steps = step if could_tell else step - 1
+    watch.steps = step if conclusive else step - 1
 
 
 def current_watch(model: nn.Module) -> Watch:
@@ -117,8 +117,8 @@ def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {
         f"{path}.{name}" if path else name: tensor
         for path, module in model.named_modules()
-        for held in (module._parameters, module._buffers)
-        for name, tensor in held.items()
+        for table in (module._parameters, module._buffers)
+        for name, tensor in table.items()
         if tensor is not None and not is_lazy(tensor)
     }
 
@@ -136,9 +136,8 @@ def same_tensors(a: Tensor, b: Tensor) -> bool:
 # --- is this the model that was checked? ------------------------------------------------------
 
 _MOST_CHANGES = 8
-_FLAGS = frozenset({bool, str, type(None)})
-_NUMBERS = frozenset({bool, int, float, str})
-_COMPUTED_WITH = _NUMBERS | {tuple, list}
+_FLAGS: tuple[type, ...] = (bool, str, int, type(None))
+_COMPUTED_WITH = frozenset({bool, int, float, str, tuple, list})
 
 # The integers that modules hold as attributes: the last value, and how often it has changed.
 _integers: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, int]]] = (
@@ -156,19 +155,19 @@ def settings_of(model: nn.Module) -> Hashable:
     for module in model.modules():
         found.append(id(module))
         for name, value in vars(module).items():
-            if type(value) in _FLAGS or (
-                type(value) is int and not _is_counter(module, name, value)
-            ):
+            if type(value) in _FLAGS and not _is_counter(module, name, value):
                 found.append((name, value))
         found += foreign_hooks(module)
     return (*found, *process_wide_hooks())
 
 
-def _is_counter(module: nn.Module, name: str, value: int) -> bool:
-    held = _integers.setdefault(module, {})
-    before, changes = held.get(name, (value, 0))
+def _is_counter(module: nn.Module, name: str, value: Any) -> bool:
+    if type(value) is not int:
+        return False
+    integers = _integers.setdefault(module, {})
+    before, changes = integers.get(name, (value, 0))
     changes += before != value
-    held[name] = value, changes
+    integers[name] = value, changes
     return changes > _MOST_CHANGES
 
 
@@ -177,8 +176,8 @@ def recorded_state(model: nn.Module) -> Hashable:
     found: list[Any] = [tensor.data_ptr() for tensor in _tensors_of(model).values()]
     for module in model.modules():
         found += [type(module), id(module)]
-        values = [value for value in vars(module).values() if type(value) in _COMPUTED_WITH]
-        found += [value if type(value) in _NUMBERS else frozen(value) for value in values]
+        values = vars(module).values()
+        found += [frozen(value) for value in values if type(value) in _COMPUTED_WITH]
     return tuple(found)
 
 
@@ -226,12 +225,11 @@ def function_kind(value: Any, _inside: tuple[int, ...] = ()) -> Hashable:
 
 
 # What an attribute says of what its object does, unlike what the object works with.
-_PLAIN = bool, str, int, type(None)
-_DECIDES = *_PLAIN, types.FunctionType, types.MethodType, functools.partial, nn.Module
+_DECIDES = *_FLAGS, types.FunctionType, types.MethodType, functools.partial, nn.Module
 
 
 def _flag(value: Any, inside: tuple[int, ...]) -> Hashable:
-    if type(value) in _PLAIN:
+    if type(value) in _FLAGS:
         return type(value), value
     if type(value) is tuple:
         return tuple(_flag(inner, inside) for inner in value)
@@ -258,22 +256,22 @@ def require_isolated_views(
 
     Random halves of up to 64 records are exchanged for other records, under equal draws. A
     transform with a generator of its own is refused, unless its rows are declared to be apart.
-    Returns whether the records could tell.
+    Returns whether that was conclusive: records that are all equal show nothing.
     """
     x = take_rows(x, slice(_MOST_VIEWS))
     numbers = flat_rows(x)
     if len(numbers) == 0:
         return False
 
-    def made(rows: Tensor) -> Tensor:
+    def views_at(rows: Tensor) -> Tensor:
         return views_of(take_rows(x, rows)).unflatten(0, (-1, views))
 
     device = numbers.device
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(0)).to(device)
     every, half = torch.arange(len(numbers), device=device), (len(numbers) + 1) // 2
-    expected = made(every)
-    made(every.flip(0))
-    if not same_tensors(expected, made(every)):
+    expected = views_at(every)
+    views_at(every.flip(0))
+    if not same_tensors(expected, views_at(every)):
         raise MixesRecords(
             f"the augmentation {transform!r} gives other views of the same records with the same "
             "seeds: it remembers earlier ones, or draws from a generator of its own; draw from "
@@ -281,7 +279,7 @@ def require_isolated_views(
         )
     for stay, go in ((order[:half], order[half:]), (order[half:], order[:half])):
         for rows in _exchanged(stay, go, numbers):
-            if not same_tensors(expected[stay], made(rows)[stay]):
+            if not same_tensors(expected[stay], views_at(rows)[stay]):
                 raise MixesRecords(
                     f"the augmentation {transform!r} lets other records into a record's views, so "
                     "no record's share of the gradient is bounded; use one that works on each row "

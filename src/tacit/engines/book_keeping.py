@@ -343,7 +343,7 @@ def _loss_of_record(task: ClipTask, inputs: Tree, targets: Tree, record: int) ->
         with torch.enable_grad(), uncompiled(), operators:
             losses.append(losses_of(task.loss, call_model(task.model, x), y).sum())
         if operators.has_left_behind(losses[-1]):
-            refuse_stateful(read[0], task.model)
+            refuse_stateful(read[0] if read else None, task.model)
     return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
 

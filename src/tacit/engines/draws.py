@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 
 class State:
-    """The generators' states and a model's buffers and attributes now, to be taken back later.
+    """The generators' states and a model's buffers and attributes now, to be restored later.
 
     Generators are those of the process, for the device of `inputs`, and those that modules hold;
     without inputs there are none. With `names`, only the modules that hold these buffers are kept.
     Spectral normalisation moves its buffers in every pass, from its weights alone, so a pass that
-    is run twice must begin both times from the same ones. A module whose buffers are taken back
-    gets its attributes back too: one of them may say that a cache is filled.
+    is run twice must begin both times from the same ones. A module whose buffers are restored gets
+    its attributes back too: one of them may say that a cache is filled.
     """
 
     def __init__(
@@ -43,16 +43,29 @@ class State:
     ) -> None:
         paths = None if names is None else {name.rpartition(".")[0] for name in names}
         modules = () if model is None or paths == set() else model.named_modules()
-        self._names = names
-        self._held = {
-            path: _Held(module)
+        self._inputs, self._model, self._names = inputs, model, names
+        self._modules = {
+            path: (module, dict(vars(module)))
             for path, module in modules
-            if not isinstance(module, torch.jit.ScriptModule)  # which keeps all out of reach
+            if not isinstance(module, torch.jit.ScriptModule)  # whose attributes are out of reach
             if paths is None or path in paths
         }
-        own = [v for held in self._held.values() for v in held.attributes.values()]
-        generators = [] if inputs is None else [*_of_the_process(inputs), *map(_own, own)]
+        self._buffers = self._current_buffers()
+        self._entries = {
+            name: (version_of(buffer), buffer.detach().clone())
+            for name, buffer in self._buffers.items()
+            if buffer is not None and not is_lazy(buffer)
+        }
+        values = (value for _, held in self._modules.values() for value in held.values())
+        generators = [] if inputs is None else [*_of_the_process(inputs), *map(_own, values)]
         self._draws = [(*pair, pair[0]()) for pair in generators if pair is not None]
+
+    def _current_buffers(self) -> dict[str, Tensor | None]:
+        return {
+            f"{path}.{name}".lstrip("."): buffer
+            for path, (module, _) in self._modules.items()
+            for name, buffer in module._buffers.items()
+        }
 
     def drew(self) -> bool:
         """Whether any generator has drawn since."""
@@ -60,36 +73,63 @@ class State:
 
     def changed(self) -> frozenset[str]:
         """The names of the buffers that were written since. Reads their values."""
-        found = {
-            f"{path}.{name}".lstrip(".")
-            for path, held in self._held.items()
-            for name in held.written()
-        }
-        return frozenset(found if self._names is None else found & self._names)
+        before, now = self._buffers, self._current_buffers()
+        replaced = {name for name, buffer in before.items() if now.get(name, self) is not buffer}
+        written = {name for name in self._entries if self._is_written(name)}
+        names = (now.keys() - before.keys()) | replaced | written
+        return frozenset(names if self._names is None else names & self._names)
+
+    def _is_written(self, name: str) -> bool:
+        (version, entries), buffer = self._entries[name], self._buffers[name]
+        assert buffer is not None
+        return version_of(buffer) != version or not same_tensors(buffer, entries)
 
     def attributes_changed(self) -> bool:
-        return any(held.attributes_changed() for held in self._held.values())
+        return any(
+            vars(module).keys() != before.keys()
+            or any(vars(module)[name] is not value for name, value in before.items())
+            for module, before in self._modules.values()
+        )
 
     def restore_draws(self) -> None:
         for _, put, before in self._draws:
             put(before)
 
-    def restore(self, names: frozenset[str] | None = None) -> None:
-        """Generators, and these buffers with their modules' attributes; by default, the changed."""
-        self.restore_draws()
-        for held, own in self._holders(self.changed() if names is None else names):
-            held.restore(own)
-
     def restore_entries(self) -> None:
         """Generators, and what buffers hold. Not attributes: what a model keeps is looked for."""
         self.restore_draws()
-        for held in self._held.values():
-            held.restore_entries()
+        for name in self._entries:
+            self._restore_entries_of(name)
+
+    def _restore_entries_of(self, name: str) -> None:
+        (_, entries), buffer = self._entries[name], self._buffers[name]
+        assert buffer is not None
+        if not same_tensors(buffer, entries):  # a write would spoil the caller's own graphs
+            buffer.detach().copy_(entries)
+
+    def restore(self, names: Iterable[str] | None = None, *, copies: bool = False) -> None:
+        """Generators, and these buffers with their modules' attributes; by default, the changed.
+
+        With `copies`, the buffers themselves stay as they are, and copies take their places.
+        """
+        self.restore_draws()
+        for name in self.changed() if names is None else names:
+            path, _, own = name.rpartition(".")
+            module, attributes = self._modules[path]
+            _replace_attributes(module, attributes)
+            if name not in self._buffers:
+                module._buffers.pop(own, None)
+                continue
+            module._buffers[own] = self._buffers[name]
+            if name in self._entries and copies:
+                module._buffers[own] = self._entries[name][1].clone()
+            elif name in self._entries:
+                self._restore_entries_of(name)
 
     def restore_all(self) -> None:
-        self.restore_draws()
-        for held in self._held.values():
-            held.restore({*held.buffers, *held.module._buffers})
+        for module, attributes in self._modules.values():
+            _replace_attributes(module, attributes)
+        self.restore({*self._buffers, *self._current_buffers()})
 
     @contextmanager
     def as_before(self, names: frozenset[str]) -> Iterator[None]:
@@ -97,28 +137,12 @@ class State:
 
         What is written to the buffers is lost, and no tensor that a graph has saved is touched.
         """
-        now = [(get, put, get()) for get, put, _ in self._draws]
-        modules = [held.module for held in self._held.values()]
-        of_modules = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
+        now = State(self._inputs, self._model)
         try:
-            self.restore_draws()
-            for held, own in self._holders(names):
-                held.restore(own, copies=True)
+            self.restore(names, copies=True)
             yield
         finally:
-            for _, put, state in now:
-                put(state)
-            for module, attributes, buffers in of_modules:
-                _replace(vars(module), attributes)
-                _replace(module._buffers, buffers)
-
-    def _holders(self, names: Iterable[str]) -> Iterator[tuple[_Held, list[str]]]:
-        """The modules that hold these buffers, each with its own names of them."""
-        found: dict[str, list[str]] = {}
-        for name in sorted(names):
-            path, _, own = name.rpartition(".")
-            found.setdefault(path, []).append(own)
-        return ((self._held[path], own) for path, own in found.items())
+            now.restore_all()
 
 
 def from_one_start(passes: Iterable[T], model: nn.Module) -> Iterator[T]:
@@ -129,67 +153,17 @@ def from_one_start(passes: Iterable[T], model: nn.Module) -> Iterator[T]:
     """
     names = frozenset(current_watch(model).public)
     start, end = State(None, model, names), None
-    for found in passes:
-        yield found
+    for result in passes:
+        yield result
         end = State(None, model, names)
         start.restore(names)
     if end is not None:
         end.restore(names)
 
 
-class _Held:
-    """One module's attributes and buffers, with the buffers' versions and entries."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module, self.attributes = module, dict(vars(module))
-        self.buffers = dict(module._buffers)
-        self._before = {
-            name: (buffer, version_of(buffer), buffer.detach().clone())
-            for name, buffer in self.buffers.items()
-            if buffer is not None and not is_lazy(buffer)
-        }
-
-    def written(self) -> list[str]:
-        now = self.module._buffers
-        return [
-            name
-            for name in {**self.buffers, **now}
-            if (name in now) != (name in self.buffers)
-            or now[name] is not self.buffers[name]
-            or (name in self._before and self._is_written(name))
-        ]
-
-    def _is_written(self, name: str) -> bool:
-        buffer, version, entries = self._before[name]
-        return version_of(buffer) != version or not same_tensors(buffer, entries)
-
-    def attributes_changed(self) -> bool:
-        now, before = vars(self.module), self.attributes
-        return now.keys() != before.keys() or any(now[n] is not v for n, v in before.items())
-
-    def restore_entries(self) -> None:
-        for buffer, _, entries in self._before.values():
-            if not same_tensors(buffer, entries):  # a write would spoil the caller's own graphs
-                buffer.detach().copy_(entries)
-
-    def restore(self, names: Iterable[str], copies: bool = False) -> None:
-        _replace(vars(self.module), self.attributes)
-        for name in names:
-            held = self.buffers.get(name)
-            if name in self._before:
-                buffer, _, entries = self._before[name]
-                held = entries.clone() if copies else buffer
-                if not copies and not same_tensors(buffer, entries):
-                    buffer.detach().copy_(entries)
-            if name in self.buffers:
-                self.module._buffers[name] = held
-            else:
-                self.module._buffers.pop(name, None)
-
-
-def _replace(table: dict[str, Any], by: dict[str, Any]) -> None:
-    table.clear()
-    table.update(by)
+def _replace_attributes(module: nn.Module, by: dict[str, Any]) -> None:
+    vars(module).clear()
+    vars(module).update(by)
 
 
 _Generator = tuple[Callable[[], Any], Callable[[Any], Any]]  # its state, and how to set it

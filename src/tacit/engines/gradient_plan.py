@@ -211,7 +211,7 @@ def make_plan(
         (operators.signature, graph.signature()),
         sites,
         num_records,
-        _why_alone(certificate, graph, sites),
+        _why_alone(certificate, graph, sites, way_back.unplaced),
         rewrites,
         functions is None or functions.replaced,
         frozenset(way_back.in_python),
@@ -231,12 +231,14 @@ class _BackwardPass:
         layouts: the layouts of each node's cotangents.
         meetings: the first operators that let records meet where a single record's share is needed.
         in_python: what Python code did.
+        unplaced: nodes that gave numbers of which it is not known whose they are.
     """
 
     def __init__(self, shadow: Shadow, graph: Graph) -> None:
         self.layouts: dict[int, list[Layout | None]] = {}
         self.meetings: list[Event] = []
         self.in_python: set[int] = set()
+        self.unplaced: set[int] = set()
         self._shadow, self._graph = shadow, graph
         self._node: int | None = None  # the node that is running
         self._mixed: set[int] = set()  # nodes with a cotangent of several records
@@ -252,6 +254,7 @@ class _BackwardPass:
             if variable is None:
                 handles += [node.register_prehook(partial(self._enter, index))]
                 handles += [node.register_hook(self._leave)]
+        shadow.remember_results(losses)
         ones = torch.ones_like(losses)
         shadow.mark(ones, own)
         shadow.phase, shadow.on_record = "backward", self._note_record
@@ -269,6 +272,17 @@ class _BackwardPass:
         self._node = index
         with outside_modes():
             self._python.arrived(index, cotangents)
+            node = self._graph.nodes[index]
+            for output, b in enumerate(cotangents):
+                if b is not None and b.layout == torch.strided:
+                    misplaced = self._shadow.misplaced(node, output, b)
+                    if misplaced:
+                        event = Event(
+                            node.name(), "a cotangent moved to another record", "backward"
+                        )
+                        self.meetings.extend(self._between[:1] or [event])
+                    elif misplaced is None:
+                        self.unplaced.add(index)
             self.layouts[index] = layouts = [
                 None if b is None or b.layout != torch.strided else self._shadow.layout(b)
                 for b in cotangents
@@ -335,12 +349,16 @@ def _frontier(
     return tuple(sites)
 
 
-def _why_alone(certificate: Certificate, graph: Graph, sites: tuple[Site, ...]) -> str | None:
+def _why_alone(
+    certificate: Certificate, graph: Graph, sites: tuple[Site, ...], unplaced: set[int]
+) -> str | None:
     if certificate.alone:
         return certificate.alone
     for site in sites:
         for edge in site.edges:
             node = graph.nodes[edge.node]
+            if edge.node in unplaced:
+                return f"whose numbers {node.name()} gave is not known"
             if is_python_node(node) and rule_for(node) is None:
                 return (
                     f"{node.name().removesuffix('Backward')} is a torch.autograd.Function whose "

@@ -30,11 +30,14 @@ from tacit.torch_internals import (
     TorchDispatchMode,
     edge_of,
     memory_of,
+    outside_modes,
     run_backward,
     saved_name,
+    saves_through_hooks,
     vmap_backward,
     weak_memory,
     without_functions,
+    written_operands,
 )
 
 T = TypeVar("T")
@@ -69,8 +72,9 @@ class _OperatorLog(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._held: dict[int, Any] = {}  # weak references to memory, by its handle
+        self._references: dict[int, Any] = {}  # weak references to memory, by its handle
         self._reads_records = False
+        self._operands: set[int] = set()  # the memory that the operator was given
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # programs run uncompiled here anyway
@@ -88,12 +92,29 @@ class _OperatorLog(TorchDispatchMode):
         kind = type(value)
         if kind is list or kind is tuple:
             return tuple(self._described(func, inner) for inner in value)
+        if kind is torch.UntypedStorage:  # of which `set_` makes a tensor
+            with outside_modes():
+                value = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value)
         if isinstance(value, Tensor):
-            name = self._name_of(func, _memory(value), value)
+            if memory := _memory(value):
+                self._operands.add(memory)
+            name = self._name_of(func, memory, value)
             if value.layout is torch.strided and not value.is_nested:
-                return name, value.shape, value.stride(), value.storage_offset()
-            return (name,)
+                return name, value.dtype, value.shape, value.stride(), value.storage_offset()
+            return name, value.dtype
         return value if kind in _DECISIONS else None if value is None else kind
+
+    def _results(self, func: Any, written: Sequence[Any], output: Any) -> Iterator[tuple[int, Any]]:
+        """What an operator has written to or returned, each with the handle of its memory.
+
+        Without operands that it returns as they are: cuDNN's recurrent layers do so with their flat
+        weights, which are no result of the records.
+        """
+        returned = output if isinstance(output, tuple | list) else (output,)
+        given = self._operands if _returns_new_memory(func) else ()
+        for tensor in (*written, *returned):
+            if isinstance(tensor, Tensor) and (memory := _memory(tensor)) not in given:
+                yield memory, tensor
 
 
 class Operators(_OperatorLog):
@@ -113,14 +134,14 @@ class Operators(_OperatorLog):
         self._on_left_behind = on_left_behind
         self._reads_left_behind = False
         with without_functions():
-            for memory in [memory for memory, held in _left_behind.items() if held.expired()]:
+            for memory in [m for m, reference in _left_behind.items() if reference.expired()]:
                 del _left_behind[memory]
-            own = {_memory(tensor): tensor for tensor in records}
-            self._of_left_behind = _left_behind.keys() - own.keys()
+            given = {_memory(tensor): tensor for tensor in records}
+            self._of_left_behind = _left_behind.keys() - given.keys()
             self.names = dict.fromkeys(_left_behind, _LEFT_BEHIND)
-            self.names |= {memory: -1 - k for k, memory in enumerate(own)}
+            self.names |= {memory: -1 - k for k, memory in enumerate(given)}
             self.of_records = set(self.names)
-            _left_behind.update((m, weak_memory(tensor)) for m, tensor in own.items() if m)
+            _left_behind.update((m, weak_memory(tensor)) for m, tensor in given.items() if m)
 
     @property
     def signature(self) -> tuple[Any, ...]:
@@ -131,26 +152,26 @@ class Operators(_OperatorLog):
         return _memory(tensor) in self._of_left_behind
 
     def __exit__(self, *exc: Any) -> None:
-        _left_behind.update((m, held) for m, held in self._held.items() if m in self.of_records)
+        _left_behind.update((m, r) for m, r in self._references.items() if m in self.of_records)
         super().__exit__(*exc)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         with without_functions():  # these questions are not the program's
+            self._operands.clear()
             self._reads_records = self._reads_left_behind = False
             call = self._described(func, (args, tuple(kwargs.items()) if kwargs else None))
             if func in _MOVES_NOTHING and not self._reads_records:
                 source = call[0][0][0] if isinstance(args[0], Tensor) else 0
             else:
-                self._ran.append((func, call))
+                self._ran.append((func, call, saves_through_hooks()))
                 source = len(self._ran)
-            written = _written(func, args) if self._reads_records else ()
+            written = written_operands(func, args, kwargs or {}) if self._reads_records else ()
         output = func(*args, **kwargs) if kwargs else func(*args)
         with without_functions():
-            for each in (*written, *(output if isinstance(output, tuple | list) else (output,))):
-                if isinstance(each, Tensor):
-                    self._wrote(func, each, source)
+            for memory, tensor in self._results(func, written, output):
+                self._wrote(func, memory, tensor, source)
         return output
 
     def _name_of(self, func: Any, memory: int, tensor: Tensor) -> int:
@@ -162,10 +183,9 @@ class Operators(_OperatorLog):
                 self._on_left_behind(func, tensor)
         return name
 
-    def _wrote(self, func: Any, tensor: Tensor, source: int) -> None:
-        memory = _memory(tensor)
+    def _wrote(self, func: Any, memory: int, tensor: Tensor, source: int) -> None:
         if memory and memory not in self.names:
-            self._held[memory] = weak_memory(tensor)
+            self._references[memory] = weak_memory(tensor)
         self.names[memory] = source
         if self._reads_records and _computes(func):
             self.of_records.add(memory)
@@ -187,39 +207,40 @@ class PythonOperators(_OperatorLog):
         self.always = always
         self.names: set[int] = set()
         self.caller: FrameType | None = None
-        self._forward, self._own = forward, dict[int, int]()
-        self._reads_own: set[int] = set()
+        self._forward = forward
+        self._names_by_python: dict[int, int] = {}  # of memory that Python code has computed
+        self._reads_names: set[int] = set()  # those of the operands of the operator that runs
 
     def __exit__(self, *exc: Any) -> None:
-        _left_behind.update(self._held)
+        _left_behind.update(self._references)
         super().__exit__(*exc)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        asked = not self._is_engine(sys._getframe().f_back)
-        name, self._reads_records = 0, not asked
-        if asked or self._own:
+        by_python = not self._is_engine(sys._getframe().f_back)
+        name, self._reads_records = 0, not by_python
+        self._operands.clear()
+        if by_python or self._names_by_python:
             with without_functions():
-                name = self._named(func, (args, tuple((kwargs or {}).values())), asked)
+                name = self._named(func, (args, tuple((kwargs or {}).values())), by_python)
         reads_records = self._reads_records
         output = func(*args, **kwargs) if kwargs else func(*args)
         if not getattr(func, "is_view", False):
             with without_functions():
-                several = output if isinstance(output, tuple | list) else (output,)
-                for each in (*(_written(func, args) if name else ()), *several):
-                    if isinstance(each, Tensor) and (memory := _memory(each)):
-                        if reads_records and _computes(func) and memory not in self._held:
-                            self._held[memory] = weak_memory(each)
-                        if name or memory in self._own:
-                            self._own[memory] = name
+                written = written_operands(func, args, kwargs or {}) if name else ()
+                for memory, tensor in self._results(func, written, output):
+                    if memory and reads_records and _computes(func):
+                        self._references.setdefault(memory, weak_memory(tensor))
+                    if memory and (name or memory in self._names_by_python):
+                        self._names_by_python[memory] = name
         return output
 
     def arrived(self, node: int, cotangents: Sequence[Tensor | None]) -> None:
         """Note what Python code has made of the cotangents at a node."""
         with without_functions():
-            for output, cotangent in enumerate(cotangents if self._own else ()):
-                name = 0 if cotangent is None else self._own.get(_memory(cotangent), 0)
+            for output, cotangent in enumerate(cotangents if self._names_by_python else ()):
+                name = 0 if cotangent is None else self._names_by_python.get(_memory(cotangent), 0)
                 if name:
                     self.names.add(_number((node, output, name)))
 
@@ -229,23 +250,24 @@ class PythonOperators(_OperatorLog):
             frame = frame.f_back
         return frame is None or frame is self.caller
 
-    def _named(self, func: Any, operands: Any, asked: bool) -> int:
-        self._reads_own = set()
+    def _named(self, func: Any, operands: Any, by_python: bool) -> int:
+        self._reads_names = set()
         call = self._described(func, operands)
-        if not asked:  # a result of autograd's is known by those of Python's that it is made from
-            own = self._reads_own
-            return (own.pop() if len(own) == 1 else _number(frozenset(own))) if own else 0
+        if not by_python:  # a result of autograd is known by those of Python that it is made from
+            names = self._reads_names
+            return (names.pop() if len(names) == 1 else _number(frozenset(names))) if names else 0
         if func in _MOVES_NOTHING and not self._reads_records:
             return call[0][0][0] if isinstance(operands[0][0], Tensor) else 0
         self.names.add(name := _number((func, call)))
         return name
 
     def _name_of(self, func: Any, memory: int, tensor: Tensor) -> int:
-        arrived = memory in self._held
+        arrived = memory in self._references
         self._reads_records |= arrived or memory in self._forward.of_records
-        if memory in self._own:
-            self._reads_own.add(self._own[memory])
-            return self._own[memory]
+        if memory in self._names_by_python:
+            name = self._names_by_python[memory]
+            self._reads_names.add(name)
+            return name
         return _COTANGENT if arrived else self._forward.names.get(memory, 0)
 
 
@@ -269,28 +291,20 @@ def _computes(func: Any) -> bool:
     return func not in _READS_NO_VALUE and not getattr(func, "is_view", False)
 
 
+@cache
+def _returns_new_memory(func: Any) -> bool:
+    """Whether an operator of ATen declares no result in the memory of an operand."""
+    schema = getattr(func, "_schema", None)
+    declared = schema is None or schema.is_mutable or func.is_view
+    return not declared and func.namespace == "aten"
+
+
 def _memory(tensor: Tensor) -> int:
     """The handle of a tensor's memory; 0 where it has none of its own."""
     try:
         return memory_of(tensor)
     except (NotImplementedError, RuntimeError):
         return 0
-
-
-def _written(func: Any, args: tuple[Any, ...]) -> list[Any]:
-    """The operands that an operator writes to."""
-    found: list[Any] = []
-    for place in _places_written(func):
-        value = args[place] if place < len(args) else None
-        found += value if isinstance(value, list | tuple) else [value]
-    return found
-
-
-@cache
-def _places_written(func: Any) -> tuple[int, ...]:
-    schema = getattr(func, "_schema", None)
-    arguments = schema.arguments if schema is not None and schema.is_mutable else ()
-    return tuple(k for k, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write)
 
 
 # --- backward passes --------------------------------------------------------------------------
@@ -342,8 +356,8 @@ def saved(node: Node, name: str) -> Any:
 
 def run_node(node: Node, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """The backward pass of one node, before gradients are summed to the operands' shapes."""
-    found = _watched(node, *cotangents)
-    return found if isinstance(found, tuple) else (found,)
+    gradients = _watched(node, *cotangents)
+    return gradients if isinstance(gradients, tuple) else (gradients,)
 
 
 _watching: list[PythonOperators] = []  # what notes the calls of autograd that run now
@@ -390,11 +404,11 @@ def _watched(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         calls = _CallsBack()
         sys.setprofile(calls)
         try:
-            found = call(*args, **kwargs)
+            result = call(*args, **kwargs)
         finally:
             sys.setprofile(None)
         if not calls.any:
-            return found
+            return result
     mode.caller = sys._getframe()
     with mode:
         return call(*args, **kwargs)

@@ -29,13 +29,14 @@ from torch import Tensor
 
 from tacit.checks.certificate import Event
 from tacit.engines import shadow_indexing  # noqa: F401  (registers rules)
-from tacit.engines.shadow_calls import ALIASES, LOOKS, METADATA, Call, Labels, flat
+from tacit.engines.shadow_calls import ALIASES, LOOKS, Call, Labels, flat, reads_no_value
 from tacit.engines.shadow_events import PythonWatch, SourceLines, operator_name
 from tacit.engines.shadow_labels import (
     SEVERAL,
     LabelMemory,
     Layout,
     bounds,
+    distinct,
     has_elements,
     has_several,
     is_private,
@@ -43,11 +44,16 @@ from tacit.engines.shadow_labels import (
     layout,
     parts,
 )
-from tacit.engines.shadow_rules import decomposition, find_rule
-from tacit.torch_internals import TorchDispatchMode, memory_of, without_functions
-
-#: The kinds of events that a `Shadow` reports.
-KINDS = ("meetings", "looks", "selections", "reorders", "unknown")
+from tacit.engines.shadow_rules import find_rule
+from tacit.torch_internals import (
+    TorchDispatchMode,
+    decomposition_of,
+    memory_of,
+    number_of,
+    saves_through_hooks,
+    without_functions,
+    written_operands,
+)
 
 
 class Shadow(TorchDispatchMode):
@@ -57,7 +63,7 @@ class Shadow(TorchDispatchMode):
     `torch.utils.dlpack.to_dlpack`, which PyTorch shows to no mode (`tensor.__dlpack__` is seen), or
     a look inside a function of the user's that itself checks for `__torch_function__`.
 
-    Attributes:
+    Attributes, of which the first five are lists of events without repetitions:
         meetings: operators that made an element of several records from elements that were not.
         looks: places where Python, or the shape of a tensor, saw a private value.
         selections: places where private data chose rows or positions of several records, or how
@@ -71,29 +77,25 @@ class Shadow(TorchDispatchMode):
     #: Without this, PyTorch refuses to run operators such as `torch.cond` under the mode.
     supports_higher_order_operators = True
 
-    meetings = property(lambda self: list(self._events["meetings"]))
-    looks = property(lambda self: list(self._events["looks"]))
-    selections = property(lambda self: list(self._events["selections"]))
-    reorders = property(lambda self: list(self._events["reorders"]))
-    unknown = property(lambda self: list(self._events["unknown"]))
-
     def __init__(self, num_records: int) -> None:
         super().__init__()
         if num_records < 1:
             raise ValueError(f"num_records must be at least 1, got {num_records}")
         self.num_records = num_records
+        self.meetings: list[Event] = []
+        self.looks: list[Event] = []
+        self.selections: list[Event] = []
+        self.reorders: list[Event] = []
+        self.unknown: list[Event] = []
         self.phase = "forward"
         self.on_record: Callable[[Any], None] | None = None
-        self._events: dict[str, dict[Event, None]] = {kind: {} for kind in KINDS}
         self._memory = LabelMemory()
-        self._counting: dict[int, Tensor] = {}  # what `arange` made, by its storage
-        self._whole: list[Call] = []  # the operators whose decomposition is running
+        self._counting: dict[int, Tensor] = {}  # what `arange` made of integers
+        # The labels of what each node of the autograd graph gives, by its number and the output.
+        self._results: dict[tuple[int, int], Tensor | None] = {}
+        self._decomposed: list[Call] = []  # the operators whose decomposition is running
         self._watch = PythonWatch(self)
         self._sources = SourceLines()
-
-    def __repr__(self) -> str:
-        counts = ", ".join(f"{kind}={len(found)}" for kind, found in self._events.items())
-        return f"Shadow(num_records={self.num_records}, {counts})"
 
     def __enter__(self) -> Shadow:
         super().__enter__()
@@ -149,6 +151,31 @@ class Shadow(TorchDispatchMode):
             except (NotImplementedError, RuntimeError):
                 return False
 
+    def remember_results(self, *tensors: Any) -> None:
+        """Keep the labels of what the nodes of the autograd graph gave, for `misplaced`."""
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and has_elements(tensor) and tensor.grad_fn is not None:
+                place = number_of(tensor.grad_fn), tensor.output_nr
+                if place not in self._results:
+                    labels = self._memory.find(tensor)
+                    self._results[place] = None if labels is None else distinct(labels).clone()
+
+    def misplaced(self, node: Any, output: int, cotangent: Tensor) -> bool | None:
+        """Whether a record's cotangent lies where the node gave another record's number.
+
+        Autograd never moves it there. Python code in the backward pass may, and the node's own
+        backward pass would then join the cotangent of one record with the numbers of another.
+        None where it is not known whose number the node gave.
+        """
+        with without_functions():
+            labels, place = self._memory.find(cotangent), (number_of(node), output)
+            if labels is None or not is_private(labels):
+                return False
+            if place not in self._results:
+                return None
+            own, labels = self._results[place], distinct(labels)
+            return own is not None and bool(((labels > 0) & (own != 0) & (own != labels)).any())
+
     def origin(self, tensor: Tensor) -> Event | None:
         """The operator that first wrote something private into a tensor's memory."""
         return self._memory.origin(tensor)
@@ -159,9 +186,14 @@ class Shadow(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._whole:
+        if self._decomposed:
             self._require_harmless(func, args, kwargs)
         shapes = _shapes(func, args)
+        if self.phase == "forward" and not self._decomposed:
+            with without_functions():  # before an operator that works in place
+                self.remember_results(*flat([args, *kwargs.values()]))
+                if saves_through_hooks():  # they may give a node the numbers of another record
+                    self.note("unknown", "saved_tensors_hooks")
         try:
             output = func(*args, **kwargs)
         except Exception:
@@ -169,12 +201,14 @@ class Shadow(TorchDispatchMode):
             self.note_error(operator_name(func), [*args, *kwargs.values()])
             raise
         with without_functions():
-            if getattr(func, "overloadpacket", None) is torch.ops.aten.arange:
+            is_arange = getattr(func, "overloadpacket", None) is torch.ops.aten.arange
+            # A program is known by its integers; floats may be others in the next pass.
+            if is_arange and not any(isinstance(x, float) for x in (*args, *kwargs.values())):
                 self._counting[memory_of(output)] = output
-            elif self._counting and getattr(getattr(func, "_schema", None), "is_mutable", False):
-                for tensor in Call(func, args, kwargs, output, self._memory.find).mutated:
+            elif self._counting:
+                for tensor in written_operands(func, args, kwargs):
                     self._counting.pop(memory_of(tensor), None)
-            if self.phase == "forward" and not self._whole:
+            if self.phase == "forward" and not self._decomposed:
                 self._sources.remember()
             try:
                 self._label(func, args, kwargs, output, resized=shapes != _shapes(func, args))
@@ -217,8 +251,9 @@ class Shadow(TorchDispatchMode):
         if not found:
             for tensor in written:
                 self._memory.write(tensor, 0)
-        elif call.name not in METADATA:
-            if private and call.name in LOOKS and (self._whole or not self._watch.inside_check):
+        elif not reads_no_value(call):
+            checked = self._watch.inside_check and not self._decomposed
+            if private and call.name in LOOKS and not checked:
                 self._note("looks", func)
             if private and call.name == "_linalg_check_errors":
                 self._note("selections", func)  # a program may catch the error, and go another way
@@ -233,8 +268,14 @@ class Shadow(TorchDispatchMode):
             rule = find_rule(call.name) or self._decompose
             results = list(flat(rule(call)))
             results = results * len(call.outputs) if len(results) == 1 else results
-            pairs = zip(call.outputs, results, strict=True)
-            targets = [(tensor, _expand(label, tensor)) for tensor, label in pairs]
+            # What is returned in an operand's memory, and not declared as written, is as it was.
+            mutable = call.func._schema.is_mutable
+            given = set() if mutable else {memory_of(tensor) for tensor in call.reads()}
+            targets = [
+                (tensor, _expand(label, tensor))
+                for tensor, label in zip(call.outputs, results, strict=True)
+                if tensor is None or memory_of(tensor) not in given
+            ]
         except Exception:
             if private:
                 return self._deny(call.func, call.args, call.kwargs, call.outputs)
@@ -255,36 +296,44 @@ class Shadow(TorchDispatchMode):
         return None
 
     def _decompose(self, call: Call) -> Labels:
-        """The labels that the decomposition of an operator gives to its outputs."""
-        program = decomposition(call.func)
-        if program is None or any(call.func is whole.func for whole in self._whole):
+        """The labels that the outputs get from PyTorch's decomposition, run on the same operands.
+
+        This is sound: a decomposition computes the same function by calling operators alone, so
+        whatever an output depends on passes through rules. One that draws random numbers, or writes
+        to an operand, is not run: that would change the program.
+        """
+        tags, is_mutable = call.func.tags, call.func._schema.is_mutable
+        changes = is_mutable or torch.Tag.nondeterministic_seeded in tags
+        program = None if changes else decomposition_of(call.func)
+        if program is None or any(call.func is outer.func for outer in self._decomposed):
             raise NotImplementedError(f"no rule for {call.name}")
-        self._whole.append(call)
+        self._decomposed.append(call)
         super().__enter__()
         try:
             results = list(flat(program(*call.args, **call.kwargs)))
         finally:
             super().__exit__(None, None, None)
-            self._whole.pop()
-        labels = []
+            self._decomposed.pop()
+        labels: list[Tensor | None] = []
         for output, result in zip(call.outputs, results, strict=True):
-            if output is not None and output.shape != result.shape:
+            if output is None or result is None:  # kernels may return what nobody asked for
+                labels.append(None if output is None else call.whole())
+                continue
+            if output.shape != result.shape:
                 raise ValueError("an unexpected shape")
-            labels.append(None if output is None else self._memory.find(result))
+            labels.append(self._memory.find(result))
         return labels
 
     def _require_harmless(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Part of a decomposition must not draw numbers, or write to what it was given."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotImplementedError("a decomposition that draws random numbers")
-        if func._schema.is_mutable:
-            given = {memory_of(tensor) for tensor in self._whole[-1].reads()}
-            written = Call(func, args, kwargs, None, self._memory.find).mutated
-            if any(memory_of(tensor) in given for tensor in written):
-                raise NotImplementedError("a decomposition that writes to an operand")
+        written = {memory_of(tensor) for tensor in written_operands(func, args, kwargs)}
+        if written and not written.isdisjoint(map(memory_of, self._decomposed[-1].reads())):
+            raise NotImplementedError("a decomposition that writes to an operand")
 
     def _in_order(self, index: Tensor) -> bool:
-        """Whether an index is what `arange` made, so that it is the same in the next pass."""
+        """Whether `arange` made an index of integers, so that it is the same in the next pass."""
         return memory_of(index) in self._counting
 
     @staticmethod
@@ -308,10 +357,8 @@ class Shadow(TorchDispatchMode):
     def _deny(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Label all that an operator returns or writes to as several records, and name it."""
         self._note("unknown", func)
-        written = [leaf for leaf in flat(output) if isinstance(leaf, Tensor)]
-        if getattr(func, "_schema", None) is not None:
-            written += Call(func, args, kwargs, output, self._memory.find).mutated
-        for tensor in written:
+        returned = [leaf for leaf in flat(output) if isinstance(leaf, Tensor)]
+        for tensor in (*returned, *written_operands(func, args, kwargs)):
             with suppress(Exception):  # what cannot be labelled is named above all the same
                 for inner in (parts(tensor) or []) if is_wrapper(tensor) else [tensor]:
                     self._memory.write(inner, SEVERAL, self.event(func))
@@ -322,26 +369,28 @@ class Shadow(TorchDispatchMode):
         return Event(operator_name(func), self._sources.where(), self.phase)
 
     def _report(self, func: Any, highest: int) -> None:
-        if highest > 0 and self.on_record is not None and not self._whole:
+        if highest > 0 and self.on_record is not None and not self._decomposed:
             self.on_record(func)
 
     def _note(self, kind: str, func: Any) -> None:
-        if not self._whole:
+        if not self._decomposed:
             self.note(kind, operator_name(func))
         elif kind == "selections":
-            self._whole[-1].selects = True
+            self._decomposed[-1].selects = True
         elif kind == "reorders":
-            self._whole[-1].reorders = True
+            self._decomposed[-1].reorders = True
         elif kind != "meetings":
-            raise NotImplementedError(f"{kind} in the decomposition of {self._whole[-1].name}")
+            raise NotImplementedError(f"{kind} in the decomposition of {self._decomposed[-1].name}")
 
     def note(self, kind: str, name: str) -> None:
-        self._events[kind][Event(name, self._sources.where(), self.phase)] = None
+        event, seen = Event(name, self._sources.where(), self.phase), getattr(self, kind)
+        if event not in seen:
+            seen.append(event)
 
     def note_error(self, name: str, operands: Any) -> None:
         with without_functions():
             private = any(self.private(t) for t in flat(operands) if isinstance(t, Tensor))
-            if private and not self._whole:
+            if private and not self._decomposed:
                 self.note("looks", f"the error of {name}")
 
 
@@ -353,6 +402,4 @@ def _expand(label: Any, tensor: Tensor | None) -> Any:
 
 def _shapes(func: Any, args: Any) -> list[torch.Size]:
     """The shapes of the operands of an operator that may change them."""
-    if not getattr(getattr(func, "_schema", None), "is_mutable", False):
-        return []
-    return [x.shape for x in flat(args) if isinstance(x, Tensor) and has_elements(x)]
+    return [x.shape for x in written_operands(func, args, {}) if has_elements(x)]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from tacit.engines.shadow_labels import combine, public_labels, reduce_labels
+from tacit.torch_internals import written_operands
 
 Labels: TypeAlias = "Tensor | int | Sequence[Tensor | int | None]"
 Rule: TypeAlias = "Callable[[Call], Labels]"
@@ -51,16 +52,17 @@ def flat(values: Any) -> Iterator[Any]:
 _OVERWRITES = names(
     "copy copy_ zero zero_ fill fill_ normal_ uniform uniform_ random random_ exponential "
     "exponential_ geometric geometric_ cauchy cauchy_ log_normal log_normal_ normal_functional "
-    "_foreach_copy _foreach_copy_ _foreach_zero _foreach_zero_ bernoulli_ _philox_normal_ "
-    "_philox_uniform_"
+    "bernoulli_ _philox_normal_ _philox_uniform_"
 )
 #: Operators that read sizes and flags of a tensor, and never a value.
-METADATA = names(
+_METADATA = names(
     "is_same_size record_stream sym_size sym_stride sym_numel sym_storage_offset size stride "
     "is_pinned is_set_to is_contiguous is_strides_like_format is_non_overlapping_and_dense "
-    "_fused_sdp_choice _use_cudnn_ctc_loss cudnn_is_acceptable dim sym_is_contiguous "
+    "_fused_sdp_choice cudnn_is_acceptable dim sym_is_contiguous "
     "_assert_tensor_metadata _has_same_storage_numel dense_dim sparse_dim qscheme"
 )
+#: They choose a kernel by sizes and flags; by lengths too where targets are joined to one row.
+_CTC_KERNELS = names("_use_cudnn_ctc_loss _use_miopen_ctc_loss")
 #: Operators that change what a tensor refers to, or alias their input: labels follow the storage.
 ALIASES = names("_unsafe_view _reshape_alias lift lift_fresh detach alias _resize_output")
 #: Operators that hand a value to Python or to the shape of their output.
@@ -69,6 +71,14 @@ LOOKS = names(
     "_functional_assert_async _unique _unique2 unique_dim unique_consecutive "
     "unique_dim_consecutive bincount repeat_interleave"
 )
+
+
+def reads_no_value(call: Call) -> bool:
+    """Whether an operator reads only sizes and flags of its operands."""
+    if call.name in _CTC_KERNELS:
+        lengths = [call["input_lengths"], call["target_lengths"]]
+        return call["targets"].dim() > 1 or not any(isinstance(x, Tensor) for x in lengths)
+    return call.name in _METADATA
 
 
 class Call:
@@ -91,15 +101,13 @@ class Call:
         self.name, parameters = describe(func)
         self.arguments: dict[str, Any] = {}
         self.read_names: list[str] = []
-        self.mutated: list[Tensor] = []
+        self.mutated = written_operands(func, args, kwargs)
         for position, parameter in enumerate(parameters):
             if position < len(args) and not parameter.by_name:
                 value = args[position]
             else:
                 value = kwargs.get(parameter.name, parameter.default)
             self.arguments[parameter.name] = value
-            if parameter.is_written:
-                self.mutated += [t for t in flat(value) if isinstance(t, Tensor)]
             if parameter.is_read:
                 self.read_names.append(parameter.name)
         found = [leaf if isinstance(leaf, Tensor) else None for leaf in flat(output)]
@@ -174,7 +182,6 @@ class Parameter(NamedTuple):
     default: Any
     by_name: bool
     is_tensor: bool
-    is_written: bool
     is_read: bool
 
 
@@ -184,10 +191,9 @@ def describe(func: Any) -> tuple[str, tuple[Parameter, ...]]:
     name = func._schema.name.removeprefix("aten::")
     parameters = []
     for position, argument in enumerate(func._schema.arguments):
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        is_out = is_written and argument.kwarg_only
+        is_out = argument.kwarg_only and argument.alias_info and argument.alias_info.is_write
         is_read = not is_out and not (name in _OVERWRITES and position == 0)
         tensor = "Tensor" in str(argument.type)
         default, by_name = argument.default_value, argument.kwarg_only
-        parameters.append(Parameter(argument.name, default, by_name, tensor, is_written, is_read))
+        parameters.append(Parameter(argument.name, default, by_name, tensor, is_read))
     return name if name.endswith("__") else name.removesuffix("_"), tuple(parameters)

@@ -2,17 +2,15 @@
 
 `_FAMILIES` names the operators that share a function. `_SIGNATURES` says in the manner of `einsum`
 which elements meet in an output element: `mm` is "ik,kj->ij". Pointwise operators are found by the
-tag that PyTorch gives them. An operator in no table is labelled by its decomposition, as
-`decomposition` explains. Operators that read or write at positions given by a tensor are in
-`shadow_indexing`; what a rule is, in `shadow_calls`.
+tag that PyTorch gives them. An operator in no table is labelled by its decomposition (`shadow`).
+Operators that read or write at positions given by a tensor are in `shadow_indexing`; what a rule
+is, in `shadow_calls`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +18,12 @@ from torch import Tensor
 from tacit.engines.shadow_calls import RULES, Call, Labels, Rule, describe, flat, label_rule
 from tacit.engines.shadow_labels import combine, reduce_labels
 from tacit.pytrees import map_tensors
-from tacit.torch_internals import decomposition_of
 
 
 def find_rule(name: str) -> Rule | None:
     """The rule of an operator that need not be decomposed."""
     if name in RULES:
         return RULES[name]
-    if name.startswith("_foreach_"):
-        return foreach
     if _ON_PIXELS.fullmatch(name):
         dims = int(re.findall(r"([123])d", name)[0])
         return signature(f"B{'uvw'[:dims]}->B{'xyz'[:dims]}")
@@ -43,19 +38,6 @@ def _is_pointwise(name: str) -> bool:
     return any(torch.Tag.pointwise in function.tags for function in functions)
 
 
-def decomposition(func: Any) -> Callable[..., Any] | None:
-    """A program of simpler operators that computes what an operator does, or None.
-
-    Labels of an operator without a rule are those that its decomposition gets, run on the same
-    operands under the same labelling. This is sound: PyTorch's decompositions compute the same
-    function by calling operators alone, so whatever an output depends on passes through rules. One
-    that draws random numbers, or writes to an operand, is not run: that would change the program.
-    """
-    if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
-        return None
-    return decomposition_of(func)
-
-
 # --- families of operators ------------------------------------------------------------------------
 
 
@@ -67,19 +49,6 @@ def public(call: Call) -> Labels:
 def elementwise(call: Call) -> Labels:
     """Output element k depends on element k of each operand, after broadcasting."""
     return combine(*[call.labels(tensor) for tensor in call.reads() if call.private(tensor)])
-
-
-def foreach(call: Call) -> Labels:
-    """Tensor k of the output depends on tensor k of each list, and on single tensors."""
-    values = [call[name] for name in call.read_names]
-    lists = [v for v in values if isinstance(v, (list, tuple)) and v and isinstance(v[0], Tensor)]
-    single = [reduce_labels(call.labels(t)) for t in values if isinstance(t, Tensor)]
-    groups = zip(*lists, strict=True)
-    return [combine(*[call.labels(tensor) for tensor in group], *single) for group in groups]
-
-
-def foreach_reduction(call: Call) -> Labels:
-    return [reduce_labels(call.labels(tensor)) for tensor in call["self"]]
 
 
 def move(call: Call) -> Labels:
@@ -126,22 +95,19 @@ _FAMILIES: dict[Rule, str] = {
     public: (
         "zeros_like ones_like empty_like rand_like randn_like randint_like full_like new_zeros "
         "new_empty new_ones new_full new_empty_strided zero uniform random exponential geometric "
-        "cauchy log_normal normal_functional _efficientzerotensor _foreach_zero _philox_normal "
+        "cauchy log_normal normal_functional _efficientzerotensor _philox_normal "
         "_new_zeros_with_same_feature_meta _philox_uniform _cudnn_init_dropout_state"
     ),
     # Those that PyTorch does not tag as pointwise.
     elementwise: (
         "_to_copy copy fill lift_fresh_copy contiguous _copy_from _lazy_clone detach_copy "
-        "_conj_copy _neg_view_copy floor_divide _prelu_kernel _prelu_kernel_backward _masked_scale "
-        "rrelu_with_noise_backward elu_backward hardswish hardswish_backward hardsigmoid_backward "
-        "hardtanh_backward leaky_relu_backward softplus_backward softshrink_backward "
-        "hardshrink_backward mish_backward log_sigmoid_forward log_sigmoid_backward "
-        "_standard_gamma_grad normal polar complex _pin_memory dequantize _add_relu fill_diagonal "
-        "__lshift__ __rshift__ __ilshift__ __irshift__ fake_quantize_per_tensor_affine_cachemask "
+        "_conj_copy _neg_view_copy floor_divide hardswish _masked_scale softshrink_backward "
+        "hardshrink_backward _standard_gamma_grad normal polar _pin_memory dequantize _add_relu "
+        "fill_diagonal __lshift__ __rshift__ __ilshift__ __irshift__ "
+        "fake_quantize_per_tensor_affine_cachemask "
         "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
     ),
     draws_by_value: "poisson binomial _standard_gamma",
-    foreach_reduction: "_foreach_norm _foreach_max _foreach_powsum",
     move: (
         "cat stack _stack roll flip repeat tril triu rot90 native_channel_shuffle block_diag "
         "diag_embed slice_backward select_backward diagonal_backward select_scatter slice_scatter "
@@ -289,8 +255,6 @@ _SIGNATURES = {
     "unique_consecutive unique_dim_consecutive _pdist_forward _pdist_backward segment_reduce "
     "_segment_reduce_backward embedding_renorm _weight_norm_interface_backward": "A->Z",
     # losses
-    "nll_loss_backward": "B,-,B,A,A->Bc",
-    "nll_loss2d_backward": "nhw,-,nhw,A,A->nchw",
     "multi_margin_loss_backward": "B,Bc,B,A->Bd",
     "multilabel_margin_loss_backward": "B,Bc->Bd",
     "_ctc_loss": "tnc,ns,nA->nZ",
@@ -345,14 +309,6 @@ _ON_PIXELS = re.compile(
 # --- operators whose signature depends on their arguments -----------------------------------------
 
 
-@label_rule("nll_loss_forward", "nll_loss2d_forward")
-def _nll(call: Call) -> Labels:
-    if call["reduction"]:
-        return call.whole()
-    elements = "nchw,nhw,A->nhw,-" if "2d" in call.name else "Bc,B,A->B,-"
-    return signature(elements)(call)
-
-
 @label_rule("native_group_norm", "native_group_norm_backward")
 def _group_norm(call: Call) -> Labels:
     shape = call["input"].shape
@@ -378,13 +334,6 @@ def _batch_norm(call: Call) -> Labels:
 label_rule("miopen_batch_norm", "_native_batch_norm_legit_no_training")(_batch_norm)
 # Without running statistics the second one uses those of the batch too.
 label_rule("_batch_norm_with_update", "_batch_norm_no_update")(_batch_norm)
-
-
-@label_rule("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
-def _fast_attention(call: Call) -> Labels:
-    sources, weights = (1, 12) if "src" in call.arguments else (3, 4)
-    mask = "nt" if call.get("mask_type") == 1 and call["mask"].dim() == 2 else "A"
-    return signature("nA," * sources + "A," * weights + mask + "->nZ")(call)
 
 
 @label_rule("_grouped_mm")
