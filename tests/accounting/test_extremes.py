@@ -17,8 +17,8 @@ from forked import Forked
 from tiny_run import ADD, REPLACE
 
 from tacit import epsilon
-from tacit.accounting import epsilon_rdp
-from tacit.accounting.pld import gaussian_epsilon
+from tacit.accounting import Plan, epsilon_rdp
+from tacit.accounting.pld import COARSE, FINE, gaussian_epsilon
 from tacit.accounting.rdp import ORDERS, renyi_curve
 from tacit.sampling import (
     MiniSets,
@@ -237,3 +237,12 @@ def test_a_divergence_below_roundings_is_not_none():
     steps, rate, z, delta = 10**8, 1e-7, 1e4, 1e-10
     found = epsilon_rdp(z, Poisson(rate), steps, delta=delta)
     assert found >= gaussian_epsilon(z / (rate * math.sqrt(steps)), delta)
+
+
+@pytest.mark.parametrize("scheme", [Poisson(0.3), WithoutReplacement(50, 7)])
+@pytest.mark.parametrize("grid", [COARSE, FINE])
+def test_losses_that_overflow_a_grid_are_no_error(scheme, grid):
+    """ε is ∞ on that grid, which is never too small: progress bars use the coarse one."""
+    for z in (1e-3, 2.38e-3, 1e-2):
+        plan = Plan(scheme, z, REPLACE, 8)
+        assert plan.epsilon_of_count(8, 1e-5, grid) > 1e4

@@ -75,6 +75,13 @@ def privacy_loss(
     if not_private(parts):
         return None
     interval = interval or grid_step(parts, grid)
+    try:
+        return _composed_loss(parts, relation, interval)
+    except OverflowError:  # losses in the thousands, on this grid: counted as no noise
+        return None
+
+
+def _composed_loss(parts: Counter[Component], relation: Relation, interval: float) -> PrivacyLoss:
     total = dpa_pld.identity(value_discretization_interval=interval)
     for part, count in parts.items():
         if part.is_gaussian:
