@@ -57,8 +57,9 @@ class PendingRelease:
         self.sampling = None if self.drawn is None else self.drawn.sampling
         self.sampling_step = None if self.drawn is None else self.drawn.step
         # Only within a shuffled epoch, and only for a sampler's own draw, are steps one event.
-        whole_epochs = plan.scheme.steps_within(1) > 1 and self.drawn is not None
-        self.epoch = batch.epoch if batch is not None and whole_epochs else None
+        self.epoch = None
+        if batch is not None and batch.drawn is not None and batch.epoch is not None:
+            self.epoch = batch.epoch if plan.scheme.steps_within(1) > 1 else None
         self.stds = tuple(stds)
         self.divisor = bounded.divisor
         self._bounded: BoundedGradient | None = bounded
@@ -209,6 +210,8 @@ class Mechanism:
             self.query.expect(sampler.steps)
         self._randomness = Randomness(seed)
         self._steps = itertools.count()
+        self._allocated_for: object = None
+        self._stds: list[float] = []
         # Of each parameter's released gradient, the noise's standard deviation. Public.
         self.noise_of: dict[str, float] = {}
 
@@ -231,20 +234,38 @@ class Mechanism:
         if bounded.unit is not self.plan.unit:
             raise PlanChanged(f"the query bounds a {bounded.unit}, planned was a {self.plan.unit}")
         sensitivities = bounded.sensitivities(self.plan.relation)
-        beside = bounded.statistic_sensitivities(self.plan.relation)
-        stds_beside = [statistic.std for statistic in bounded.statistics]
-        z = self.plan.noise_multiplier
-        left = noise_left(z, joint_noise_multiplier(beside, stds_beside))
-        stds = self.allocation(sensitivities, [block.size for block in bounded.blocks], left)
-        joint = joint_noise_multiplier([*sensitivities, *beside], [*stds, *stds_beside])
-        if not joint >= z * (1 - 1e-9):  # written so that NaN is refused too
-            raise ValueError(
-                f"{type(self.allocation).__name__} gives a joint noise multiplier of {joint}, less "
-                f"than the {z} that is accounted for; see Allocation for the formula"
-            )
+        sizes = [block.size for block in bounded.blocks]
+        of_statistics = bounded.statistic_sensitivities(self.plan.relation)
+        stds_of_statistics = [statistic.std for statistic in bounded.statistics]
+        asked = self.allocation, sensitivities, sizes, of_statistics, stds_of_statistics
+        if asked != self._allocated_for:
+            self._stds, self._allocated_for = self._allocate(*asked), asked
+        stds = self._stds
         self.noise_of = {
             name: std / bounded.divisor / (1.0 if block.factors is None else block.factors[place])
             for block, std in zip(bounded.blocks, stds, strict=True)
             for place, name in enumerate(block.names)
         }
         return PendingRelease(self.plan, bounded, stds, self._randomness, batch, step)
+
+    def _allocate(
+        self,
+        allocation: Allocation,
+        sensitivities: list[float],
+        sizes: list[int],
+        of_statistics: list[float],
+        stds_of_statistics: list[float],
+    ) -> list[float]:
+        """The standard deviation of each block's noise, at the planned noise multiplier."""
+        z = self.plan.noise_multiplier
+        left = noise_left(z, joint_noise_multiplier(of_statistics, stds_of_statistics))
+        stds = allocation(sensitivities, sizes, left)
+        joint = joint_noise_multiplier(
+            [*sensitivities, *of_statistics], [*stds, *stds_of_statistics]
+        )
+        if not joint >= z * (1 - 1e-9):  # written so that NaN is refused too
+            raise ValueError(
+                f"{type(allocation).__name__} gives a joint noise multiplier of {joint}, less "
+                f"than the {z} that is accounted for; see Allocation for the formula"
+            )
+        return stds

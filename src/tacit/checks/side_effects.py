@@ -66,12 +66,15 @@ def watched_step(
     so that what a model does only after many passes is found. It returns whether its records could
     tell; where they could not, it runs again before the next step.
     """
-    refuse_rewriting(model)
-    key = key, settings_of(model)
+    # Whether a module rewrites weights follows from its settings and from this.
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    key = key, settings_of(model), distributed
     watches = _watches.setdefault(model, {})
     if key not in watches and len(watches) >= _MOST_KEYS:  # hooks that are new in each step
         watches.clear()
     watch = watches.setdefault(key, Watch())
+    if watch.steps == 0:
+        refuse_rewriting(model)
     step = watch.steps + 1
     due = step & (step - 1) == 0
     could_tell = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from tacit.engines.clipping import CLIP, ClipRule, ClipTask
 from tacit.engines.draws import State
 from tacit.engines.model_certificate import certify, sample_records
 from tacit.errors import MixesRecords
+from tacit.losses.record_loss import needs_pre_activations
 from tacit.losses.tailored import watched
 from tacit.precision import ROWS_AT_ONCE
 from tacit.queries.bounded_gradient import Blocks, BoundedGradient, Loss
@@ -114,15 +115,17 @@ class BatchClip(ClippedQuery):
 
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
         require_sets(batch, self.mini_set_size)
-        with watched(model, loss):  # the loss may depend on the parameters in any way
-            held = self._constants(model, loss, batch)
-            task = self._task(model, loss, held)
+        # The loss may depend on the parameters in any way.
+        with watched(model, loss) if needs_pre_activations(loss) else nullcontext():
+            blocks = self.blocks_of(model)
+            constants = self._constants(model, loss, batch, blocks)
+            task = self._task(model, loss, blocks, constants)
             sets = [self._with_views(one) for one in sets_of(batch)]
             with self._running(task, batch, draws_one_set(batch)) as engine:
                 limit = min(batch.max_physical or ROWS_AT_ONCE, ROWS_AT_ONCE)
                 pieces = self._physical(sets, limit)
                 clipped = (engine.clipped_sums(task, self.gradient, some) for some in pieces)
-                return self._bounded(task, held, clipped, self._divisor(batch))
+                return self._bounded(task, constants, clipped, self._divisor(batch))
 
     def expected_norms(self, model: nn.Module, loss: Loss, public: Records) -> list[float]:
         size = min(self.mini_set_size, len(public))
@@ -130,7 +133,7 @@ class BatchClip(ClippedQuery):
             public.inputs, public.targets, divisor=1.0, scheme=Poisson(1.0), max_physical=size
         )
         full = [one for one in whole.physical() if len(one) == size]
-        task = self._task(model, loss)
+        task = self._task(model, loss, self.blocks_of(model))
         with self._running(task, whole, "public") as engine:
             pieces = self._physical(full, max(size, 256))
             return mean_norms([engine.block_norms(task, self.gradient, some) for some in pieces])

@@ -21,7 +21,14 @@ from tacit.checks.side_effects import function_kind, watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.engines.clipping import ClipTask, accumulator, centred_count, flattened
 from tacit.engines.model_certificate import certify
-from tacit.engines.recorder import Outputs, Recorder, padded, rows_for
+from tacit.engines.recorder import (
+    Outputs,
+    RecordedStep,
+    Recorder,
+    constants_on,
+    padded,
+    rows_for,
+)
 from tacit.lipschitz.integrity import require_no_hooks_of_all_modules, require_plain_gradients
 from tacit.lipschitz.layers.limits import limit_rows
 from tacit.lipschitz.program import Program, compile_program, fingerprint
@@ -49,7 +56,6 @@ from tacit.queries.thresholds import AdaptingQuery, AdaptiveNorm, Thresholds
 from tacit.queries.views import ViewBatches
 from tacit.sampling.sampler import Batch
 from tacit.sampling.scheme import Unit
-from tacit.torch_internals import swapped
 
 _COUNT = "#count"
 
@@ -71,41 +77,31 @@ class CliplessStep:
     below: float | Tensor | None = None
     views: int = 1
     largest: float = math.inf
-    masked: bool = False
 
     def through(self, recorder: Recorder, piece: Batch) -> Outputs:
         """Σ_i of the records' gradients by parameter, and the count under its own name."""
         if len(piece) == 0:
             return self.sums(piece.inputs, piece.targets, piece.mask)
-        if piece.mask is None and recorder.captures(piece.indices.device):
+        device = piece.indices.device
+        if piece.mask is None and recorder.captures(device):
             piece = padded(piece, rows_for(piece, self.views))
-        step = replace(self, masked=piece.mask is not None)
-        return recorder(step, step.batch(piece))
+        mask = [] if piece.mask is None else [piece.mask]
+        settings = self.below is None, self.views, self.largest, bool(mask)
+        limits = constants_on(device, [self.limit, self.below or 0.0])
+        step = RecordedStep(
+            model=self.model,
+            key=(id(self.loss), tuple(self.parameters), settings),
+            parameters=self.parameters,
+            batch=[piece.inputs, piece.targets, *mask, limits],
+            work=self._run,
+        )
+        return recorder(step)
 
-    @property
-    def key(self) -> Hashable:
-        what = (id(self.loss), tuple(self.parameters), self.below is None)
-        return what, self.views, self.largest, self.masked
-
-    def batch(self, piece: Batch) -> list[Tensor]:
-        """Everything that changes from step to step: a Python number would be recorded for good."""
-        numbers = [float(self.limit), float(self.below or 0.0)]
-        limits = torch.tensor(numbers, dtype=torch.float64)
-        if piece.indices.is_cuda:
-            limits = limits.pin_memory().to(piece.indices.device, non_blocking=True)
-        mask = [piece.mask] if piece.mask is not None else []
-        return [piece.inputs, piece.targets, *mask, limits]
-
-    def run(self, batch: Sequence[Tensor]) -> Outputs:
+    def _run(self, parameters: Any, batch: Sequence[Tensor]) -> Outputs:
         inputs, targets, *mask, limits = batch
-        step = replace(self, limit=limits[0], below=None if self.below is None else limits[1])
-        return step.sums(inputs, targets, mask[0] if self.masked else None)
-
-    def run_with(self, weights: dict[str, Tensor], batch: Sequence[Tensor]) -> Outputs:
-        own = {id(p): name for name, p in self.model.named_parameters()}  # a program's own names
-        parameters: Any = {n: weights[own[id(p)]] for n, p in self.parameters.items()}
-        with swapped(self.model, weights):
-            return replace(self, parameters=parameters).run(batch)
+        below = None if self.below is None else limits[1]
+        step = replace(self, parameters=parameters, limit=limits[0], below=below)
+        return step.sums(inputs, targets, mask[0] if mask else None)
 
     def sums(self, inputs: Tensor, targets: Tensor, mask: Tensor | None) -> Outputs:
         with in_wide_precision(self.model, inputs.device) as copies:
@@ -246,7 +242,9 @@ class Clipless(AdaptingQuery):
             return certify(task, batch, first_views)
 
         with watched_step(program, check, (function_kind(loss), tuple(parameters))):
-            for piece in self._views.of(batch.at_most(ROWS_AT_ONCE, self._views.views)):
+            limited = batch.at_most(ROWS_AT_ONCE, self._views.views)
+            plain = self._views.augmentation is None
+            for piece in limited.physical() if plain else self._views.of(limited):
                 _require_shape(batch, piece.records.shape)
                 sums = step.through(self.recorder, piece)
                 # A recording returns the same dict each time, so nothing is taken out of it.
@@ -288,7 +286,7 @@ class Clipless(AdaptingQuery):
         if not isinstance(self.gradient_clip, AdaptiveNorm):
             return self.gradient_clip
         self._run_constants = self._run_constants or Thresholds((self.gradient_clip,))
-        return self._run_constants.constants().norms[0]
+        return self._run_constants.constants.norms[0]
 
     def sensitivities(
         self, model: nn.Module, loss: Loss, input_shape: tuple[int, ...]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tacit.engines.book_keeping import Automatic, ClippingStep
+from tacit.engines.book_keeping import Automatic, run_recorded
 from tacit.engines.clipping import (
     Clipped,
     ClipTask,
@@ -211,7 +211,7 @@ class SetBySet:
         def found(one: Batch) -> Clipped:
             if not one.indices.is_cuda or not isinstance(gradient, MeanGradient):
                 return work(task, one.inputs, one.targets)
-            return ClippingStep(task, one.inputs, one.targets, work).through(self.recorder)
+            return run_recorded(self.recorder, task, one.inputs, one.targets, None, work)
 
         if len(sets) == 1:
             return found(sets[0])
