@@ -122,7 +122,7 @@ class PendingRelease:
         float64, and the sum is rounded once, to the parameter's own type.
         """
         place = {id(parameter): i for i, parameter in enumerate(model.parameters())}
-        every = [
+        parts = [
             (parameter, part, std, factor, mask)
             for block, std in zip(bounded.blocks, self.stds, strict=True)
             for parameter, part, factor, mask in zip(
@@ -133,8 +133,8 @@ class PendingRelease:
                 strict=True,
             )
         ]
-        for alike in _by_kind(every):
-            parameters, sums, stds, factors, masks = zip(*alike, strict=True)
+        for same_kind in _by_kind(parts):
+            parameters, sums, stds, factors, masks = zip(*same_kind, strict=True)
             sizes = [part.numel() for part in sums]
             device = sums[0].device
             pieces = stream.normals(sizes, device, [place[id(p)] for p in parameters])
@@ -159,9 +159,8 @@ def _by_kind(parts: Sequence[_Part]) -> list[list[_Part]]:
     """Parts grouped by device and precision of their sums and parameters."""
     kinds: dict[object, list[_Part]] = {}
     for part in parts:
-        parameter, total = part[0], part[1]
-        key = (total.device, total.dtype, parameter.dtype)
-        kinds.setdefault(key, []).append(part)
+        parameter, total, *_ = part
+        kinds.setdefault((total.device, total.dtype, parameter.dtype), []).append(part)
     return list(kinds.values())
 
 
@@ -237,9 +236,9 @@ class Mechanism:
         sizes = [block.size for block in bounded.blocks]
         of_statistics = bounded.statistic_sensitivities(self.plan.relation)
         stds_of_statistics = [statistic.std for statistic in bounded.statistics]
-        asked = self.allocation, sensitivities, sizes, of_statistics, stds_of_statistics
-        if asked != self._allocated_for:
-            self._stds, self._allocated_for = self._allocate(*asked), asked
+        arguments = self.allocation, sensitivities, sizes, of_statistics, stds_of_statistics
+        if arguments != self._allocated_for:
+            self._stds, self._allocated_for = self._allocate(*arguments), arguments
         stds = self._stds
         self.noise_of = {
             name: std / bounded.divisor / (1.0 if block.factors is None else block.factors[place])

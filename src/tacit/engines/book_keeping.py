@@ -66,7 +66,6 @@ from tacit.engines.recorder import (
     Recorder,
     constants_on,
     padded,
-    rows_for,
 )
 from tacit.engines.rules import NotFinite, Use, gradients_of, looked_up
 from tacit.engines.shadow_events import SourceLines, operator_name
@@ -227,7 +226,7 @@ class Automatic(BookKeeping):
         if len(piece) == 0 or _run_alone(plans):  # padding would only add records
             return super().clipped_sums(task, piece)
         if piece.mask is None:  # whoever made a mask has chosen the batch's shape
-            piece = padded(piece, rows_for(piece, task.views))
+            piece = padded(piece, task.views)
         inputs, targets = piece.inputs, piece.targets
         plan = _single(_plans_for(plans, inputs, targets))
         if plan is None:
@@ -445,7 +444,9 @@ def _by_parameter(graph: Graph, uses: list[tuple[Site, list[Use]]], task: ClipTa
         for name, stack in zip(owners, of_leaves, strict=True):
             if name is not None and stack is not None:
                 stacks.setdefault(name, []).append(stack)
-    return {name: _joined(parts.get(name, []), stacks.get(name, [])) for name in parts | stacks}
+    return {
+        name: _of_parameter(parts.get(name, []), stacks.get(name, [])) for name in parts | stacks
+    }
 
 
 def _rows(site: Site, uses: list[Use]) -> Tensor:
@@ -461,7 +462,7 @@ def _read(graph: Graph, site: Site, look_up: LookUp, uses: list[Use]) -> Form:
     return looked_up(graph.nodes[look_up.node], look_up.shape, rows)
 
 
-def _joined(parts: list[Part], stacks: list[Tensor]) -> RecordGradients:
+def _of_parameter(parts: list[Part], stacks: list[Tensor]) -> RecordGradients:
     """One parameter's gradients, from all places that are moved copies of it or made from it."""
     if not stacks and (uses := _uses_of_matrix(parts)):
         return matrix_gradients(uses)

@@ -383,7 +383,7 @@ def clip_and_sum(
     A record adds nothing, whatever it holds, if its squared norm is not finite or `mask` is False.
     """
     with full_precision(device), torch.no_grad():
-        blocks = [_joined(names, gradients) for names in task.blocks]
+        blocks = [_members(names, gradients) for names in task.blocks]
         norms = _norms(blocks, num_records, device)
         keep = (norms[0] if len(norms) == 1 else torch.stack(norms).sum(dim=0)).isfinite()
         counted = keep if mask is None else keep & mask
@@ -408,14 +408,15 @@ def norms_of_blocks(
     task: ClipTask, gradients: dict[str, RecordGradients], num_records: int, device: torch.device
 ) -> list[Tensor]:
     """‖g_i‖ of each record in each block, from above."""
-    return _norms([_joined(names, gradients) for names in task.blocks], num_records, device)
+    blocks = [_members(names, gradients) for names in task.blocks]
+    return _norms(blocks, num_records, device)
 
 
 # Parameters of one block, and their gradients end to end.
 _Member = tuple[tuple[str, ...], RecordGradients]
 
 
-def _joined(names: Sequence[str], gradients: dict[str, RecordGradients]) -> list[_Member]:
+def _members(names: Sequence[str], gradients: dict[str, RecordGradients]) -> list[_Member]:
     """The gradients of a block, with short rows (biases, scales, small tables) joined into one.
 
     Half of a network's parameters have short rows. One norm and one product for all of them

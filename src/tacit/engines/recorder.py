@@ -41,9 +41,8 @@ from tacit.torch_internals import TorchDispatchMode, compile_graph, copy_each, s
 
 Outputs = dict[str, Tensor]
 Work = Callable[[Sequence[Tensor]], Outputs]
-# The largest difference between a recording and the eager step, as a share of the norm: from
-# float32 roundings, and from TensorFloat-32, which flips ReLUs (6% were seen) and moves norms by
-# a percent.
+# The largest difference between a recording and the eager step, as a share of the norm. A coarse
+# arithmetic such as TensorFloat-32 flips ReLUs (6% were seen) and moves norms by a percent.
 _MOST_DIFFERENCE = 2e-2
 _MOST_COARSE_DIFFERENCE = 0.2
 _LONGEST_STEP = 5.0  # seconds; anything longer is time between steps
@@ -70,13 +69,12 @@ class RecordedStep:
     work: Callable[[Mapping[str, Tensor], Sequence[Tensor]], Outputs]
 
     def run(self, batch: Sequence[Tensor]) -> Outputs:
-        """Run the step on these tensors, with the model's own weights."""
         return self.work(self.parameters, batch)
 
     def run_with(self, weights: dict[str, Tensor], batch: Sequence[Tensor]) -> Outputs:
-        """The same, with other tensors in place of the parameters and buffers."""
-        names = {id(p): name for name, p in self.model.named_parameters()}
-        parameters = {name: weights[names[id(p)]] for name, p in self.parameters.items()}
+        """The same, with other tensors in place of the model's parameters and buffers."""
+        own = {id(p): name for name, p in self.model.named_parameters()}
+        parameters = {name: weights[own[id(p)]] for name, p in self.parameters.items()}
         with swapped(self.model, weights):
             return self.work(parameters, batch)
 
@@ -102,7 +100,7 @@ class _Recording:
     state: Hashable = None  # of the model, when it was recorded
     failed: set[str] = field(default_factory=set)
     replays: int = 0
-    operators: int = 0  # of the eager step
+    operators: int = 0  # that the eager step runs
 
 
 class _Count(TorchDispatchMode):
@@ -146,6 +144,11 @@ class Recorder:
     def captures(self, device: torch.device) -> bool:
         """Whether steps on this device are captured, so that batches are worth padding."""
         return self.capture and device.type == "cuda"
+
+    @property
+    def num_recorded(self) -> int:
+        """How many steps are replayed instead of run: one for each shape and kind of step."""
+        return sum(recording.replay is not None for recording in self._recordings.values())
 
     def forget(self) -> None:
         """Free the recordings' memory; later steps are recorded again."""
@@ -240,12 +243,10 @@ class Recorder:
             raise
         except Exception as error:
             recording.failed.add(how)
+            kind = type(step.model).__name__
             done = "compiled" if how == "compile" else "captured as a CUDA graph"
-            warnings.warn(
-                f"a step of {type(step.model).__name__} cannot be {done} and runs without that: "
-                f"{_summary(error)}",
-                stacklevel=4,
-            )
+            why = f"cannot be {done} and runs without that: {_summary(error)}"
+            warnings.warn(f"a step of {kind} {why}", stacklevel=4)
         finally:
             start.restore()
 
@@ -283,14 +284,14 @@ def rows_for(piece: Batch, views: int = 1) -> int:
     return rows if most is None else min(rows, max(most, len(piece)))
 
 
-def padded(piece: Batch, rows: int) -> Batch:
-    """The same records, padded with the dataset's first record in rows that are masked out."""
-    missing = rows - len(piece)
-    if missing == 0:
+def padded(piece: Batch, views: int = 1) -> Batch:
+    """The same records, with the dataset's first one in rows that fill up and are masked out."""
+    records, rows = len(piece), rows_for(piece, views)
+    if rows == records:
         return piece
     place = torch.arange(rows, device=piece.indices.device)
-    indices = pad(piece.indices, (0, missing))
-    return replace(piece, indices=indices, mask=place < len(piece), groups=None)
+    indices = pad(piece.indices, (0, rows - records))
+    return replace(piece, indices=indices, mask=place < records, groups=None)
 
 
 def _summary(error: Exception) -> str:
@@ -331,7 +332,7 @@ def compile_step(step: RecordedStep) -> tuple[Work, Work]:
     with left_to_the_compiler():
         graph = make_fx(work)(*weights().values(), *example)
     _without_detours(graph)
-    _move_constants(graph, example[0].device)
+    move_constants(graph, example[0].device)
     with torch.no_grad(), full_precision(example[0].device):
         compiled_graph = compile_graph(graph, [*current(), *example])
 
@@ -363,7 +364,7 @@ def _without_detours(graph: Any) -> None:
     graph.recompile()
 
 
-def _move_constants(graph: Any, device: torch.device) -> None:
+def move_constants(graph: Any, device: torch.device) -> None:
     """Compute constants that a step makes on the CPU once, and keep them on the step's device.
 
     `mask[1:3] = 2` and `torch.arange(n)` make such constants in every pass, and a CUDA graph cannot
@@ -452,11 +453,11 @@ def capture(
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=pool):
-                found = work()
+                outputs = work()
         except Exception:
             _usable_generator()
             raise
-        return graph, found
+        return graph, outputs
     finally:
         torch.set_autocast_cache_enabled(cached)
 
@@ -477,9 +478,8 @@ def model_state(model: nn.Module, device: torch.device) -> Hashable:
     A setting that a module computes with (a dropout rate, a scale, its mode) is a constant of the
     recording, so another value needs another recording. Checked before every replay.
     """
-    kind_of_device = device.type
-    casts = torch.is_autocast_enabled(kind_of_device)
-    cast = torch.get_autocast_dtype(kind_of_device) if casts else None
+    casts = torch.is_autocast_enabled(device.type)
+    cast = torch.get_autocast_dtype(device.type) if casts else None
     return recorded_state(model), float32_settings(), cast
 
 
@@ -490,11 +490,11 @@ def _rounds_coarsely(model: nn.Module, device: torch.device) -> bool:
     return narrow or cuts or torch.is_autocast_enabled(device.type)
 
 
-def _difference(expected: Outputs, found: Outputs) -> float:
+def _difference(expected: Outputs, replayed: Outputs) -> float:
     """The distance between two results, as a share of their norm."""
-    if set(found) != set(expected):
+    if set(replayed) != set(expected):
         return math.inf
     names = [n for n, t in expected.items() if t.is_floating_point()]
     scale = sum(float(expected[n].double().square().sum()) for n in names) ** 0.5
-    error = sum(float((expected[n].double() - found[n].double()).square().sum()) for n in names)
-    return error**0.5 / (scale + 1e-12)
+    gaps = [expected[n].double() - replayed[n].double() for n in names]
+    return sum(float(gap.square().sum()) for gap in gaps) ** 0.5 / (scale + 1e-12)

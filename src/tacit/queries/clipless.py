@@ -27,7 +27,6 @@ from tacit.engines.recorder import (
     Recorder,
     constants_on,
     padded,
-    rows_for,
 )
 from tacit.lipschitz.integrity import require_no_hooks_of_all_modules, require_plain_gradients
 from tacit.lipschitz.layers.limits import limit_rows
@@ -84,7 +83,7 @@ class CliplessStep:
             return self.sums(piece.inputs, piece.targets, piece.mask)
         device = piece.indices.device
         if piece.mask is None and recorder.captures(device):
-            piece = padded(piece, rows_for(piece, self.views))
+            piece = padded(piece, self.views)
         mask = [] if piece.mask is None else [piece.mask]
         settings = self.below is None, self.views, self.largest, bool(mask)
         limits = constants_on(device, [self.limit, self.below or 0.0])
@@ -136,8 +135,8 @@ class CliplessStep:
                 sums[_COUNT] = count / self.views
         # Views are averaged after the way back: a layer that limits cotangents limits each view's,
         # and K views of which each was divided by K would pass it whole.
-        found = torch.autograd.grad(outputs, weights, limited, allow_unused=True)
-        for name, gradient in zip(self.parameters, found, strict=True):
+        grads = torch.autograd.grad(outputs, weights, limited, allow_unused=True)
+        for name, gradient in zip(self.parameters, grads, strict=True):
             if gradient is not None:
                 sums[name] = gradient / self.views if self.views > 1 else gradient
         return sums
@@ -254,11 +253,11 @@ class Clipless(AdaptingQuery):
                     counts += sums[_COUNT]
         larger = 1 + known.rounding.slack_of_sum(public_rows(batch.divisor))
         limits = [larger * math.hypot(*(bounds.by_parameter[n] for n in b)) for b in blocks]
-        held = self._run_constants
+        constants = self._run_constants
         return BoundedGradient(
             blocks=blocks_from(total, parameters, blocks, limits),
             divisor=batch.divisor,
-            statistics=held.statistics(counts, batch.divisor) if held else (),
+            statistics=constants.statistics(counts, batch.divisor) if constants else (),
         )
 
     def expect(self, steps: int) -> None:
@@ -308,10 +307,10 @@ class Clipless(AdaptingQuery):
         stale = known is None or known.program is not program or known.key != key
         if known is None or stale or program.own_answers:
             limited = loss if clip is None else ClippedLoss(loss, clip)
-            found = sensitivities_of(program, limited, input_shape, rounding=rounding)
-            wide = {wide_dtype(dtype) for dtype, _ in kinds}
-            largest = largest_entry(program, found, input_shape, wide)
-            known = self._known[model] = _Bounds(key, loss, program, found, largest, rounding)
+            bounds = sensitivities_of(program, limited, input_shape, rounding=rounding)
+            dtypes = {wide_dtype(dtype) for dtype, _ in kinds}
+            largest = largest_entry(program, bounds, input_shape, dtypes)
+            known = self._known[model] = _Bounds(key, loss, program, bounds, largest, rounding)
         return known
 
     def _program_of(self, model: nn.Module) -> Program:
