@@ -73,10 +73,10 @@ def watched_step(
     if key not in watches and len(watches) >= _MOST_KEYS:  # hooks that are new in each step
         watches.clear()
     watch = watches.setdefault(key, Watch())
-    if watch.steps == 0:
-        refuse_rewriting(model)
     step = watch.steps + 1
     due = step & (step - 1) == 0
+    if due:
+        refuse_rewriting(model)
     could_tell = True
     if not certified:
         watch.public = set()

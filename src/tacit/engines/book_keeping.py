@@ -279,7 +279,8 @@ def run_recorded(
     everyone = torch.ones(rows, dtype=torch.bool, device=device)
     keep = everyone if mask is None else mask[:: task.views]
     constants = constants_on(device, [*task.norms, *(task.factors or ())])
-    structure = repr(map_tensors(lambda t: None, (inputs, targets)))
+    plain = isinstance(inputs, Tensor) and isinstance(targets, Tensor)
+    structure = None if plain else repr(map_tensors(lambda t: None, (inputs, targets)))
     masks = tuple((name, active.data_ptr()) for name, active in task.active.items())
     of_task = id(task.loss), task.blocks, task.rule, task.views, task.counted, task.factors is None
     step = RecordedStep(

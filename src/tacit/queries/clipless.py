@@ -79,8 +79,6 @@ class CliplessStep:
 
     def through(self, recorder: Recorder, piece: Batch) -> Outputs:
         """Σ_i of the records' gradients by parameter, and the count under its own name."""
-        if len(piece) == 0:
-            return self.sums(piece.inputs, piece.targets, piece.mask)
         device = piece.indices.device
         if piece.mask is None and recorder.captures(device):
             piece = padded(piece, self.views)
@@ -100,26 +98,30 @@ class CliplessStep:
         inputs, targets, *mask, limits = batch
         below = None if self.below is None else limits[1]
         step = replace(self, parameters=parameters, limit=limits[0], below=below)
-        return step.sums(inputs, targets, mask[0] if mask else None)
-
-    def sums(self, inputs: Tensor, targets: Tensor, mask: Tensor | None) -> Outputs:
         with in_wide_precision(self.model, inputs.device) as copies:
-            weights = [copies.get(id(p), p) for p in self.parameters.values()]
-            return self._sums(weights, wide(inputs), wide(targets), mask)
+            weights = [copies.get(id(p), p) for p in parameters.values()]
+            return step.sums(weights, wide(inputs), wide(targets), mask[0] if mask else None)
 
-    def _sums(
+    def sums(
         self, weights: list[Tensor], inputs: Tensor, targets: Tensor, mask: Tensor | None
     ) -> Outputs:
         """`weights` are the tensors that the pass runs with: parameters, or float32 copies."""
-        keep = _finite(inputs) & _finite(targets)
+
+        def of_each_record(rows: Tensor) -> Tensor:
+            return rows.reshape(len(rows), -1).all(dim=1)
+
+        keep = of_each_record(inputs.isfinite()) & of_each_record(targets.isfinite())
         if self.largest < math.inf:
-            keep = keep & (inputs.abs() <= self.largest).reshape(len(inputs), -1).all(dim=1)
+            keep = keep & of_each_record(inputs.abs() <= self.largest)
         if mask is not None:
             keep = keep & mask
+
+        def kept(rows: Tensor) -> Tensor:
+            return torch.where(keep.view(-1, *(1 for _ in rows.shape[1:])), rows, 0)
+
         # 0 · NaN is NaN: what must not count is replaced before it enters. No branch on whether
         # there is any, since a recording would keep the answer.
-        inputs = torch.where(_as_rows(keep, inputs), inputs, 0)
-        targets = torch.where(_as_rows(keep, targets), targets, 0)
+        inputs, targets = kept(inputs), kept(targets)
         with torch.enable_grad():
             outputs = self.model(inputs)
             leaf = outputs.detach().requires_grad_()
@@ -128,11 +130,9 @@ class CliplessStep:
         sums: Outputs = {}
         with torch.no_grad():
             # A record that does not count does not enter the count either.
-            cotangent = torch.where(_as_rows(keep, cotangent), cotangent, 0)
-            limited, norms, finite = limit_rows(cotangent, self.limit)
+            limited, norms, finite = limit_rows(kept(cotangent), self.limit)
             if self.below is not None:
-                count = centred_count(norms, self.below, keep & finite)
-                sums[_COUNT] = count / self.views
+                sums[_COUNT] = centred_count(norms, self.below, keep & finite) / self.views
         # Views are averaged after the way back: a layer that limits cotangents limits each view's,
         # and K views of which each was divided by K would pass it whole.
         grads = torch.autograd.grad(outputs, weights, limited, allow_unused=True)
@@ -140,14 +140,6 @@ class CliplessStep:
             if gradient is not None:
                 sums[name] = gradient / self.views if self.views > 1 else gradient
         return sums
-
-
-def _finite(rows: Tensor) -> Tensor:
-    return rows.reshape(len(rows), -1).isfinite().all(dim=1)
-
-
-def _as_rows(keep: Tensor, like: Tensor) -> Tensor:
-    return keep.view((len(like),) + (1,) * (like.dim() - 1))
 
 
 _MOST_PROGRAMS = 4  # per model: training and evaluation, each with two settings

@@ -164,14 +164,14 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
         if isinstance(self.max_norm, LayerwiseNorms | LayerFactors):
             if not isinstance(constants, Estimates):
                 constants = Estimates(self.max_norm)
+            public = constants.source.public
             if constants.checked != id(batch.records.inputs):
-                require_public(self.max_norm.public, batch.records)
+                require_public(public, batch.records)
                 constants.checked = id(batch.records.inputs)
             self._run_constants = constants
             if constants.due:
-                some = self.max_norm.public.take(slice(self.max_norm.records))
-                expected = self.expected_norms(model, loss, some.to(batch.indices.device))
-                constants.take(expected)
+                some = public.take(slice(constants.source.records)).to(batch.indices.device)
+                constants.take(self.expected_norms(model, loss, some))
         else:
             one_each = isinstance(self.max_norm, tuple)
             norms: Any = self.max_norm if one_each else (self.max_norm,) * len(blocks)
