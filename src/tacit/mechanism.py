@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import dp_accounting as dpa
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tacit.accounting.plan import Plan
 from tacit.budget import Relation
@@ -30,16 +31,13 @@ from tacit.randomness import Randomness, Stream, step_draws
 from tacit.sampling.sampler import Batch, Sampler
 from tacit.torch_internals import add_each, divide_each, multiply_each
 
-# A parameter, its sum, the noise's deviation, the factor to divide out, and the entries to keep.
-_Part = tuple[nn.Parameter, Tensor, float, float, Tensor | None]
-
 
 class PendingRelease:
     """(Σ gradients + N(0, s_h²)) / divisor, drawn once, when the ledger has charged for it.
 
     The noise is not drawn before the charge is on disk, so a process killed at any moment has
-    never drawn more steps than it was charged for. There is no way to read the sum without it,
-    nor a statistic beside it: statistics go, with noise, to the query that asked for them.
+    never drawn more steps than it was charged for. Neither the sum nor a statistic can be read
+    without noise; noisy statistics go to the query that asked for them.
     """
 
     def __init__(
@@ -122,24 +120,21 @@ class PendingRelease:
         float64, and the sum is rounded once, to the parameter's own type.
         """
         place = {id(parameter): i for i, parameter in enumerate(model.parameters())}
-        parts = [
-            (parameter, part, std, factor, mask)
-            for block, std in zip(bounded.blocks, self.stds, strict=True)
-            for parameter, part, factor, mask in zip(
-                block.parameters,
-                block.sums,
-                block.factors or (1.0,) * len(block.sums),
-                block.active or (None,) * len(block.sums),
-                strict=True,
-            )
-        ]
-        for same_kind in _by_kind(parts):
-            parameters, sums, stds, factors, masks = zip(*same_kind, strict=True)
-            sizes = [part.numel() for part in sums]
+        by_kind: dict[object, list[tuple[Any, ...]]] = {}  # by device and precision
+        for block, std in zip(bounded.blocks, self.stds, strict=True):
+            factors = block.factors or (1.0,) * len(block.sums)
+            masks = block.active or (None,) * len(block.sums)
+            of_block = zip(block.parameters, block.sums, factors, masks, strict=True)
+            for parameter, total, factor, mask in of_block:
+                kind = total.device, total.dtype, parameter.dtype
+                by_kind.setdefault(kind, []).append((parameter, total, std, factor, mask))
+        for parts in by_kind.values():
+            parameters, sums, stds, factors, masks = zip(*parts, strict=True)
+            sizes = [total.numel() for total in sums]
             device = sums[0].device
             pieces = stream.normals(sizes, device, [place[id(p)] for p in parameters])
             multiply_each(pieces, list(stds))
-            add_each(pieces, [p.reshape(-1).to(pieces[0]) for p in sums])
+            add_each(pieces, [total.reshape(-1).to(pieces[0]) for total in sums])
             divide_each(pieces, [bounded.divisor * factor for factor in factors])
             grads = torch.cat(pieces).to(device, parameters[0].dtype).split(sizes)
             for parameter, grad, mask in zip(parameters, grads, masks, strict=True):
@@ -153,15 +148,6 @@ class PendingRelease:
         pairs = zip(statistics, values.tolist(), drawn.tolist(), strict=True)
         for statistic, value, normal in pairs:
             statistic.observe(value + statistic.std * normal)
-
-
-def _by_kind(parts: Sequence[_Part]) -> list[list[_Part]]:
-    """Parts grouped by device and precision of their sums and parameters."""
-    kinds: dict[object, list[_Part]] = {}
-    for part in parts:
-        parameter, total, *_ = part
-        kinds.setdefault((total.device, total.dtype, parameter.dtype), []).append(part)
-    return list(kinds.values())
 
 
 class Mechanism:

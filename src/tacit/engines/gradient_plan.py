@@ -115,7 +115,7 @@ class GradientPlan:
         rewrites: buffers that the pass writes, as the power iteration of spectral norms does.
         fused_functions: whether the program calls functions that `plain_program` replaces.
         in_python: what Python code did in the backward pass, in hooks and functions of the user's.
-        dynamic: whether layouts may be others in the next step, so that each step needs a new plan.
+        dynamic: whether the next step may have other layouts, so that each step needs a new plan.
     """
 
     certificate: Certificate

@@ -172,7 +172,7 @@ class LocalRun:
 def _of_the_mean(
     model: nn.Module, loss: Loss, tensors: list[Tensor], inputs: Tree, targets: Tree
 ) -> list[Tensor | None]:
-    """The gradient of the records' mean loss at these tensors; None at those that it has not."""
+    """The gradient of the records' mean loss; None for tensors that it does not depend on."""
     with plain_program(functions=False), torch.enable_grad():
         value = losses_of(loss, call_model(model, inputs), targets).mean()
         if not value.requires_grad:

@@ -306,7 +306,7 @@ class AdaptingQuery:
 
     @property
     def thresholds(self) -> tuple[tuple[float, ...], ...]:
-        """Where some adapt: every value of each C, the current one last. Public."""
+        """Every value that each C has had, the current one last, if some adapt. Public."""
         known = self._run_constants
         if not isinstance(known, Thresholds) or not known.adaptive:
             return ()
@@ -314,7 +314,7 @@ class AdaptingQuery:
 
     @property
     def estimates(self) -> tuple[tuple[int, tuple[float, ...]], ...]:
-        """Where constants come from a public set: (step, the e_h estimated there). Public."""
+        """(step, the e_h estimated there), if constants come from a public set. Public."""
         known = self._run_constants
         return tuple(known.path) if isinstance(known, Estimates) else ()
 
