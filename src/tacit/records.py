@@ -8,6 +8,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ class Records:
         """The shape of one record's input: a tuple, or for a pytree the tree of such tuples."""
         return _shape_of_one(self.inputs)
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         return device_of(self.inputs)
 
