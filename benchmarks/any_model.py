@@ -45,7 +45,6 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,50 +53,31 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from any_model_settings import SETTINGS, Setting
 from timing import print_profile, private_step, step_on, time_block, wait
-from torch import Tensor, nn
 
 import tacit
 from tacit.engines.book_keeping import run_program
-from tacit.engines.recorder import Recorder
+from tacit.engines.recorder import RecordedStep, Recorder
 from tacit.lipschitz import Absolute
 from tacit.pytrees import call_model, map_tensors, take_rows, tensors_of
 from tacit.report import source
 from tacit.sampling.poisson import Poisson
 from tacit.sampling.sampler import batch_of
-from tacit.torch_internals import swapped
 
 MAX_NORM = 1.0
 
 
-@dataclass
-class PlainStep:
+def plain_step(model, loss, inputs, targets) -> RecordedStep:
     """Σ ∇ℓ_i of plain training, as work for the recorder: the strongest baseline there is."""
 
-    model: nn.Module
-    loss: Callable[[Any, Any], Tensor]
-    inputs: Any
-    targets: Any
-
-    key = "plain"
-
-    def batch(self) -> list[Tensor]:
-        return tensors_of((self.inputs, self.targets))
-
-    def run(self, batch):
-        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        return self._run(trained, batch)
-
-    def run_with(self, weights, batch):
-        names = [n for n, p in self.model.named_parameters() if p.requires_grad]
-        with swapped(self.model, weights):
-            return self._run({n: weights[n] for n in names}, batch)
-
-    def _run(self, trained, batch):
+    def work(trained, batch):
         following = iter(batch)
-        inputs, targets = map_tensors(lambda t: next(following), (self.inputs, self.targets))
-        losses = run_program(self.model, self.loss, inputs, targets)
+        x, y = map_tensors(lambda t: next(following), (inputs, targets))
+        losses = run_program(model, loss, x, y)
         grads = torch.autograd.grad(losses.mean(), list(trained.values()), allow_unused=True)
         return {n: g for n, g in zip(trained, grads, strict=True) if g is not None}
+
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    return RecordedStep(model, "plain", trained, tensors_of((inputs, targets)), work)
 
 
 def plain_eager(model, setting, inputs, targets):
@@ -113,9 +93,8 @@ def plain_eager(model, setting, inputs, targets):
 def plain_compiled(model, setting, inputs, targets):
     recorder = Recorder()
     recorder.expect(10**6)
-    work = PlainStep(model, setting.loss, inputs, targets)
-    batch = work.batch()
-    return lambda: recorder(work, batch)
+    step = plain_step(model, setting.loss, inputs, targets)
+    return lambda: recorder(step)
 
 
 def tacit_default(model, setting, inputs, targets, recorder=None):
@@ -364,8 +343,7 @@ def plain_epoch(setting: Setting, data, records: int, device):
         order = torch.randperm(EPOCH * records, device=device)
         for rows in order.split(records):
             inputs, targets = take_rows(data, rows)
-            work = PlainStep(model, setting.loss, inputs, targets)
-            found = recorder(work, work.batch())
+            found = recorder(plain_step(model, setting.loss, inputs, targets))
             for n, p in trained.items():
                 p.grad = found.get(n)
             optimizer.step()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import dp_accounting as dpa
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tacit.accounting.plan import Plan
 from tacit.budget import Relation
@@ -30,16 +31,13 @@ from tacit.randomness import Randomness, Stream, step_draws
 from tacit.sampling.sampler import Batch, Sampler
 from tacit.torch_internals import add_each, divide_each, multiply_each
 
-# A parameter, its sum, the noise's deviation, the factor to divide out, and the entries to keep.
-_Part = tuple[nn.Parameter, Tensor, float, float, Tensor | None]
-
 
 class PendingRelease:
     """(Σ gradients + N(0, s_h²)) / divisor, drawn once, when the ledger has charged for it.
 
     The noise is not drawn before the charge is on disk, so a process killed at any moment has
-    never drawn more steps than it was charged for. There is no way to read the sum without it,
-    nor a statistic beside it: statistics go, with noise, to the query that asked for them.
+    never drawn more steps than it was charged for. Neither the sum nor a statistic can be read
+    without noise; noisy statistics go to the query that asked for them.
     """
 
     def __init__(
@@ -57,8 +55,9 @@ class PendingRelease:
         self.sampling = None if self.drawn is None else self.drawn.sampling
         self.sampling_step = None if self.drawn is None else self.drawn.step
         # Only within a shuffled epoch, and only for a sampler's own draw, are steps one event.
-        whole_epochs = plan.scheme.steps_within(1) > 1 and self.drawn is not None
-        self.epoch = batch.epoch if batch is not None and whole_epochs else None
+        self.epoch = None
+        if batch is not None and batch.drawn is not None and batch.epoch is not None:
+            self.epoch = batch.epoch if plan.scheme.steps_within(1) > 1 else None
         self.stds = tuple(stds)
         self.divisor = bounded.divisor
         self._bounded: BoundedGradient | None = bounded
@@ -121,24 +120,21 @@ class PendingRelease:
         float64, and the sum is rounded once, to the parameter's own type.
         """
         place = {id(parameter): i for i, parameter in enumerate(model.parameters())}
-        every = [
-            (parameter, part, std, factor, mask)
-            for block, std in zip(bounded.blocks, self.stds, strict=True)
-            for parameter, part, factor, mask in zip(
-                block.parameters,
-                block.sums,
-                block.factors or (1.0,) * len(block.sums),
-                block.active or (None,) * len(block.sums),
-                strict=True,
-            )
-        ]
-        for alike in _by_kind(every):
-            parameters, sums, stds, factors, masks = zip(*alike, strict=True)
-            sizes = [part.numel() for part in sums]
+        by_kind: dict[object, list[tuple[Any, ...]]] = {}  # by device and precision
+        for block, std in zip(bounded.blocks, self.stds, strict=True):
+            factors = block.factors or (1.0,) * len(block.sums)
+            masks = block.active or (None,) * len(block.sums)
+            of_block = zip(block.parameters, block.sums, factors, masks, strict=True)
+            for parameter, total, factor, mask in of_block:
+                kind = total.device, total.dtype, parameter.dtype
+                by_kind.setdefault(kind, []).append((parameter, total, std, factor, mask))
+        for parts in by_kind.values():
+            parameters, sums, stds, factors, masks = zip(*parts, strict=True)
+            sizes = [total.numel() for total in sums]
             device = sums[0].device
             pieces = stream.normals(sizes, device, [place[id(p)] for p in parameters])
             multiply_each(pieces, list(stds))
-            add_each(pieces, [p.reshape(-1).to(pieces[0]) for p in sums])
+            add_each(pieces, [total.reshape(-1).to(pieces[0]) for total in sums])
             divide_each(pieces, [bounded.divisor * factor for factor in factors])
             grads = torch.cat(pieces).to(device, parameters[0].dtype).split(sizes)
             for parameter, grad, mask in zip(parameters, grads, masks, strict=True):
@@ -152,16 +148,6 @@ class PendingRelease:
         pairs = zip(statistics, values.tolist(), drawn.tolist(), strict=True)
         for statistic, value, normal in pairs:
             statistic.observe(value + statistic.std * normal)
-
-
-def _by_kind(parts: Sequence[_Part]) -> list[list[_Part]]:
-    """Parts grouped by device and precision of their sums and parameters."""
-    kinds: dict[object, list[_Part]] = {}
-    for part in parts:
-        parameter, total = part[0], part[1]
-        key = (total.device, total.dtype, parameter.dtype)
-        kinds.setdefault(key, []).append(part)
-    return list(kinds.values())
 
 
 class Mechanism:
@@ -209,6 +195,8 @@ class Mechanism:
             self.query.expect(sampler.steps)
         self._randomness = Randomness(seed)
         self._steps = itertools.count()
+        self._allocated_for: object = None
+        self._stds: list[float] = []
         # Of each parameter's released gradient, the noise's standard deviation. Public.
         self.noise_of: dict[str, float] = {}
 
@@ -231,20 +219,38 @@ class Mechanism:
         if bounded.unit is not self.plan.unit:
             raise PlanChanged(f"the query bounds a {bounded.unit}, planned was a {self.plan.unit}")
         sensitivities = bounded.sensitivities(self.plan.relation)
-        beside = bounded.statistic_sensitivities(self.plan.relation)
-        stds_beside = [statistic.std for statistic in bounded.statistics]
-        z = self.plan.noise_multiplier
-        left = noise_left(z, joint_noise_multiplier(beside, stds_beside))
-        stds = self.allocation(sensitivities, [block.size for block in bounded.blocks], left)
-        joint = joint_noise_multiplier([*sensitivities, *beside], [*stds, *stds_beside])
-        if not joint >= z * (1 - 1e-9):  # written so that NaN is refused too
-            raise ValueError(
-                f"{type(self.allocation).__name__} gives a joint noise multiplier of {joint}, less "
-                f"than the {z} that is accounted for; see Allocation for the formula"
-            )
+        sizes = [block.size for block in bounded.blocks]
+        of_statistics = bounded.statistic_sensitivities(self.plan.relation)
+        stds_of_statistics = [statistic.std for statistic in bounded.statistics]
+        arguments = self.allocation, sensitivities, sizes, of_statistics, stds_of_statistics
+        if arguments != self._allocated_for:
+            self._stds, self._allocated_for = self._allocate(*arguments), arguments
+        stds = self._stds
         self.noise_of = {
             name: std / bounded.divisor / (1.0 if block.factors is None else block.factors[place])
             for block, std in zip(bounded.blocks, stds, strict=True)
             for place, name in enumerate(block.names)
         }
         return PendingRelease(self.plan, bounded, stds, self._randomness, batch, step)
+
+    def _allocate(
+        self,
+        allocation: Allocation,
+        sensitivities: list[float],
+        sizes: list[int],
+        of_statistics: list[float],
+        stds_of_statistics: list[float],
+    ) -> list[float]:
+        """The standard deviation of each block's noise, at the planned noise multiplier."""
+        z = self.plan.noise_multiplier
+        left = noise_left(z, joint_noise_multiplier(of_statistics, stds_of_statistics))
+        stds = allocation(sensitivities, sizes, left)
+        joint = joint_noise_multiplier(
+            [*sensitivities, *of_statistics], [*stds, *stds_of_statistics]
+        )
+        if not joint >= z * (1 - 1e-9):  # written so that NaN is refused too
+            raise ValueError(
+                f"{type(allocation).__name__} gives a joint noise multiplier of {joint}, less "
+                f"than the {z} that is accounted for; see Allocation for the formula"
+            )
+        return stds

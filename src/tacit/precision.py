@@ -2,11 +2,11 @@
 
 Norms and sums are taken in at least float32, whatever precision the model runs in (`wide`).
 
-PyTorch may compute float32 products with fewer digits. Of its two interfaces for that, the older
-one (`allow_tf32`, `set_float32_matmul_precision`) raises on reading once the newer one was used.
-The newer one, `fp32_precision`, can always be read and shows what was set through either (torch 2.9
-and later), so it alone is used here. Its settings form a tree, in which an operation without a
-value of its own takes its backend's, and a backend without one the general value:
+PyTorch may compute float32 products with fewer digits. Its older interface for that (`allow_tf32`,
+`set_float32_matmul_precision`) raises on reading once the newer one was used, so `fp32_precision`
+(torch 2.9 and later), which shows what was set through either, alone is used here. Its settings
+form a tree: an operation without a value of its own takes its backend's, and a backend without one
+the general value.
 
   torch.backends.fp32_precision
     torch.backends.cudnn.fp32_precision      (all of CUDA, not cuDNN alone)
@@ -15,9 +15,8 @@ value of its own takes its backend's, and a backend without one the general valu
       torch.backends.cudnn.rnn.fp32_precision
     torch.backends.mkldnn.{matmul,conv,rnn}.fp32_precision      (CPU: "bf16" is possible)
 
-Reading an operation does not tell whether its value is inherited, and writing an inherited value
-back would detach the operation from the general one. The context managers below therefore write
-only what they can put back.
+Reading does not tell whether a value is inherited, and writing an inherited value back would detach
+the operation from the general one. So the context managers write only what they can put back.
 
 How far can floating point carry a layer, or a sum over records, beyond its bound?
 
@@ -27,14 +26,10 @@ to 11 bits. Every layer's answers are enlarged by the slack of the arithmetic th
 
 The batch. What is released is a computed sum, Ŝ = Σ_i ĝ_i + e: ĝ_i are the records' computed
 gradients, each within its bound Δ, and e is what rounding made of adding them up. Another record
-changes e as well, so between neighbours
-
-  ‖Ŝ − Ŝ'‖ ≤ Δ + ‖e‖ + ‖e'‖.
-
-A kernel in which no term is rounded more than d times on its way into the sum has
-‖e‖ ≤ d·u·Σ_i R_i [Higham 2002, §4.2], R_i = Σ_t ‖a_it‖·‖b_it‖ over the positions t of record i. R_i
-is at most Δ: every layer's bound is derived through R_i, by Cauchy and Schwarz. With N records the
-sum therefore moves by at most
+changes e as well, so between neighbours ‖Ŝ − Ŝ'‖ ≤ Δ + ‖e‖ + ‖e'‖. A kernel in which no term is
+rounded more than d times on its way into the sum has ‖e‖ ≤ d·u·Σ_i R_i [Higham 2002, §4.2], with
+R_i = Σ_t ‖a_it‖·‖b_it‖ over the positions t of record i. R_i is at most Δ, as every layer's bound
+is derived through R_i by Cauchy and Schwarz. So with N records the sum moves by at most
 
   Δ·(1 + 2·d·u·N).
 
@@ -58,9 +53,8 @@ N is private. In its place stands the public size of `public_rows`; a pass takes
 `ROWS_AT_ONCE` rows.
 
 Clipping. The terms are clipped gradients, and where rows are added up R_i is their norm, at most C.
-A block's bound is C·(1 + 2·d·u·N) (`slack_of_sum`): sums are those of the formula, and the noise is
-0.2% larger in float32. The model's own passes stay in the precision that the user chose; norms and
-sums are float32 or wider.
+A block's bound is C·(1 + 2·d·u·N) (`slack_of_sum`), 0.2% more than C in float32. The model's own
+passes stay in the precision that the user chose; norms and sums are float32 or wider.
 
 What is not proved:
   d in float32 is measured, on CPU kernels (above).
@@ -98,7 +92,16 @@ _DEPTH = 2
 
 def uses_tensor_float(operation: Operation, device: torch.device) -> bool:
     """Whether float32 products on this device may first cut their factors to TensorFloat-32."""
-    return device.type == "cuda" and _on_cuda(operation).fp32_precision == "tf32"
+    if device.type != "cuda":
+        return False
+    backends: Any = torch.backends
+    setting = backends.cuda.matmul if operation == "matmul" else backends.cudnn.conv
+    return bool(setting.fp32_precision == "tf32")
+
+
+def uses_tf32(operation: Operation, tensor: Tensor) -> bool:
+    """Whether such products of this tensor may run in TensorFloat-32."""
+    return tensor.dtype == torch.float32 and uses_tensor_float(operation, tensor.device)
 
 
 def rounds_factors_on_cpu() -> bool:
@@ -118,8 +121,8 @@ def float32_settings() -> Hashable:
 def ieee_float32() -> Iterator[None]:
     """Compute every float32 product with all its digits; restore the settings at the end.
 
-    The general value becomes "ieee", and all operations without a value of their own follow. One
-    that does not follow has its own value, which can be read, set and put back.
+    The general value becomes "ieee", which all operations without a value of their own follow. The
+    others' values can be read, set and put back.
     """
     general: Any = torch.backends
     before = general.fp32_precision
@@ -136,11 +139,6 @@ def ieee_float32() -> Iterator[None]:
         for node, own in reversed(changed):
             node.fp32_precision = own
         general.fp32_precision = before
-
-
-def _on_cuda(operation: Operation) -> Any:
-    backends: Any = torch.backends
-    return backends.cuda.matmul if operation == "matmul" else backends.cudnn.conv
 
 
 def _mkldnn() -> list[Any]:
@@ -192,16 +190,6 @@ def full_precision(device: torch.device) -> Iterator[None]:
     cut = device.type == "cpu" and rounds_factors_on_cpu()
     with no_autocast(device), ieee_float32() if cut else nullcontext():
         yield
-
-
-def matmul_uses_tf32(tensor: Tensor) -> bool:
-    """Whether matrix products of this tensor may run in TensorFloat-32."""
-    return tensor.dtype == torch.float32 and uses_tensor_float("matmul", tensor.device)
-
-
-def convolution_uses_tf32(tensor: Tensor) -> bool:
-    """Whether convolutions of this tensor may run in TensorFloat-32."""
-    return tensor.dtype == torch.float32 and uses_tensor_float("convolution", tensor.device)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,7 @@ class Records:
         tree = dict(self.inputs) if isinstance(self.inputs, Mapping) else self.inputs
         return map_tensors(lambda t: tuple(t.shape[1:]), tree)
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         return device_of(self.inputs)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import tacit
 from tacit import PerSampleClip
-from tacit.engines import BookKeeping
+from tacit.engines import Automatic, BookKeeping, Recorder
 from tacit.engines.clipping import ClipTask
 from tacit.queries.bounded_gradient import trainable
 from tacit.sampling import Poisson, batch_of
@@ -81,3 +81,10 @@ def run_engine(model, batch, loss=quadratic):
     return BookKeeping().clipped_sums(
         ClipTask(model, loss, parameters, (tuple(parameters),), (1.0,)), batch
     )
+
+
+def recording_engine(**options) -> Automatic:
+    """For a run that is long enough to compile its steps at once."""
+    engine = Automatic(Recorder(**options))
+    engine.expect(10**9)
+    return engine

@@ -8,7 +8,7 @@ import random
 
 import pytest
 import torch
-from engine_checks import assert_same, quadratic
+from engine_checks import assert_same, quadratic, recording_engine
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -16,7 +16,7 @@ from torch import nn
 import tacit
 from tacit import PerSampleClip
 from tacit.data import Augmentation
-from tacit.engines import Automatic, BookKeeping, ClipTask, Recorder
+from tacit.engines import Automatic, BookKeeping, ClipTask
 from tacit.engines.recorder import padded, rows_for
 from tacit.queries.bounded_gradient import trainable
 
@@ -101,21 +101,23 @@ def test_a_model_that_is_gone_leaves_no_plan_for_the_next():
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q))])
 def test_a_copied_engine_begins_anew(copied):
-    model, engine = network(), Automatic()
-    for _ in range(3):
+    model, engine = network(), recording_engine()
+    for _ in range(4):
         engine.clipped_sums(task(model), piece_of(8))
+    assert engine.recorder.num_recorded == 1
     other = copied(engine)
-    assert not other.recorder._recordings
+    assert not other.recorder.num_recorded
     found, expected = (e.clipped_sums(task(model), piece_of(8)) for e in (other, engine))
     assert_same(found.sums, expected.sums)
 
 
 def test_forget_gives_recordings_back():
-    engine = Automatic(Recorder(compile=False))
-    for _ in range(3):
-        engine.clipped_sums(task(network()), piece_of(8))
+    model, engine = network(), recording_engine()
+    for _ in range(4):
+        engine.clipped_sums(task(model), piece_of(8))
+    assert engine.recorder.num_recorded == 1
     engine.forget()
-    assert not engine.recorder._recordings
+    assert not engine.recorder.num_recorded
 
 
 def batch_of_rows(count: int, expected: float, limit: int | None = None) -> tacit.Batch:
@@ -154,13 +156,14 @@ def test_poisson_batches_have_few_shapes(expected):
     assert sorted(set(cut)) == [4, 8, 12, 16, 20, 24, 28, 32]
 
 
-@given(count=st.integers(1, 40), more=st.integers(0, 9))
-def test_padded_rows_count_for_nobody(count, more):
-    piece = piece_of(count)
-    longer = padded(piece, count + more)
-    assert len(longer) == count + more
-    assert longer is piece if more == 0 else int(longer.mask.sum()) == count
-    assert torch.equal(longer.inputs[:count], piece.inputs)
+@given(count=st.integers(1, 200), views=st.sampled_from([1, 2]))
+def test_padded_rows_count_for_nobody(count, views):
+    piece = piece_of(count * views)
+    longer = padded(piece, views)
+    assert len(longer) == rows_for(piece, views) >= len(piece)
+    full = len(longer) == len(piece)
+    assert longer is piece if full else int(longer.mask.sum()) == len(piece)
+    assert torch.equal(longer.inputs[: len(piece)], piece.inputs)
 
 
 def test_it_is_the_default_and_takes_views_on_a_cpu():

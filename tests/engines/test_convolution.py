@@ -262,7 +262,7 @@ def test_a_gpu_counts_on_the_whole_of_both_sides(name):
 def reach_of(kernel):
     """Σ_t ‖a_t‖‖b_t‖, in all groups."""
     everyone = slice(0, len(kernel.plain))
-    sides = kernel.windows(everyone), kernel._others(everyone)
+    sides = kernel.windows(everyone), kernel.at_positions(everyone)
     return math.prod(side.norm(dim=3) for side in sides).sum(dim=(1, 2))
 
 

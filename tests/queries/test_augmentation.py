@@ -263,7 +263,6 @@ def test_the_physical_limit_counts_views():
     sizes = [len(piece) for piece in ViewBatches(stretched(3)).of(batch)]
     assert sizes == [6, 6, 6, 6, 6]
     assert [len(p) for p in ViewBatches(stretched(9)).of(batch)] == [9] * 10
-    assert [len(p) for p in ViewBatches(None).of(batch)] == [8, 2]
 
 
 def mixup(rows):

@@ -166,7 +166,7 @@ def test_weights_that_went_astray_leave_the_last_estimates():
     held.take([1.0, 2.0])
     held.advance()
     held.take([float("nan"), 2.0])
-    assert held.constants().norms == pytest.approx((0.05, 0.1))
+    assert held.constants.norms == pytest.approx((0.05, 0.1))
 
 
 # What is used as public must not be private.

@@ -66,14 +66,17 @@ def watched_step(
     so that what a model does only after many passes is found. It returns whether it was conclusive;
     where it was not, for lack of records, it runs again before the next step.
     """
-    refuse_rewriting(model)
-    key = key, settings_of(model)
+    # Whether a module rewrites weights follows from its settings and from this.
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    key = key, settings_of(model), distributed
     watches = _watches.setdefault(model, {})
     if key not in watches and len(watches) >= _MOST_KEYS:  # hooks that are new in each step
         watches.clear()
     watch = watches.setdefault(key, Watch())
     step = watch.steps + 1
     due = step & (step - 1) == 0
+    if due:
+        refuse_rewriting(model)
     conclusive = True
     if not certified:
         watch.public = set()

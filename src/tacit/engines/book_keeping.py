@@ -6,8 +6,8 @@ gradient. With what the operators saved, they give each record's squared norm (`
 `products`); the norms give the scales, and scaled cotangents give the clipped sums.  [Bu 2023,
 book-keeping, here read off the program instead of its modules]
 
-`Automatic` records such steps where that pays. `ClippingStep` is one of them as a function of
-tensors, which a `Recorder` can repeat.
+`Automatic` records such steps where that pays; `run_recorded` makes each a function of tensors,
+which a `Recorder` can repeat.
 
 `PerRecord` makes every record a batch of its own, so that no operator can bring two of them
 together. It is slower and exact for any program. `BookKeeping` falls back to it where shadow
@@ -19,8 +19,9 @@ from __future__ import annotations
 import abc
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -59,7 +60,13 @@ from tacit.engines.programs import (
     note_arrivals,
     planned_backward,
 )
-from tacit.engines.recorder import Outputs, Recorder, padded, rows_for
+from tacit.engines.recorder import (
+    Outputs,
+    RecordedStep,
+    Recorder,
+    constants_on,
+    padded,
+)
 from tacit.engines.rules import NotFinite, Use, gradients_of, looked_up
 from tacit.engines.shadow_events import SourceLines, operator_name
 from tacit.losses.record_loss import losses_of
@@ -74,7 +81,7 @@ from tacit.pytrees import (
     with_tensors,
 )
 from tacit.sampling.sampler import Batch
-from tacit.torch_internals import Graph, plain_program, swapped, uncompiled
+from tacit.torch_internals import Graph, plain_program, uncompiled
 
 Gradients = dict[str, RecordGradients]
 Form = Dense | Lookup | RecordGradients
@@ -100,15 +107,16 @@ class _RecordEngine(abc.ABC):
     def clipped_sums_of(
         self, task: ClipTask, inputs: Tree, targets: Tree, mask: Tensor | None
     ) -> Clipped:
-        found = self._gradients(task, inputs, targets)
+        gradients = self._gradients(task, inputs, targets)
         mask = None if mask is None else mask[:: task.views]
-        return clip_and_sum(task, found, num_records(task, inputs), device_of(inputs), mask)
+        return clip_and_sum(task, gradients, num_records(task, inputs), device_of(inputs), mask)
 
     def block_norms(self, task: ClipTask, piece: Batch) -> list[Tensor]:
         """‖g_i‖ in each block, for each record of a *public* batch."""
-        found, device = self._gradients(task, piece.inputs, piece.targets), piece.indices.device
+        device = piece.indices.device
+        gradients = self._gradients(task, piece.inputs, piece.targets)
         with full_precision(device):
-            return norms_of_blocks(task, found, len(piece) // task.views, device)
+            return norms_of_blocks(task, gradients, len(piece) // task.views, device)
 
 
 class PerRecord(_RecordEngine):
@@ -143,24 +151,15 @@ class BookKeeping(_RecordEngine):
         program = function_kind(task.loss), tuple(task.parameters), task.views
         return self._plans.setdefault(task.model, {}).setdefault(program, {})
 
-    def _known(self, task: ClipTask, inputs: Tree, targets: Tree) -> dict[Hashable, GradientPlan]:
-        """The plans of this program and batch shape, by the signature of their graphs."""
-        shapes = tuple((tuple(t.shape), t.dtype) for t in tensors_of((inputs, targets)))
-        return self._plans_of(task).setdefault(shapes, {})
-
     def single_plan(self, task: ClipTask, inputs: Tree, targets: Tree) -> GradientPlan | None:
         """The one plan of this batch shape, for a recorder; None if there is none, or several."""
-        plan, *others = self._known(task, inputs, targets).values() or (None,)
-        return None if plan is None or others or plan.dynamic or plan.alone else plan
-
-    def _runs_one_by_one(self, task: ClipTask) -> bool:
-        """Whether a plan of this program, at any batch shape, runs each record alone."""
-        return any(p.alone for known in self._plans_of(task).values() for p in known.values())
+        return _single(_plans_for(self._plans_of(task), inputs, targets))
 
     def _gradients(self, task: ClipTask, inputs: Tree, targets: Tree) -> Gradients:
-        if self._runs_one_by_one(task):
+        plans = self._plans_of(task)
+        if _run_alone(plans):
             return gradients_one_by_one(task, inputs, targets)
-        known = self._known(task, inputs, targets)
+        known = _plans_for(plans, inputs, targets)
         rewrites = [plan.rewrites for plan in known.values()]
         start = State(inputs, task.model, frozenset().union(*rewrites) if known else None)
         if known and not any(plan.dynamic for plan in known.values()):
@@ -195,6 +194,22 @@ class BookKeeping(_RecordEngine):
         return gradients_one_by_one(task, inputs, targets)
 
 
+def _plans_for(plans: _Plans, inputs: Tree, targets: Tree) -> dict[Hashable, GradientPlan]:
+    """The plans for tensors of these shapes, by the signature of their graphs."""
+    shapes = tuple((tuple(t.shape), t.dtype) for t in tensors_of((inputs, targets)))
+    return plans.setdefault(shapes, {})
+
+
+def _single(known: dict[Hashable, GradientPlan]) -> GradientPlan | None:
+    plan, *others = known.values() or (None,)
+    return None if plan is None or others or plan.dynamic or plan.alone else plan
+
+
+def _run_alone(plans: _Plans) -> bool:
+    """Whether a plan, for any batch shape, runs each record alone."""
+    return any(plan.alone for known in plans.values() for plan in known.values())
+
+
 class Automatic(BookKeeping):
     """`BookKeeping`, with steps that are captured and compiled where that pays (`Recorder`).
 
@@ -207,14 +222,13 @@ class Automatic(BookKeeping):
         self.recorder = recorder or Recorder()
 
     def clipped_sums(self, task: ClipTask, piece: Batch) -> Clipped:
-        if len(piece) == 0:
-            return Clipped()
-        if self._runs_one_by_one(task):  # padding would only add records
+        plans = self._plans_of(task)
+        if len(piece) == 0 or _run_alone(plans):  # padding would only add records
             return super().clipped_sums(task, piece)
         if piece.mask is None:  # whoever made a mask has chosen the batch's shape
-            piece = padded(piece, rows_for(piece, task.views))
+            piece = padded(piece, task.views)
         inputs, targets = piece.inputs, piece.targets
-        plan = self.single_plan(task, inputs, targets)
+        plan = _single(_plans_for(plans, inputs, targets))
         if plan is None:
             return self.clipped_sums_of(task, inputs, targets, piece.mask)
 
@@ -227,7 +241,7 @@ class Automatic(BookKeeping):
 
         start = State(inputs, task.model, plan.rewrites)
         try:
-            return ClippingStep(task, inputs, targets, work).through(self.recorder, piece.mask)
+            return run_recorded(self.recorder, task, inputs, targets, piece.mask, work)
         except (ProgramChanged, NotFinite):  # another path through the model needs its own plan
             start.restore()
             return self.clipped_sums_of(task, inputs, targets, piece.mask)
@@ -241,66 +255,48 @@ class Automatic(BookKeeping):
         self.recorder.forget()
 
 
-@dataclass
-class ClippingStep:
-    """A step that can be recorded: `work` as a function of records, mask, constants and weights.
+def run_recorded(
+    recorder: Recorder,
+    task: ClipTask,
+    inputs: Tree,
+    targets: Tree,
+    mask: Tensor | None,
+    work: Callable[[ClipTask, Tree, Tree, Tensor], Clipped],
+) -> Clipped:
+    """`work`, which clips and sums gradients of records or mini-sets, as a step of a recorder."""
 
-    `work` clips and sums the gradients of records or mini-sets.
-    """
-
-    task: ClipTask
-    inputs: Tree
-    targets: Tree
-    work: Callable[[ClipTask, Tree, Tree, Tensor], Clipped]
-
-    def through(self, recorder: Recorder, mask: Tensor | None = None) -> Clipped:
-        found = recorder(self, self.batch(mask))
-        parameters, flat = self.task.parameters, found["sums"]
-        parts = flat.split([p.numel() for p in parameters.values()])
-        pairs = zip(parameters.items(), parts, strict=True)
-        sums = {name: part.view_as(p) for (name, p), part in pairs}
-        names = [f"#{h}" for h in range(len(self.task.blocks))]
-        return Clipped(sums, tuple(found[name] for name in names if name in found), flat)
-
-    @property
-    def model(self) -> nn.Module:
-        return self.task.model
-
-    @property
-    def key(self) -> Hashable:
-        task = self.task
-        masks = tuple((name, mask.data_ptr()) for name, mask in task.active.items())
-        structure = repr(map_tensors(lambda t: None, (self.inputs, self.targets)))
-        asked = (id(task.loss), tuple(task.parameters), task.blocks, structure)
-        return asked, task.rule, task.views, task.counted, task.factors is None, masks
-
-    def batch(self, mask: Tensor | None) -> list[Tensor]:
-        """Everything that changes from step to step. A Python number would become a constant."""
-        leaves = tensors_of((self.inputs, self.targets))
-        device = leaves[0].device
-        rows = len(leaves[0]) // self.task.views
-        keep = torch.ones(rows, dtype=torch.bool, device=device)
-        constants = torch.tensor(
-            [float(c) for c in (*self.task.norms, *(self.task.factors or ()))], dtype=torch.float64
-        )
-        if device.type == "cuda":
-            constants = constants.pin_memory().to(device, non_blocking=True)
-        return [*leaves, keep if mask is None else mask[:: self.task.views], constants]
-
-    def run_with(self, weights: dict[str, Tensor], batch: Sequence[Tensor]) -> Outputs:
-        parameters: Any = {name: weights[name] for name in self.task.parameters}
-        with swapped(self.model, weights):
-            return replace(self, task=replace(self.task, parameters=parameters)).run(batch)
-
-    def run(self, batch: Sequence[Tensor]) -> Outputs:
+    def run(parameters: Any, batch: Sequence[Tensor]) -> Outputs:
         *leaves, mask, constants = batch
-        each, of_norms = constants.unbind(), len(self.task.norms)
-        factors = None if self.task.factors is None else each[of_norms:]
-        task = replace(self.task, norms=each[:of_norms], factors=factors)
-        inputs, targets = with_tensors((self.inputs, self.targets), leaves)
-        found = self.work(task, inputs, targets, mask)
-        counts = {f"#{h}": count for h, count in enumerate(found.counts)}
-        return {"sums": flattened(found.sums, task.parameters)} | counts
+        numbers, num_norms = constants.unbind(), len(task.norms)
+        factors = None if task.factors is None else numbers[num_norms:]
+        same = replace(task, parameters=parameters, norms=numbers[:num_norms], factors=factors)
+        clipped = work(same, *with_tensors((inputs, targets), leaves), mask)
+        counts = {f"#{h}": count for h, count in enumerate(clipped.counts)}
+        return {"sums": flattened(clipped.sums, parameters)} | counts
+
+    leaves = tensors_of((inputs, targets))
+    device, rows = leaves[0].device, len(leaves[0]) // task.views
+    everyone = torch.ones(rows, dtype=torch.bool, device=device)
+    keep = everyone if mask is None else mask[:: task.views]
+    constants = constants_on(device, [*task.norms, *(task.factors or ())])
+    plain = isinstance(inputs, Tensor) and isinstance(targets, Tensor)
+    structure = None if plain else repr(map_tensors(lambda t: None, (inputs, targets)))
+    masks = tuple((name, active.data_ptr()) for name, active in task.active.items())
+    of_task = id(task.loss), task.blocks, task.rule, task.views, task.counted, task.factors is None
+    step = RecordedStep(
+        model=task.model,
+        key=(of_task, tuple(task.parameters), structure, masks),
+        parameters=task.parameters,
+        batch=[*leaves, keep, constants],
+        work=run,
+    )
+    outputs = recorder(step)
+    flat = outputs["sums"]
+    parts = flat.split([p.numel() for p in task.parameters.values()])
+    pairs = zip(task.parameters.items(), parts, strict=True)
+    sums = {name: part.view_as(p) for (name, p), part in pairs}
+    counts = tuple(output for name, output in outputs.items() if name != "sums")
+    return Clipped(sums, counts, flat)
 
 
 def num_records(task: ClipTask, inputs: Tree) -> int:
@@ -310,31 +306,27 @@ def num_records(task: ClipTask, inputs: Tree) -> int:
 def gradients_one_by_one(task: ClipTask, inputs: Tree, targets: Tree) -> Gradients:
     """Each record's gradient, from a forward and a backward pass over its rows alone."""
     parameters = list(task.parameters.values())
-    stacks: list[list[Tensor]] = [[] for _ in parameters]
+    rows: dict[str, list[Tensor]] = {name: [] for name in task.parameters}
     buffers, written = State(None, task.model), frozenset[str]()
     for record in range(num_records(task, inputs)):
         written = buffers.changed() if record == 1 else written
         buffers.restore(written)  # every record meets the model as the first one did
-        total = _loss_of_record(task, inputs, targets, record)
+        loss = _loss_of_record(task, inputs, targets, record)
         grads: tuple[Tensor | None, ...] = (None,) * len(parameters)
-        if total.requires_grad:
-            ones = torch.ones_like(total)
-            grads = gradients([total], parameters, [ones], retain_graph=False)
-        for stack, parameter, grad in zip(stacks, parameters, grads, strict=True):
+        if loss.requires_grad:
+            grads = gradients([loss], parameters, [torch.ones_like(loss)], retain_graph=False)
+        for (name, parameter), grad in zip(task.parameters.items(), grads, strict=True):
             row = torch.zeros_like(parameter, requires_grad=False) if grad is None else grad
-            stack.append(wide(row.to_dense() if row.is_sparse else row))
-    return {
-        name: _only_active(task, name, torch.stack(stack))
-        for name, stack in zip(task.parameters, stacks, strict=True)
-    }
+            rows[name].append(wide(row.to_dense() if row.is_sparse else row))
+    return {name: _only_active(task, name, torch.stack(of_name)) for name, of_name in rows.items()}
 
 
 def _loss_of_record(task: ClipTask, inputs: Tree, targets: Tree, record: int) -> Tensor:
     """The mean over a record's views, each a batch of its own."""
-    losses, read, lines = [], list[Event](), SourceLines()
+    losses, reads, lines = [], list[Event](), SourceLines()
 
     def note(func: Any, _: Tensor) -> None:
-        read.append(Event(operator_name(func), lines.where()))
+        reads.append(Event(operator_name(func), lines.where()))
 
     for row in range(record * task.views, (record + 1) * task.views):
         # Cloned: what a model keeps of one record must not lie in the next one's memory.
@@ -343,7 +335,7 @@ def _loss_of_record(task: ClipTask, inputs: Tree, targets: Tree, record: int) ->
         with torch.enable_grad(), uncompiled(), operators:
             losses.append(losses_of(task.loss, call_model(task.model, x), y).sum())
         if operators.has_left_behind(losses[-1]):
-            refuse_stateful(read[0] if read else None, task.model)
+            refuse_stateful(reads[0] if reads else None, task.model)
     return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
 
@@ -380,9 +372,7 @@ def planned_pass(task: ClipTask, inputs: Tree, targets: Tree, num_records: int) 
     return make_plan(task.model, run, (inputs, targets), task.parameters, num_records)
 
 
-def record_gradients(
-    plan: GradientPlan, graph: Graph, losses: Tensor, task: ClipTask
-) -> dict[str, RecordGradients]:
+def record_gradients(plan: GradientPlan, graph: Graph, losses: Tensor, task: ClipTask) -> Gradients:
     """Each parameter's per-record gradients of the mean over a record's views."""
     total = losses.sum() if task.views == 1 else losses.sum() / task.views
     # A checkpointed block runs again in the backward pass, and must run as it did before.
@@ -390,77 +380,78 @@ def record_gradients(
     with full_precision(losses.device), plain_program(plan.fused_functions), back:
         uses = _uses(plan, graph, total)
         with torch.no_grad():
-            found = _by_parameter(graph, uses, task)
-            for name in task.active.keys() & found.keys():
-                found[name] = _only_active(task, name, wide(found[name].rows()))
-    return found
+            of_parameters = _by_parameter(graph, uses, task)
+            for name in task.active.keys() & of_parameters.keys():
+                rows = wide(of_parameters[name].rows())
+                of_parameters[name] = _only_active(task, name, rows)
+    return of_parameters
 
 
 def _uses(plan: GradientPlan, graph: Graph, total: Tensor) -> list[tuple[Site, list[Use]]]:
     """The frontier's sites, and their operands with cotangents."""
     nodes = plan.frontier
-    places = [(node, out) for node in nodes for out in range(graph.num_outputs(node))]
-    if not places:
+    if not nodes:
         return []
-    edges = [graph.edge(*place) for place in places]
-    ran: dict[int, Sequence[Tensor | None]] = {}
-    handles = [graph.nodes[node].register_prehook(partial(ran.__setitem__, node)) for node in nodes]
+    edges = [graph.edge(node, output) for node, count in nodes.items() for output in range(count)]
+    arrived: dict[int, Sequence[Tensor | None]] = {}
+    handles = [
+        graph.nodes[node].register_prehook(partial(arrived.__setitem__, node)) for node in nodes
+    ]
     try:
-        found = gradients([total], edges, [torch.ones_like(total)])
+        returned = iter(gradients([total], edges, [torch.ones_like(total)]))
     finally:
         for handle in handles:
             handle.remove()
-    cotangents: dict[int, tuple[Tensor | None, ...]] = {}
-    for (node, _), cotangent in zip(places, found, strict=True):
-        cotangents[node] = (*cotangents.get(node, ()), cotangent)
+    cotangents = {node: tuple(islice(returned, count)) for node, count in nodes.items()}
     # Where a node runs too, because the pass goes on behind it, `grad` gives its cotangent from
     # before the hooks of the user (`tensor.register_hook`); the node has seen it after them.
-    cotangents |= {node: tuple(arrived) for node, arrived in ran.items()}
-    for index, each in cotangents.items():
-        note_arrivals(index, each)
-    uses = []
+    cotangents |= {node: tuple(of_node) for node, of_node in arrived.items()}
+    for node, of_node in cotangents.items():
+        note_arrivals(node, of_node)
+    reached = {n: bs for n, bs in cotangents.items() if any(b is not None for b in bs)}
+    uses, records = [], plan.num_records
     for site in plan.sites:
-        those = []
-        for edge in site.edges:
-            node, arrived = graph.nodes[edge.node], cotangents[edge.node]
-            if any(b is not None for b in arrived):
-                given = edge.operand, site.shape, arrived, edge.layouts, plan.num_records
-                those.append(Use(node, *given))
-        if those:
-            uses.append((site, those))
+        of_site = [
+            Use(graph.nodes[e.node], e.operand, site.shape, reached[e.node], e.layouts, records)
+            for e in site.edges
+            if e.node in reached
+        ]
+        if of_site:
+            uses.append((site, of_site))
     return uses
 
 
-def _by_parameter(
-    graph: Graph, uses: list[tuple[Site, list[Use]]], task: ClipTask
-) -> dict[str, RecordGradients]:
+def _by_parameter(graph: Graph, uses: list[tuple[Site, list[Use]]], task: ClipTask) -> Gradients:
     """From gradients at the frontier to those of the parameters behind it."""
     names = {id(p): name for name, p in task.parameters.items()}
     parts: dict[str, list[Part]] = {}
     stacks: dict[str, list[Tensor]] = {}
-    for site, those in uses:
+    for site, of_site in uses:
         if site.chain is not None:
-            found = parts.setdefault(site.chain.parameter, [])
-            if site.chain.look_up is None:
-                found += [(site.chain, site.shape, gradients_of(use)) for use in those]
+            of_parameter = parts.setdefault(site.chain.parameter, [])
+            look_up = site.chain.look_up
+            if look_up is None:
+                of_parameter += [(site.chain, site.shape, gradients_of(use)) for use in of_site]
             else:
-                shape = site.chain.look_up.shape
-                found.append((site.chain, shape, _read(graph, site, site.chain.look_up, those)))
+                form = _read(graph, site, look_up, of_site)
+                of_parameter.append((site.chain, look_up.shape, form))
             continue
         owners = [names.get(id(graph.variable(leaf))) for leaf in site.leaves]
         if not any(owners):
             continue
         # The whole site at once, for all parameters that it is made from.
-        rows = _rows(site, those)
-        each = pull_back_rows(graph, site.node, site.output, site.leaves, rows)
-        for name, stack in zip(owners, each, strict=True):
+        rows = _rows(site, of_site)
+        of_leaves = pull_back_rows(graph, site.node, site.output, site.leaves, rows)
+        for name, stack in zip(owners, of_leaves, strict=True):
             if name is not None and stack is not None:
                 stacks.setdefault(name, []).append(stack)
-    return {name: _joined(parts.get(name, []), stacks.get(name, [])) for name in parts | stacks}
+    return {
+        name: _of_parameter(parts.get(name, []), stacks.get(name, [])) for name in parts | stacks
+    }
 
 
 def _rows(site: Site, uses: list[Use]) -> Tensor:
-    rows = added([wide(_alone(gradients_of(use)).rows()) for use in uses])
+    rows = added([wide(_finished(gradients_of(use)).rows()) for use in uses])
     return rows.reshape(len(rows), *site.shape)
 
 
@@ -472,18 +463,16 @@ def _read(graph: Graph, site: Site, look_up: LookUp, uses: list[Use]) -> Form:
     return looked_up(graph.nodes[look_up.node], look_up.shape, rows)
 
 
-def _joined(parts: list[Part], stacks: list[Tensor]) -> RecordGradients:
+def _of_parameter(parts: list[Part], stacks: list[Tensor]) -> RecordGradients:
     """One parameter's gradients, from all places that are moved copies of it or made from it."""
     if not stacks and (uses := _uses_of_matrix(parts)):
         return matrix_gradients(uses)
-    each = [_alone(form) for *_, form in parts]
     if not stacks and len(parts) == 1 and not parts[0][0].moves:
-        return each[0]
-    chains = [chain for chain, *_ in parts]
-    moved = [(one, chain.pull_back) for one, chain in zip(each, chains, strict=True)]
+        return _finished(parts[0][2])
+    moved = [(_finished(form), chain.pull_back) for chain, _, form in parts]
     if not stacks and share_no_element(tuple((chain, shape) for chain, shape, _ in parts)):
         return Moved(moved)
-    return Stacked(added([*stacks, *(wide(Moved([one]).rows()) for one in moved)]))
+    return Stacked(added([*stacks, *(wide(Moved([part]).rows()) for part in moved)]))
 
 
 def _uses_of_matrix(parts: list[Part]) -> list[Dense | Lookup] | None:
@@ -499,5 +488,5 @@ def _uses_of_matrix(parts: list[Part]) -> list[Dense | Lookup] | None:
     return uses
 
 
-def _alone(form: Form) -> RecordGradients:
+def _finished(form: Form) -> RecordGradients:
     return matrix_gradients([form]) if isinstance(form, Dense | Lookup) else form

@@ -27,7 +27,7 @@ from tacit.sampling.sampler import Batch
 
 COUNT_BOUND = 0.5  # what one record adds to a count, at most
 _BAND = 0.1  # the width of the count's slope, as a share of C
-_LEAST_NORM = 1e-12
+LEAST_NORM = 1e-12  # of clipping constants and of norms that are trusted
 _SHORT_ROW = 1 << 12  # numbers of a row that is cheaper to copy than to process alone
 _SHORT_SUM = 64  # squares that one sum adds in their own type
 _FEW = 1 << 17  # numbers of a batch that a CPU adds in float64 at once
@@ -78,19 +78,6 @@ class Normalise:
 CLIP = Clip()
 
 
-def as_norms(max_norm: float | Sequence[float]) -> float | tuple[float, ...]:
-    """One constant, or one per block, as floats; raises ValueError for a constant below 1e-12.
-
-    Squares of float32 numbers below 4e-23 vanish, so a gradient of a billion entries may hide a
-    norm of 1e-18. The least constant is far above that.
-    """
-    one = isinstance(max_norm, int | float) or getattr(max_norm, "ndim", None) == 0
-    norms = (float(max_norm),) if one else tuple(float(norm) for norm in max_norm)  # type: ignore[arg-type, union-attr]
-    if not norms or not all(_LEAST_NORM <= norm < float("inf") for norm in norms):
-        raise ValueError(f"max_norm is {max_norm}; give finite numbers of at least {_LEAST_NORM}")
-    return norms[0] if one else norms
-
-
 def clip_scale(
     norms_B: Tensor,
     max_norm: float | Tensor,
@@ -102,12 +89,12 @@ def clip_scale(
     Scaling in floating point can overshoot C by a few roundings, so C is first lowered by as
     much: the bound holds for the numbers that are really added. `norms_B` may be upper bounds:
     then gradients become only shorter. A norm below 1e-12 counts as 1e-12, since most of a gradient
-    so short may be hidden (see `as_norms`), and zero has no inverse.
+    so short may be hidden (its squares vanish), and zero has no inverse.
     """
     if not isinstance(max_norm, Tensor):  # a recorded step has tensors, and must round alike
         max_norm = norms_B.new_full((), max_norm, dtype=sum_dtype(norms_B.device))
     lowered = max_norm * (1 - 16 * torch.finfo(coarsest(dtypes)).eps)
-    trusted_B = norms_B.clamp_min(_LEAST_NORM)
+    trusted_B = norms_B.clamp_min(LEAST_NORM)
     return torch.minimum(rule(trusted_B, lowered), lowered / trusted_B)
 
 
@@ -396,7 +383,7 @@ def clip_and_sum(
     A record adds nothing, whatever it holds, if its squared norm is not finite or `mask` is False.
     """
     with full_precision(device), torch.no_grad():
-        blocks = [_joined(names, gradients) for names in task.blocks]
+        blocks = [_members(names, gradients) for names in task.blocks]
         norms = _norms(blocks, num_records, device)
         keep = (norms[0] if len(norms) == 1 else torch.stack(norms).sum(dim=0)).isfinite()
         counted = keep if mask is None else keep & mask
@@ -421,14 +408,15 @@ def norms_of_blocks(
     task: ClipTask, gradients: dict[str, RecordGradients], num_records: int, device: torch.device
 ) -> list[Tensor]:
     """‖g_i‖ of each record in each block, from above."""
-    return _norms([_joined(names, gradients) for names in task.blocks], num_records, device)
+    blocks = [_members(names, gradients) for names in task.blocks]
+    return _norms(blocks, num_records, device)
 
 
 # Parameters of one block, and their gradients end to end.
 _Member = tuple[tuple[str, ...], RecordGradients]
 
 
-def _joined(names: Sequence[str], gradients: dict[str, RecordGradients]) -> list[_Member]:
+def _members(names: Sequence[str], gradients: dict[str, RecordGradients]) -> list[_Member]:
     """The gradients of a block, with short rows (biases, scales, small tables) joined into one.
 
     Half of a network's parameters have short rows. One norm and one product for all of them

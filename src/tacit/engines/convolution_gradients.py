@@ -58,7 +58,7 @@ from tacit.engines.products import (
     rows_are_kept,
     safe_squares,
 )
-from tacit.precision import convolution_uses_tf32, wide_together
+from tacit.precision import uses_tf32, wide_together
 
 
 def kernel_gradients(
@@ -158,15 +158,15 @@ class Kernel:
         squares = fused_kernel.convolution_squares(*self._fused_arguments())
         reach = self.reach()
         norms = safe_squares(self._fused_squares(squares), reach, 0, 2 * self.positions)
-        return self._contracted(norms, reach, int(convolution_uses_tf32(self.plain)))
+        return self._contracted(norms, reach, int(uses_tf32("convolution", self.plain)))
 
     def by_ghost_norms(self) -> Contracted:
         """Σ over groups of Σ_{t,u} (a_t·a_u)(b_t·b_u), from above; see `products`."""
 
         def norms_of(part: slice) -> tuple[Tensor, Tensor]:
             if self.by_pixels:
-                return norms_from_grams(self.window_gram(part), Gram.of(self._others(part)))
-            return ghost_norms(self.windows(part), self._others(part))
+                return norms_from_grams(self.window_gram(part), Gram.of(self.at_positions(part)))
+            return ghost_norms(self.windows(part), self.at_positions(part))
 
         numbers = 2 * self.pixels**2 if self.by_pixels else self.positions * self.window
         norms, reach = self._in_pieces(numbers + 3 * self.positions**2, norms_of)
@@ -176,12 +176,12 @@ class Kernel:
         """`coarse` counts the products behind the norm that ran in TensorFloat-32."""
         if self.plain.device.type != "cpu":
             reach = torch.maximum(reach, self.whole_reach())
-        coarse += int(convolution_uses_tf32(self.plain))
+        coarse += int(uses_tf32("convolution", self.plain))
         return Contracted(norms, reach, self._contract, self.rows, coarse)
 
     def rows(self) -> Tensor:
         def rows_of(part: slice) -> tuple[Tensor]:
-            return (self._others(part).transpose(2, 3) @ self.windows(part),)
+            return (self.at_positions(part).transpose(2, 3) @ self.windows(part),)
 
         (rows,) = self._in_pieces(self.positions * self.window, rows_of)
         return rows.reshape(len(self.plain), *self.shape)
@@ -207,7 +207,7 @@ class Kernel:
 
     def _fused_arguments(self) -> tuple[Any, ...]:
         geometry = self.kernel_size, self.stride, self.padding, self.dilation
-        return self.windowed, self.plain, *geometry, convolution_uses_tf32(self.plain)
+        return self.windowed, self.plain, *geometry, uses_tf32("convolution", self.plain)
 
     def _fused_squares(self, squares: Tensor) -> Tensor:
         """From above: adds what the kernel's sums may have rounded off, and vanished squares."""
@@ -286,7 +286,7 @@ class Kernel:
 
         return added([shifted(k * dilation) for k in range(self.kernel_size[axis])])
 
-    def _others(self, part: slice) -> Tensor:
+    def at_positions(self, part: slice) -> Tensor:
         """The other side of some records, as (B, G, T, M)."""
         plain = piece(self.plain, part)
         return plain.reshape(len(plain), self.groups, self.others, self.positions).transpose(2, 3)

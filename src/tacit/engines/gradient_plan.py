@@ -2,12 +2,12 @@
 
 One forward and one backward pass run under shadow memory (`shadow`). They give
 
-- a *certificate*: every loss depends on its own record alone, no value of a record was looked at by
-  Python, and nothing of a record stays behind; or what speaks against it, with operator and line;
+- a *certificate*: every loss depends on its own record alone, Python looked at no value of a
+  record, and nothing of a record stays behind; or what speaks against it, with operator and line;
 - a *plan*: the frontier of the autograd graph. A node is *pure* if every element of its cotangent
   belongs to one record. An edge from a pure node to a parameter, or to a node whose cotangent mixes
-  records, is where a record's gradient can last be told apart. Behind such an edge lies only what
-  no record has touched: a chain of operators on parameters.
+  records, is where a record's gradient can last be told apart. Behind it lies a *chain*: operators
+  on parameters that no record touches, such as transposes, casts and weight normalisation.
 
 Why that is exact. Record i's gradient of the summed loss is what the backward pass gives when all
 cotangents of other records are zero. Operators are linear in their cotangents, so at an edge of
@@ -15,14 +15,10 @@ the frontier it is the operator's backward pass on the rows of record i, and beh
 chain's backward pass on that. A parameter's gradient is the sum over all edges that lead to it.
 
 The certificate holds for the operators that ran, for this batch size, whatever values the records
-hold: labels are moved by shapes and indices, not by values. Every later step is run under
+hold: labels are moved by shapes and indices, not by values. Every later step runs under
 `Operators`, and one that runs another program is planned, and certified, anew. Where values of
 records select rows (`nonzero`), each record runs alone; where an index that may be drawn anew
 orders them (`randperm`), the program is planned anew in every step.
-
-**Chains.** Between a parameter and its first meeting with a record lie operators that no record
-touches: a transpose, a cast to bfloat16, a slice, weight normalisation, the product of two LoRA
-matrices. A record's gradient at that place is pulled back through them.
 
 Most chains only move elements: reshapes, transposes, casts, slices. They keep norms, so norms are
 taken before the pull-back, and sums are pulled back in float32 whatever the weights' type: pulled
@@ -119,23 +115,24 @@ class GradientPlan:
         rewrites: buffers that the pass writes, as the power iteration of spectral norms does.
         fused_functions: whether the program calls functions that `plain_program` replaces.
         in_python: what Python code did in the backward pass, in hooks and functions of the user's.
-        dynamic: whether layouts may be others in the next step, so that each step needs a new plan.
+        dynamic: whether the next step may have other layouts, so that each step needs a new plan.
     """
 
     certificate: Certificate
-    signature: tuple[Any, ...] = field(default=(), repr=False)
-    sites: tuple[Site, ...] = field(default=(), repr=False)
-    num_records: int = 0
-    alone: str | None = None
-    rewrites: frozenset[str] = frozenset()
-    fused_functions: bool = True
-    in_python: frozenset[int] = frozenset()
-    dynamic: bool = False
+    signature: tuple[Any, ...] = field(repr=False)
+    sites: tuple[Site, ...] = field(repr=False)
+    num_records: int
+    alone: str | None
+    rewrites: frozenset[str]
+    fused_functions: bool
+    in_python: frozenset[int]
+    dynamic: bool
 
     @cached_property
-    def frontier(self) -> tuple[int, ...]:
-        """The nodes whose operands are parameters, or made from parameters alone."""
-        return tuple(sorted({edge.node for site in self.sites for edge in site.edges}))
+    def frontier(self) -> dict[int, int]:
+        """The nodes whose operands are parameters or made from them, with their output counts."""
+        edges = [edge for site in self.sites for edge in site.edges]
+        return {edge.node: len(edge.layouts) for edge in sorted(edges, key=lambda e: e.node)}
 
 
 @dataclass
@@ -164,8 +161,7 @@ def make_plan(
     alone may be written in this step; for that, `private` must be a pair of inputs and targets.
     """
     start = State(private, model)
-    shadow = Shadow(num_records)
-    stale_reads: list[Event] = []
+    shadow, stale_reads = Shadow(num_records), list[Event]()
 
     def left_behind(func: Any, tensor: Tensor) -> None:
         stale_reads.append(shadow.event(func))
@@ -174,8 +170,8 @@ def make_plan(
             shadow.labels(whole).fill_(SEVERAL)
 
     def records_of(rows: Tensor) -> Tensor:
-        each = torch.arange(1, num_records + 1, device=rows.device)
-        return each.repeat_interleave(len(rows) // num_records)
+        records = torch.arange(1, num_records + 1, device=rows.device)
+        return records.repeat_interleave(len(rows) // num_records)
 
     for tensor in tensors_of(private):
         shadow.mark(tensor, records_of(tensor))
@@ -184,15 +180,15 @@ def make_plan(
         losses = run()
     rewrites = start.changed()
     entries = _entries(model, rewrites)
-    own, found = records_of(losses), shadow.labels(losses.detach())
-    apart = bool(((found == 0) | (found == own)).all())
+    own, labels = records_of(losses), shadow.labels(losses.detach())
+    apart = bool(((labels == 0) | (labels == own)).all())
     meetings = () if apart else tuple(shadow.meetings) or (Event("loss", "the loss", "forward"),)
     graph = Graph(losses, operators)
-    way_back = _BackwardPass(shadow, graph)
+    backward_pass = _BackwardPass(shadow, graph)
     if apart and graph.nodes and backward:
-        way_back.run(losses, own, operators)
+        backward_pass.run(losses, own, operators)
     certificate = Certificate(
-        meetings=meetings + tuple(way_back.meetings),
+        meetings=meetings + tuple(backward_pass.meetings),
         looks=tuple(shadow.looks),
         written=tuple(
             (name, shadow.origin(tensor))
@@ -205,22 +201,22 @@ def make_plan(
         stale_reads=tuple(stale_reads),
     )
     names = {id(p): name for name, p in parameters.items()}
-    sites = _frontier(graph, way_back.layouts, names) if certificate.proves else ()
-    plan = GradientPlan(
-        certificate,
-        (operators.signature, graph.signature()),
-        sites,
-        num_records,
-        _why_alone(certificate, graph, sites, way_back.unplaced),
-        rewrites,
-        functions is None or functions.replaced,
-        frozenset(way_back.in_python),
-        dynamic=bool(certificate.reorders),
-    )
+    sites = _frontier(graph, backward_pass.layouts, names) if certificate.proves else ()
     if rewrites:
         again = _entries_again(model, rewrites, start, private, shadow)
         same = {n for n, b in again.items() if n in entries and same_tensors(b, entries[n])}
         current_watch(model).public.update(same & _public(certificate, model, rewrites))
+    plan = GradientPlan(
+        certificate,
+        signature=(operators.signature, graph.signature()),
+        sites=sites,
+        num_records=num_records,
+        alone=_why_alone(certificate, graph, sites, backward_pass.unplaced),
+        rewrites=rewrites,
+        fused_functions=functions is None or functions.replaced,
+        in_python=frozenset(backward_pass.in_python),
+        dynamic=bool(certificate.reorders),
+    )
     return Planned(plan, losses, graph)
 
 
@@ -240,10 +236,10 @@ class _BackwardPass:
         self.in_python: set[int] = set()
         self.unplaced: set[int] = set()
         self._shadow, self._graph = shadow, graph
+        self._num_meetings = len(shadow.meetings)
         self._node: int | None = None  # the node that is running
         self._mixed: set[int] = set()  # nodes with a cotangent of several records
         self._meeting_in: dict[int, Event] = {}  # the first meeting in each node
-        self._num_meetings = len(shadow.meetings)
         self._between: list[Event] = []  # what the user's hooks did to a record between two nodes
 
     def run(self, losses: Tensor, own: Tensor, operators: Operators) -> None:
@@ -310,13 +306,12 @@ class _BackwardPass:
             self._between.append(self._shadow.event(func))
         # Behind the frontier no record may be met again: a mixed cotangent has no share of it.
         if self._node in self._mixed and not self.meetings:
-            parents = (
-                index
-                for index, children in enumerate(self._graph.next)
-                if any(child and child[0] == self._node for child in children)
+            of_parents = (
+                meeting
+                for parent, meeting in sorted(self._meeting_in.items())
+                if any(child and child[0] == self._node for child in self._graph.next[parent])
             )
-            blamed = (self._meeting_in[i] for i in parents if i in self._meeting_in)
-            self.meetings.append(next(blamed, None) or self._shadow.event(func))
+            self.meetings.append(next(of_parents, None) or self._shadow.event(func))
 
 
 # Between two nodes autograd itself adds up the cotangents of a tensor that was used twice.
@@ -332,21 +327,29 @@ def _frontier(
         return mixed or graph.variable(index) is not None
 
     edges: dict[tuple[int, int], list[Edge]] = {}
-    for index, those in sorted(layouts.items()):
-        kinds = {layout.kind for layout in those if layout is not None}
+    for index, of_node in sorted(layouts.items()):
+        kinds = {layout.kind for layout in of_node if layout is not None}
         if "mixed" in kinds or kinds <= {"public"}:
             continue
         for operand, child in enumerate(graph.next[index]):
             if child is not None and is_behind(*child):
-                edges.setdefault(child, []).append(Edge(index, operand, tuple(those)))
-    sites = []
-    for (node, output), found in sorted(edges.items()):
-        variable = graph.variable(node)
-        shape = graph.shape(node, output) if variable is None else tuple(variable.shape)
-        chain = moves_to_parameter(graph, node, output, names)
-        leaves = tuple(parameters_below(graph, node))
-        sites.append(Site(node, output, shape, tuple(found), chain, leaves))
-    return tuple(sites)
+                edges.setdefault(child, []).append(Edge(index, operand, tuple(of_node)))
+    return tuple(
+        Site(
+            *place,
+            _shape(graph, *place),
+            tuple(edges_to),
+            moves_to_parameter(graph, *place, names),
+            tuple(parameters_below(graph, place[0])),
+        )
+        for place, edges_to in sorted(edges.items())
+    )
+
+
+def _shape(graph: Graph, index: int, output: int) -> tuple[int, ...]:
+    """The shape of a node's output, or of the leaf that it stands for."""
+    variable = graph.variable(index)
+    return graph.shape(index, output) if variable is None else tuple(variable.shape)
 
 
 def _why_alone(
@@ -354,16 +357,14 @@ def _why_alone(
 ) -> str | None:
     if certificate.alone:
         return certificate.alone
-    for site in sites:
-        for edge in site.edges:
-            node = graph.nodes[edge.node]
-            if edge.node in unplaced:
-                return f"whose numbers {node.name()} gave is not known"
-            if is_python_node(node) and rule_for(node) is None:
-                return (
-                    f"{node.name().removesuffix('Backward')} is a torch.autograd.Function whose "
-                    "backward pass takes parameters; register its rule with tacit.gradient_rule"
-                )
+    for index, node in ((e.node, graph.nodes[e.node]) for site in sites for e in site.edges):
+        if index in unplaced:
+            return f"whose numbers {node.name()} gave is not known"
+        if is_python_node(node) and rule_for(node) is None:
+            return (
+                f"{node.name().removesuffix('Backward')} is a torch.autograd.Function whose "
+                "backward pass takes parameters; register its rule with tacit.gradient_rule"
+            )
     return None
 
 
@@ -373,19 +374,22 @@ def _public(certificate: Certificate, model: nn.Module, written: frozenset[str])
     Labels do not show whether a value of a record, or how many rows it selected, decided what
     Python did; nor what an operator does to memory that its schema does not declare.
     """
+
+    def has_schema(operator: str) -> bool:
+        space, _, name = operator.partition(".")
+        return bool(name) and hasattr(getattr(torch.ops, space), name)
+
     if certificate.looks or certificate.selections:
         return frozenset()
-    if not all(_has_schema(event.operator) for event in certificate.unknown):
+    if not all(has_schema(event.operator) for event in certificate.unknown):
         return frozenset()
     private = {name for name, _ in certificate.written}
-    every = dict(model.named_buffers(remove_duplicate=False))
-    seen = {name for name, b in every.items() if type(b) is Tensor and b.layout == torch.strided}
-    return (written & seen) - private
-
-
-def _has_schema(operator: str) -> bool:
-    space, _, name = operator.partition(".")
-    return bool(name) and hasattr(getattr(torch.ops, space), name)
+    labelled = {
+        name
+        for name, buffer in model.named_buffers(remove_duplicate=False)
+        if type(buffer) is Tensor and buffer.layout == torch.strided
+    }
+    return (written & labelled) - private
 
 
 def _entries_again(
@@ -405,8 +409,8 @@ def _entries_again(
 
 
 def _entries(model: nn.Module, names: frozenset[str]) -> dict[str, Tensor]:
-    every = model.named_buffers(remove_duplicate=False)
-    return {name: b.detach().clone() for name, b in every if name in names}
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    return {name: buffers[name].detach().clone() for name in names & buffers.keys()}
 
 
 def moves_to_parameter(
@@ -420,9 +424,7 @@ def moves_to_parameter(
         child, *others = graph.next[index]
         if child is None or any(others):
             return None
-        variable = graph.variable(child[0])
-        shape = graph.shape(*child) if variable is None else tuple(variable.shape)
-        node = graph.nodes[index]
+        node, shape = graph.nodes[index], _shape(graph, *child)
         if look_up is None and is_look_up(node):
             look_up = LookUp(tuple(moves), index, shape)
             moves, transposed = [], False
@@ -431,17 +433,13 @@ def moves_to_parameter(
             if move is None:
                 return None
             moves.append(move)
-            turns = _turns_matrix(node, shape) and transposed is not None
-            transposed = not transposed if turns else None
+            turns = node.name() == "TBackward0"
+            if node.name() == "TransposeBackward0" and len(shape) == 2:
+                turns = (signed(saved(node, "dim0")) - signed(saved(node, "dim1"))) % 2 == 1
+            transposed = not transposed if turns and transposed is not None else None
         index, output = child
     name = names.get(id(variable))
     return None if name is None else Moves(name, tuple(moves), transposed, look_up)
-
-
-def _turns_matrix(node: Node, shape: tuple[int, ...]) -> bool:
-    if node.name() == "TransposeBackward0" and len(shape) == 2:
-        return signed(saved(node, "dim0")) % 2 != signed(saved(node, "dim1")) % 2
-    return node.name() == "TBackward0"
 
 
 def _move(node: Node, output: int, shape: tuple[int, ...]) -> Move | None:
@@ -465,7 +463,7 @@ def _move(node: Node, output: int, shape: tuple[int, ...]) -> Move | None:
         place = output if name == "UnbindBackward0" else signed(saved(node, "index"))
         return lambda g: torch.ops.aten.select_backward(g, shape, dim, place)
     if name == "SliceBackward0":
-        start, end, step = (saved(node, each) for each in ("start", "end", "step"))
+        start, end, step = (saved(node, part) for part in ("start", "end", "step"))
     else:
         size = saved(node, "split_sizes" if name == "SplitWithSizesBackward0" else "split_size")
         sizes = list(size) if isinstance(size, Sequence) else [int(size)] * (output + 1)
@@ -479,8 +477,8 @@ def _nodes(names: str) -> frozenset[str]:
 
 
 _KEEP = _nodes("Alias Clone ToCopy Detach")
-_RESHAPES = _nodes("View UnsafeView ReshapeAlias Unsqueeze Squeeze")
-_RESHAPES |= {"SqueezeBackward1", "SqueezeBackward2"}
+_SQUEEZES = {"SqueezeBackward1", "SqueezeBackward2"}
+_RESHAPES = _nodes("View UnsafeView ReshapeAlias Unsqueeze Squeeze") | _SQUEEZES
 _PARTS = _nodes("Slice Select Split UnsafeSplit SplitWithSizes Unbind")
 
 
@@ -493,16 +491,12 @@ def share_no_element(places: tuple[tuple[Moves, tuple[int, ...]], ...]) -> bool:
 
 def parameters_below(graph: Graph, index: int) -> list[int]:
     """The nodes of all leaves that a node is made from."""
-    found, seen, stack = [], {index}, [index]
+    reached, stack = {index}, [index]
     while stack:
-        at = stack.pop()
-        if graph.variable(at) is not None:
-            found.append(at)
-        for child in graph.next[at]:
-            if child is not None and child[0] not in seen:
-                seen.add(child[0])
-                stack.append(child[0])
-    return sorted(found)
+        below = {child[0] for child in graph.next[stack.pop()] if child is not None}
+        stack += below - reached
+        reached |= below
+    return sorted(node for node in reached if graph.variable(node) is not None)
 
 
 def pull_back_rows(
@@ -517,8 +511,8 @@ def pull_back_rows(
     targets = [graph.edge(leaf, 0) for leaf in leaves]
     rows_B = rows_B.to(graph.dtype(index, output))
     try:
-        found = gradients(edge, targets, [rows_B], batched=True)
-        return [None if g is None else wide(g) for g in found]
+        stacks = gradients(edge, targets, [rows_B], batched=True)
     except RuntimeError:
-        each = [gradients(edge, targets, [row]) for row in rows_B]
-    return [None if of[0] is None else wide(torch.stack(of)) for of in zip(*each, strict=True)]
+        of_leaves = zip(*(gradients(edge, targets, [row]) for row in rows_B), strict=True)
+        stacks = tuple(None if of[0] is None else torch.stack(of) for of in of_leaves)
+    return [None if stack is None else wide(stack) for stack in stacks]

@@ -50,7 +50,7 @@ from tacit.engines.clipping import (
     for_compiler,
     sum_of_squares,
 )
-from tacit.precision import matmul_uses_tf32, wide_together
+from tacit.precision import uses_tf32, wide_together
 
 _SMALL_STACK = 1 << 20  # numbers of a stack that a CPU keeps
 
@@ -105,8 +105,8 @@ def in_pieces(
     """`work` on slices of `count` records that need at most `limit` numbers of workspace each."""
     size = max(1, limit // max(1, numbers_each))
     starts = range(0, count, size) or range(1)
-    found = [work(slice(start, min(start + size, count))) for start in starts]
-    return found[0] if len(found) == 1 else tuple(map(torch.cat, zip(*found, strict=True)))
+    results = [work(slice(start, min(start + size, count))) for start in starts]
+    return results[0] if len(results) == 1 else tuple(map(torch.cat, zip(*results, strict=True)))
 
 
 def rows_are_kept(row: int, *factors: Tensor, times: int = 2) -> bool:
@@ -142,7 +142,7 @@ def inner_products(x_BTD: Tensor, y_BSD: Tensor) -> Tensor:
     block = _block(width)
     flat_x, flat_y = (x.reshape(math.prod(lead), *x.shape[-2:]) for x in (x_BTD, y_BSD))
     single = x_BTD.is_cuda and x_BTD.dtype == torch.float32
-    if single and (matmul_uses_tf32(x_BTD) or not for_compiler()):
+    if single and (uses_tf32("matmul", x_BTD) or not for_compiler()):
         # TensorFloat-32 keeps 10 bits, too few where terms cancel. This operator never uses it.
         total = ghost.inner_products(flat_x, flat_y, block)
     else:
@@ -352,7 +352,7 @@ def matrix_gradients(uses: Sequence[Dense | Lookup]) -> RecordGradients:
     tables = [use for use in uses if isinstance(use, Lookup)]
     columns = [u.a_BTD for u in dense], [u.b_BTP for u in dense], [u.b_BTD for u in tables]
     factors = wide_together(*(_cat(column) for column in columns if column))
-    coarse = int(bool(dense) and matmul_uses_tf32(factors[0]))
+    coarse = int(bool(dense) and uses_tf32("matmul", factors[0]))
     form: Dense | Lookup | Tied
     if not tables:
         form, num_rows = Dense(*factors), factors[1].shape[-1]

@@ -23,9 +23,9 @@ import math
 import operator
 import time
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,13 +37,12 @@ from tacit.engines.clipping import left_to_the_compiler
 from tacit.engines.draws import State
 from tacit.precision import float32_settings, full_precision, uses_tensor_float
 from tacit.sampling.sampler import Batch
-from tacit.torch_internals import TorchDispatchMode, compile_graph, copy_each
+from tacit.torch_internals import TorchDispatchMode, compile_graph, copy_each, swapped
 
 Outputs = dict[str, Tensor]
 Work = Callable[[Sequence[Tensor]], Outputs]
-# The largest difference between a recording and the eager step, as a share of the norm: from
-# float32 roundings, and from TensorFloat-32, which flips ReLUs (6% were seen) and moves norms by
-# a percent.
+# The largest difference between a recording and the eager step, as a share of the norm. A coarse
+# arithmetic such as TensorFloat-32 flips ReLUs (6% were seen) and moves norms by a percent.
 _MOST_DIFFERENCE = 2e-2
 _MOST_COARSE_DIFFERENCE = 0.2
 _LONGEST_STEP = 5.0  # seconds; anything longer is time between steps
@@ -51,24 +50,41 @@ _SHAPES_PER_OCTAVE = 16  # sizes of batches that are far from the expected one
 _PIECES = 8  # sizes of the last piece of a batch that is cut
 
 
-class RecordedStep(Protocol):
-    """A step that can be recorded: a function of some tensors and of a model's weights."""
+@dataclass(frozen=True)
+class RecordedStep:
+    """A step that can be recorded: a function of some tensors and of a model's weights.
 
-    @property
-    def key(self) -> Hashable:
-        """Everything public that the step depends on, besides shapes and the model's state."""
-        ...
+    Args:
+        key: everything public that the step depends on, besides shapes and the model's state.
+        parameters: those of the model, by the names that `work` knows them by.
+        batch: everything that changes from step to step. A Python number would be recorded for
+            good (see `constants_on`).
+        work: from parameters and batch to the outputs.
+    """
 
-    @property
-    def model(self) -> nn.Module: ...
+    model: nn.Module
+    key: Hashable
+    parameters: Mapping[str, nn.Parameter]
+    batch: Sequence[Tensor]
+    work: Callable[[Mapping[str, Tensor], Sequence[Tensor]], Outputs]
 
     def run(self, batch: Sequence[Tensor]) -> Outputs:
-        """Run the step on these tensors, with the model's own weights."""
-        ...
+        return self.work(self.parameters, batch)
 
     def run_with(self, weights: dict[str, Tensor], batch: Sequence[Tensor]) -> Outputs:
-        """The same, with other tensors in place of the parameters and buffers."""
-        ...
+        """The same, with other tensors in place of the model's parameters and buffers."""
+        own = {id(p): name for name, p in self.model.named_parameters()}
+        parameters = {name: weights[own[id(p)]] for name, p in self.parameters.items()}
+        with swapped(self.model, weights):
+            return self.work(parameters, batch)
+
+
+def constants_on(device: torch.device, numbers: Sequence[float | Tensor]) -> Tensor:
+    """Numbers that may change from step to step, as one input of a recorded step."""
+    constants = torch.tensor([float(number) for number in numbers], dtype=torch.float64)
+    if device.type == "cuda":
+        constants = constants.pin_memory().to(device, non_blocking=True)
+    return constants
 
 
 @dataclass
@@ -84,7 +100,7 @@ class _Recording:
     state: Hashable = None  # of the model, when it was recorded
     failed: set[str] = field(default_factory=set)
     replays: int = 0
-    operators: int = 0  # of the eager step
+    operators: int = 0  # that the eager step runs
 
 
 class _Count(TorchDispatchMode):
@@ -129,6 +145,11 @@ class Recorder:
         """Whether steps on this device are captured, so that batches are worth padding."""
         return self.capture and device.type == "cuda"
 
+    @property
+    def num_recorded(self) -> int:
+        """How many steps are replayed instead of run: one for each shape and kind of step."""
+        return sum(recording.replay is not None for recording in self._recordings.values())
+
     def forget(self) -> None:
         """Free the recordings' memory; later steps are recorded again."""
         self._recordings.clear()
@@ -138,34 +159,35 @@ class Recorder:
         """A copy makes its own recordings: they are of one model's tensors."""
         return vars(self) | {"_recordings": {}, "_pool": None}
 
-    def __call__(self, step: RecordedStep, batch: Sequence[Tensor]) -> Outputs:
+    def __call__(self, step: RecordedStep) -> Outputs:
         began = time.perf_counter() if self._last == 0 else self._last
-        device = batch[0].device
-        shapes = tuple((tuple(t.shape), t.dtype) for t in batch)
+        device = step.batch[0].device
+        shapes = tuple((tuple(t.shape), t.dtype) for t in step.batch)
         key = (step.key, shapes, id(step.model))
         recording = self._recordings.get(key)
         replayed = recording is not None and recording.replay is not None
         if recording is None or (replayed and recording.state != model_state(step.model, device)):
-            recording = self._recordings[key] = _Recording(step)
+            recording = self._recordings[key] = _Recording(replace(step, batch=()))
         recording.calls += 1
         self._calls += 1
         if self._worth_compiling(recording, device):
-            self._try(recording, step, batch, "compile")
+            self._record(recording, step, "compile")
         elif self.captures(device) and recording.replay is None and recording.calls > self.after:
-            self._try(recording, step, batch, "capture")
-        found = self._run(recording, step, batch)
+            self._record(recording, step, "capture")
+        outputs = self._run(recording, step)
         now = time.perf_counter()
         # The time from step to step, since nothing waits for a GPU's work.
         recording.seconds += min(now - began, _LONGEST_STEP)
         self._last = now
-        return found
+        return outputs
 
-    def _run(self, recording: _Recording, step: RecordedStep, batch: Sequence[Tensor]) -> Outputs:
+    def _run(self, recording: _Recording, step: RecordedStep) -> Outputs:
+        batch = step.batch
         if recording.operators == 0:
             with _Count() as count:
-                found = step.run(batch)
+                outputs = step.run(batch)
             recording.operators = count.operators
-            return found
+            return outputs
         if recording.replay is None:
             return step.run(batch)
         recording.replays += 1
@@ -176,11 +198,9 @@ class Recorder:
         # Inductor draws other random numbers than an eager pass; the traced graph draws the same.
         check = recording.traced if start.drew() and recording.traced else recording.replay
         start.restore()
-        found = check(batch)
-        difference = _difference(expected, found)
+        difference = _difference(expected, check(batch))
         coarse = _rounds_coarsely(step.model, batch[0].device)
-        limit = _MOST_COARSE_DIFFERENCE if coarse else _MOST_DIFFERENCE
-        if not difference <= limit:
+        if not difference <= (_MOST_COARSE_DIFFERENCE if coarse else _MOST_DIFFERENCE):
             recording.replay = recording.traced = None
             recording.failed |= {"compile", "capture"}
             warnings.warn(
@@ -199,22 +219,22 @@ class Recorder:
         if recording.calls <= self.after:
             return False
         cost = compile_cost(recording.operators, device)
-        each = recording.seconds / (recording.calls - 1)
-        if self.steps_left is not None:  # of which this shape gets the share that it had so far
-            return each * self.steps_left * recording.calls / self._calls > 3 * cost
-        return recording.seconds > cost
+        if self.steps_left is None:
+            return recording.seconds > cost
+        # Of the steps to come this shape gets the share that it had so far.
+        step_seconds = recording.seconds / (recording.calls - 1)
+        return step_seconds * self.steps_left * recording.calls / self._calls > 3 * cost
 
-    def _try(
-        self, recording: _Recording, step: RecordedStep, batch: Sequence[Tensor], how: str
-    ) -> None:
+    def _record(self, recording: _Recording, step: RecordedStep, how: str) -> None:
+        """Compile or capture the step; where that fails, say so once and leave it as it is."""
         if how in recording.failed:
             return
+        batch = step.batch
         start = State(batch, step.model)
         try:
             if how == "compile":
-                recording.traced, compiled = compile_step(step, batch)
-                on_gpu = batch[0].is_cuda
-                recording.replay = self._captured(compiled, batch) if on_gpu else compiled
+                recording.traced, compiled = compile_step(step)
+                recording.replay = self._captured(compiled, batch) if batch[0].is_cuda else compiled
                 recording.compiled = True
             else:
                 recording.replay = self._captured(step.run, batch)
@@ -223,22 +243,20 @@ class Recorder:
             raise
         except Exception as error:
             recording.failed.add(how)
+            kind = type(step.model).__name__
             done = "compiled" if how == "compile" else "captured as a CUDA graph"
-            warnings.warn(
-                f"a step of {type(step.model).__name__} cannot be {done} and runs without that: "
-                f"{_summary(error)}",
-                stacklevel=4,
-            )
+            why = f"cannot be {done} and runs without that: {_summary(error)}"
+            warnings.warn(f"a step of {kind} {why}", stacklevel=4)
         finally:
             start.restore()
 
     def _captured(self, work: Work, batch: Sequence[Tensor]) -> Work:
-        still = [t.clone() for t in batch]
-        graph, outputs = capture(lambda: work(still), pool=self._pool)
+        inputs = [t.clone() for t in batch]
+        graph, outputs = capture(lambda: work(inputs), pool=self._pool)
         self._pool = graph.pool()  # recordings take turns, so they may share their memory
 
-        def replay(now: Sequence[Tensor]) -> Outputs:
-            copy_each(still, list(now))
+        def replay(batch: Sequence[Tensor]) -> Outputs:
+            copy_each(inputs, list(batch))
             graph.replay()
             return outputs
 
@@ -266,14 +284,14 @@ def rows_for(piece: Batch, views: int = 1) -> int:
     return rows if most is None else min(rows, max(most, len(piece)))
 
 
-def padded(piece: Batch, rows: int) -> Batch:
-    """The same records, padded with the dataset's first record in rows that are masked out."""
-    missing = rows - len(piece)
-    if missing == 0:
+def padded(piece: Batch, views: int = 1) -> Batch:
+    """The same records, with the dataset's first one in rows that fill up and are masked out."""
+    records, rows = len(piece), rows_for(piece, views)
+    if rows == records:
         return piece
     place = torch.arange(rows, device=piece.indices.device)
-    indices = pad(piece.indices, (0, missing))
-    return replace(piece, indices=indices, mask=place < len(piece), groups=None)
+    indices = pad(piece.indices, (0, rows - records))
+    return replace(piece, indices=indices, mask=place < records, groups=None)
 
 
 def _summary(error: Exception) -> str:
@@ -291,39 +309,36 @@ def compile_cost(operators: int, device: torch.device) -> float:
     return 3.0 + 0.015 * operators if device.type == "cuda" else 2.0 + 0.025 * operators
 
 
-def compile_step(step: RecordedStep, batch: Sequence[Tensor]) -> tuple[Work, Work]:
+def compile_step(step: RecordedStep) -> tuple[Work, Work]:
     """(the step as one graph of operators, the same graph compiled by Inductor)."""
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import, and rarely needed
 
-    model = step.model
-    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-    order: list[str] = []
+    def weights() -> dict[str, Tensor]:
+        return dict(step.model.named_parameters()) | dict(step.model.named_buffers())
 
-    def work(*tensors: Tensor) -> list[Tensor]:
-        weights = dict(zip(names, tensors, strict=False))
-        found = step.run_with(weights, tensors[len(names) :])
-        order[:] = list(found)
-        return [found[name] for name in order]
-
-    def weights() -> list[Tensor]:
-        now = dict(model.named_parameters()) | dict(model.named_buffers())
-        return [now[name] for name in names]
+    names, order = list(weights()), list[str]()
 
     def current() -> list[Tensor]:
-        return [tensor.detach() for tensor in weights()]
+        now = weights()
+        return [now[name].detach() for name in names]
 
-    example = [t.clone() for t in batch]
+    def work(*tensors: Tensor) -> list[Tensor]:
+        given = dict(zip(names, tensors, strict=False))
+        outputs = step.run_with(given, tensors[len(names) :])
+        order[:] = outputs
+        return list(outputs.values())
+
+    example = [t.clone() for t in step.batch]
     with left_to_the_compiler():
-        graph = make_fx(work)(*weights(), *example)
+        graph = make_fx(work)(*weights().values(), *example)
     _without_detours(graph)
-    _move_constants(graph, example[0].device)
+    move_constants(graph, example[0].device)
+    with torch.no_grad(), full_precision(example[0].device):
+        compiled_graph = compile_graph(graph, [*current(), *example])
 
     def traced(tensors: Sequence[Tensor]) -> Outputs:
         with torch.no_grad():
             return dict(zip(order, graph(*current(), *tensors), strict=True))
-
-    with torch.no_grad(), full_precision(example[0].device):
-        compiled_graph = compile_graph(graph, [*current(), *example])
 
     def compiled(tensors: Sequence[Tensor]) -> Outputs:
         with torch.no_grad(), full_precision(example[0].device):
@@ -339,7 +354,7 @@ def _without_detours(graph: Any) -> None:
     A compiler may lay tensors out in another way, in which a traced view is impossible. So a view
     becomes a reshape, unless something is written through it.
     """
-    written = {_origin(place) for node in graph.graph.nodes for place in _written(node)}
+    written = _written(graph)
     for node in list(graph.graph.nodes):
         if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             node.replace_all_uses_with(node.args[0])
@@ -349,7 +364,7 @@ def _without_detours(graph: Any) -> None:
     graph.recompile()
 
 
-def _move_constants(graph: Any, device: torch.device) -> None:
+def move_constants(graph: Any, device: torch.device) -> None:
     """Compute constants that a step makes on the CPU once, and keep them on the step's device.
 
     `mask[1:3] = 2` and `torch.arange(n)` make such constants in every pass, and a CUDA graph cannot
@@ -357,7 +372,7 @@ def _move_constants(graph: Any, device: torch.device) -> None:
     """
     if device.type == "cpu":
         return
-    written = {_origin(place) for node in graph.graph.nodes for place in _written(node)}
+    written = _written(graph)
     known: dict[Any, Tensor] = {}
     for node in graph.graph.nodes:
         if node in written:
@@ -396,13 +411,15 @@ def _device_of(node: Any) -> str | None:
     return value.device.type if isinstance(value, Tensor) else None
 
 
-def _written(node: Any) -> list[Any]:
-    """The operands that an operator of a graph writes to."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return []
-    given = zip(schema.arguments, node.args, strict=False)
-    return [value for argument, value in given if argument.is_write]
+def _written(graph: Any) -> set[Any]:
+    """The tensors of a graph that some operator writes to, also through views."""
+    return {
+        _origin(operand)
+        for node in graph.graph.nodes
+        if (schema := getattr(node.target, "_schema", None)) is not None
+        for argument, operand in zip(schema.arguments, node.args, strict=False)
+        if argument.is_write
+    }
 
 
 def _origin(node: Any) -> Any:
@@ -436,11 +453,11 @@ def capture(
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=pool):
-                found = work()
+                outputs = work()
         except Exception:
             _usable_generator()
             raise
-        return graph, found
+        return graph, outputs
     finally:
         torch.set_autocast_cache_enabled(cached)
 
@@ -461,9 +478,8 @@ def model_state(model: nn.Module, device: torch.device) -> Hashable:
     A setting that a module computes with (a dropout rate, a scale, its mode) is a constant of the
     recording, so another value needs another recording. Checked before every replay.
     """
-    kind_of_device = device.type
-    casts = torch.is_autocast_enabled(kind_of_device)
-    cast = torch.get_autocast_dtype(kind_of_device) if casts else None
+    casts = torch.is_autocast_enabled(device.type)
+    cast = torch.get_autocast_dtype(device.type) if casts else None
     return recorded_state(model), float32_settings(), cast
 
 
@@ -474,11 +490,11 @@ def _rounds_coarsely(model: nn.Module, device: torch.device) -> bool:
     return narrow or cuts or torch.is_autocast_enabled(device.type)
 
 
-def _difference(expected: Outputs, found: Outputs) -> float:
+def _difference(expected: Outputs, replayed: Outputs) -> float:
     """The distance between two results, as a share of their norm."""
-    if set(found) != set(expected):
+    if set(replayed) != set(expected):
         return math.inf
     names = [n for n, t in expected.items() if t.is_floating_point()]
     scale = sum(float(expected[n].double().square().sum()) for n in names) ** 0.5
-    error = sum(float((expected[n].double() - found[n].double()).square().sum()) for n in names)
-    return error**0.5 / (scale + 1e-12)
+    gaps = [expected[n].double() - replayed[n].double() for n in names]
+    return sum(float(gap.square().sum()) for gap in gaps) ** 0.5 / (scale + 1e-12)

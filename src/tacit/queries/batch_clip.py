@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from tacit.engines.clipping import CLIP, ClipRule, ClipTask
 from tacit.engines.draws import State
 from tacit.engines.model_certificate import certify, sample_records
 from tacit.errors import MixesRecords
+from tacit.losses.record_loss import needs_pre_activations
 from tacit.losses.tailored import watched
 from tacit.precision import ROWS_AT_ONCE
 from tacit.queries.bounded_gradient import Blocks, BoundedGradient, Loss
@@ -114,26 +115,28 @@ class BatchClip(ClippedQuery):
 
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
         require_sets(batch, self.mini_set_size)
-        with watched(model, loss):  # the loss may depend on the parameters in any way
-            held = self._constants(model, loss, batch)
-            task = self._task(model, loss, held)
+        # The loss may depend on the parameters in any way.
+        with watched(model, loss) if needs_pre_activations(loss) else nullcontext():
+            blocks = self.blocks_of(model)
+            constants = self._constants(model, loss, batch, blocks)
+            task = self._task(model, loss, blocks, constants)
             sets = [self._with_views(one) for one in sets_of(batch)]
             with self._running(task, batch, draws_one_set(batch)) as engine:
                 limit = min(batch.max_physical or ROWS_AT_ONCE, ROWS_AT_ONCE)
-                pieces = self._physical(sets, limit)
-                clipped = (engine.clipped_sums(task, self.gradient, some) for some in pieces)
-                return self._bounded(task, held, clipped, self._divisor(batch))
+                pieces = _pieces(sets, limit)
+                clipped = (engine.clipped_sums(task, self.gradient, piece) for piece in pieces)
+                return self._bounded(task, constants, clipped, self._divisor(batch))
 
     def expected_norms(self, model: nn.Module, loss: Loss, public: Records) -> list[float]:
         size = min(self.mini_set_size, len(public))
         whole = batch_of(
             public.inputs, public.targets, divisor=1.0, scheme=Poisson(1.0), max_physical=size
         )
-        full = [one for one in whole.physical() if len(one) == size]
-        task = self._task(model, loss)
+        sets = [one for one in whole.physical() if len(one) == size]
+        task = self._task(model, loss, self.blocks_of(model))
         with self._running(task, whole, "public") as engine:
-            pieces = self._physical(full, max(size, 256))
-            return mean_norms([engine.block_norms(task, self.gradient, some) for some in pieces])
+            pieces = _pieces(sets, max(size, 256))
+            return mean_norms([engine.block_norms(task, self.gradient, piece) for piece in pieces])
 
     @contextmanager
     def _running(self, task: ClipTask, batch: Batch, purpose: Hashable) -> Iterator[SetEngine]:
@@ -167,13 +170,13 @@ class BatchClip(ClippedQuery):
         mean = isinstance(self.gradient, MeanGradient)
         if draws_one_set(batch) or not mean or len(batch.records) == 0:
             return self._one_by_one
-        known = _apart.setdefault(task.model, {})
+        proved = _apart.setdefault(task.model, {})
         key = check_key(task, self._views.augmentation), settings_of(task.model)
-        if key not in known:
-            if len(known) >= _MOST_KEYS:  # hooks that are new in each step
-                known.clear()
-            known[key] = self._keeps_apart(task, batch)
-        return self._at_once if known[key] else self._one_by_one
+        if key not in proved:
+            if len(proved) >= _MOST_KEYS:  # hooks that are new in each step
+                proved.clear()
+            proved[key] = self._keeps_apart(task, batch)
+        return self._at_once if proved[key] else self._one_by_one
 
     def _keeps_apart(self, task: ClipTask, batch: Batch) -> bool:
         """Whether a pass under shadow memory proves it, in a program that is planned once."""
@@ -187,37 +190,37 @@ class BatchClip(ClippedQuery):
 
     def _check(self, task: ClipTask, engine: SetEngine, batch: Batch) -> bool:
         """Raise unless a set's gradient is of that set alone; see `engines.model_certificate`."""
-        if isinstance(engine, SetsAsRecords):
+        if not isinstance(engine, SetsAsRecords):
+            with too_small_is_nothing():
+                return certify(task, batch, self._views.first, alone=self.mini_set_size)
+            return False
+        try:
             alone = int(isinstance(engine.engine, PerRecord))
-            try:
-                return certify(task, batch, self._views.first, alone=alone)
-            except MixesRecords as error:
-                self._check(task, self._one_by_one, batch)  # raises if that does not work either
-                raise MixesRecords(
-                    f"SetsAsRecords takes all mini-sets through the model at once, where {error}. "
-                    "To clip mini-sets as they are, give BatchClip "
-                    "engine=tacit.queries.SetBySet(), which runs each of them alone"
-                ) from error
-        with too_small_is_nothing():
-            return certify(task, batch, self._views.first, alone=self.mini_set_size)
-        return False
+            return certify(task, batch, self._views.first, alone=alone)
+        except MixesRecords as error:
+            self._check(task, self._one_by_one, batch)  # raises if that does not work either
+            raise MixesRecords(
+                f"SetsAsRecords takes all mini-sets through the model at once, where {error}. "
+                "To clip mini-sets as they are, give BatchClip "
+                "engine=tacit.queries.SetBySet(), which runs each of them alone"
+            ) from error
 
     def _with_views(self, one: Batch) -> Batch:
         """The set as the model is given it: its views, where it is augmented."""
         if self._views.augmentation is None:
             return one
-        (seen,) = self._views.of(replace(one, max_physical=None))
-        return seen
+        (views,) = self._views.of(replace(one, max_physical=None))
+        return views
 
-    @staticmethod
-    def _physical(sets: list[Batch], max_physical: int) -> list[list[Batch]]:
-        """As many sets as fit the limit; a set is never cut, as its gradient is of the whole."""
-        pieces: list[list[Batch]] = []
-        rows = 0
-        for one in sets:
-            if not pieces or rows + len(one) > max_physical:
-                pieces.append([])
-                rows = 0
-            pieces[-1].append(one)
-            rows += len(one)
-        return pieces
+
+def _pieces(sets: list[Batch], max_physical: int) -> list[list[Batch]]:
+    """As many sets as fit the limit; a set is never cut, as its gradient is of the whole."""
+    pieces: list[list[Batch]] = []
+    rows = 0
+    for one in sets:
+        if not pieces or rows + len(one) > max_physical:
+            pieces.append([])
+            rows = 0
+        pieces[-1].append(one)
+        rows += len(one)
+    return pieces

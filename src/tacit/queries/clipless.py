@@ -21,7 +21,13 @@ from tacit.checks.side_effects import function_kind, watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.engines.clipping import ClipTask, accumulator, centred_count, flattened
 from tacit.engines.model_certificate import certify
-from tacit.engines.recorder import Outputs, Recorder, padded, rows_for
+from tacit.engines.recorder import (
+    Outputs,
+    RecordedStep,
+    Recorder,
+    constants_on,
+    padded,
+)
 from tacit.lipschitz.integrity import require_no_hooks_of_all_modules, require_plain_gradients
 from tacit.lipschitz.layers.limits import limit_rows
 from tacit.lipschitz.program import Program, compile_program, fingerprint
@@ -49,7 +55,6 @@ from tacit.queries.thresholds import AdaptingQuery, AdaptiveNorm, Thresholds
 from tacit.queries.views import ViewBatches
 from tacit.sampling.sampler import Batch
 from tacit.sampling.scheme import Unit
-from tacit.torch_internals import swapped
 
 _COUNT = "#count"
 
@@ -71,60 +76,52 @@ class CliplessStep:
     below: float | Tensor | None = None
     views: int = 1
     largest: float = math.inf
-    masked: bool = False
 
     def through(self, recorder: Recorder, piece: Batch) -> Outputs:
         """Σ_i of the records' gradients by parameter, and the count under its own name."""
-        if len(piece) == 0:
-            return self.sums(piece.inputs, piece.targets, piece.mask)
-        if piece.mask is None and recorder.captures(piece.indices.device):
-            piece = padded(piece, rows_for(piece, self.views))
-        step = replace(self, masked=piece.mask is not None)
-        return recorder(step, step.batch(piece))
+        device = piece.indices.device
+        if piece.mask is None and recorder.captures(device):
+            piece = padded(piece, self.views)
+        mask = [] if piece.mask is None else [piece.mask]
+        settings = self.below is None, self.views, self.largest, bool(mask)
+        limits = constants_on(device, [self.limit, self.below or 0.0])
+        step = RecordedStep(
+            model=self.model,
+            key=(id(self.loss), tuple(self.parameters), settings),
+            parameters=self.parameters,
+            batch=[piece.inputs, piece.targets, *mask, limits],
+            work=self._run,
+        )
+        return recorder(step)
 
-    @property
-    def key(self) -> Hashable:
-        what = (id(self.loss), tuple(self.parameters), self.below is None)
-        return what, self.views, self.largest, self.masked
-
-    def batch(self, piece: Batch) -> list[Tensor]:
-        """Everything that changes from step to step: a Python number would be recorded for good."""
-        numbers = [float(self.limit), float(self.below or 0.0)]
-        limits = torch.tensor(numbers, dtype=torch.float64)
-        if piece.indices.is_cuda:
-            limits = limits.pin_memory().to(piece.indices.device, non_blocking=True)
-        mask = [piece.mask] if piece.mask is not None else []
-        return [piece.inputs, piece.targets, *mask, limits]
-
-    def run(self, batch: Sequence[Tensor]) -> Outputs:
+    def _run(self, parameters: Any, batch: Sequence[Tensor]) -> Outputs:
         inputs, targets, *mask, limits = batch
-        step = replace(self, limit=limits[0], below=None if self.below is None else limits[1])
-        return step.sums(inputs, targets, mask[0] if self.masked else None)
-
-    def run_with(self, weights: dict[str, Tensor], batch: Sequence[Tensor]) -> Outputs:
-        own = {id(p): name for name, p in self.model.named_parameters()}  # a program's own names
-        parameters: Any = {n: weights[own[id(p)]] for n, p in self.parameters.items()}
-        with swapped(self.model, weights):
-            return replace(self, parameters=parameters).run(batch)
-
-    def sums(self, inputs: Tensor, targets: Tensor, mask: Tensor | None) -> Outputs:
+        below = None if self.below is None else limits[1]
+        step = replace(self, parameters=parameters, limit=limits[0], below=below)
         with in_wide_precision(self.model, inputs.device) as copies:
-            weights = [copies.get(id(p), p) for p in self.parameters.values()]
-            return self._sums(weights, wide(inputs), wide(targets), mask)
+            weights = [copies.get(id(p), p) for p in parameters.values()]
+            return step.sums(weights, wide(inputs), wide(targets), mask[0] if mask else None)
 
-    def _sums(
+    def sums(
         self, weights: list[Tensor], inputs: Tensor, targets: Tensor, mask: Tensor | None
     ) -> Outputs:
         """`weights` are the tensors that the pass runs with: parameters, or float32 copies."""
-        keep = _finite(inputs) & _finite(targets)
+
+        def of_each_record(rows: Tensor) -> Tensor:
+            return rows.reshape(len(rows), -1).all(dim=1)
+
+        keep = of_each_record(inputs.isfinite()) & of_each_record(targets.isfinite())
         if self.largest < math.inf:
-            keep = keep & (inputs.abs() <= self.largest).reshape(len(inputs), -1).all(dim=1)
+            keep = keep & of_each_record(inputs.abs() <= self.largest)
         if mask is not None:
             keep = keep & mask
+
+        def kept(rows: Tensor) -> Tensor:
+            return torch.where(keep.view(-1, *(1 for _ in rows.shape[1:])), rows, 0)
+
         # 0 · NaN is NaN: what must not count is replaced before it enters. No branch on whether
         # there is any, since a recording would keep the answer.
-        inputs = torch.where(_as_rows(keep, inputs), inputs, 0)
-        targets = torch.where(_as_rows(keep, targets), targets, 0)
+        inputs, targets = kept(inputs), kept(targets)
         with torch.enable_grad():
             outputs = self.model(inputs)
             leaf = outputs.detach().requires_grad_()
@@ -133,26 +130,16 @@ class CliplessStep:
         sums: Outputs = {}
         with torch.no_grad():
             # A record that does not count does not enter the count either.
-            cotangent = torch.where(_as_rows(keep, cotangent), cotangent, 0)
-            limited, norms, finite = limit_rows(cotangent, self.limit)
+            limited, norms, finite = limit_rows(kept(cotangent), self.limit)
             if self.below is not None:
-                count = centred_count(norms, self.below, keep & finite)
-                sums[_COUNT] = count / self.views
+                sums[_COUNT] = centred_count(norms, self.below, keep & finite) / self.views
         # Views are averaged after the way back: a layer that limits cotangents limits each view's,
         # and K views of which each was divided by K would pass it whole.
-        found = torch.autograd.grad(outputs, weights, limited, allow_unused=True)
-        for name, gradient in zip(self.parameters, found, strict=True):
+        grads = torch.autograd.grad(outputs, weights, limited, allow_unused=True)
+        for name, gradient in zip(self.parameters, grads, strict=True):
             if gradient is not None:
                 sums[name] = gradient / self.views if self.views > 1 else gradient
         return sums
-
-
-def _finite(rows: Tensor) -> Tensor:
-    return rows.reshape(len(rows), -1).isfinite().all(dim=1)
-
-
-def _as_rows(keep: Tensor, like: Tensor) -> Tensor:
-    return keep.view((len(like),) + (1,) * (like.dim() - 1))
 
 
 _MOST_PROGRAMS = 4  # per model: training and evaluation, each with two settings
@@ -246,7 +233,9 @@ class Clipless(AdaptingQuery):
             return certify(task, batch, first_views)
 
         with watched_step(program, check, (function_kind(loss), tuple(parameters))):
-            for piece in self._views.of(batch.at_most(ROWS_AT_ONCE, self._views.views)):
+            limited = batch.at_most(ROWS_AT_ONCE, self._views.views)
+            plain = self._views.augmentation is None
+            for piece in limited.physical() if plain else self._views.of(limited):
                 _require_shape(batch, piece.records.shape)
                 sums = step.through(self.recorder, piece)
                 # A recording returns the same dict each time, so nothing is taken out of it.
@@ -256,11 +245,11 @@ class Clipless(AdaptingQuery):
                     counts += sums[_COUNT]
         larger = 1 + known.rounding.slack_of_sum(public_rows(batch.divisor))
         limits = [larger * math.hypot(*(bounds.by_parameter[n] for n in b)) for b in blocks]
-        held = self._run_constants
+        constants = self._run_constants
         return BoundedGradient(
             blocks=blocks_from(total, parameters, blocks, limits),
             divisor=batch.divisor,
-            statistics=held.statistics(counts, batch.divisor) if held else (),
+            statistics=constants.statistics(counts, batch.divisor) if constants else (),
         )
 
     def expect(self, steps: int) -> None:
@@ -288,7 +277,7 @@ class Clipless(AdaptingQuery):
         if not isinstance(self.gradient_clip, AdaptiveNorm):
             return self.gradient_clip
         self._run_constants = self._run_constants or Thresholds((self.gradient_clip,))
-        return self._run_constants.constants().norms[0]
+        return self._run_constants.constants.norms[0]
 
     def sensitivities(
         self, model: nn.Module, loss: Loss, input_shape: tuple[int, ...]
@@ -310,10 +299,10 @@ class Clipless(AdaptingQuery):
         stale = known is None or known.program is not program or known.key != key
         if known is None or stale or program.own_answers:
             limited = loss if clip is None else ClippedLoss(loss, clip)
-            found = propagate(program, limited, input_shape, rounding=rounding)
-            wide = {wide_dtype(dtype) for dtype, _ in kinds}
-            largest = largest_entry(program, found, input_shape, wide)
-            known = self._known[model] = _Bounds(key, loss, program, found, largest, rounding)
+            bounds = propagate(program, limited, input_shape, rounding=rounding)
+            dtypes = {wide_dtype(dtype) for dtype, _ in kinds}
+            largest = largest_entry(program, bounds, input_shape, dtypes)
+            known = self._known[model] = _Bounds(key, loss, program, bounds, largest, rounding)
         return known
 
     def _program_of(self, model: nn.Module) -> Program:

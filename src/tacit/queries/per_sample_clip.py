@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Protocol
+from contextlib import nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -107,26 +108,30 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
         return blocks
 
     def _task(
-        self, model: nn.Module, loss: Loss, held: RunConstants | None = None, views: int = 1
+        self,
+        model: nn.Module,
+        loss: Loss,
+        blocks: Blocks,
+        constants: RunConstants | None = None,
+        views: int = 1,
     ) -> ClipTask:
         """The task of an engine; without constants, for norms alone."""
-        blocks = self.blocks_of(model)
-        constants = Constants((1.0,) * len(blocks)) if held is None else held.constants()
+        of_step = Constants((1.0,) * len(blocks)) if constants is None else constants.constants
         return ClipTask(
             model,
             loss,
             trainable(model),
             blocks,
-            constants.norms,
+            of_step.norms,
             self.rule,
             views,
-            counted=held is not None and bool(held.adaptive),
-            factors=constants.factors,
+            counted=constants is not None and bool(constants.adaptive),
+            factors=of_step.factors,
             active={} if self.frozen is None else self.frozen.active(model),
         )
 
     def _bounded(
-        self, task: ClipTask, held: RunConstants, clipped: Iterable[Clipped], divisor: float
+        self, task: ClipTask, constants: RunConstants, clipped: Iterable[Clipped], divisor: float
     ) -> BoundedGradient:
         """The clipped sums of all pieces, with their bounds and what is released beside them.
 
@@ -139,7 +144,7 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
             total += flattened(piece.sums, task.parameters) if piece.flat is None else piece.flat
             if piece.counts:
                 counts += torch.stack(piece.counts)
-        added_in = coarsest(p.dtype for p in task.parameters.values())
+        added_in = coarsest({p.dtype for p in task.parameters.values()})
         larger = 1 + slack_of_sum(added_in, public_rows(divisor))
         bounds = [larger * float(norm) for norm in task.norms]
         factors = None if task.factors is None else [float(factor) for factor in task.factors]
@@ -147,39 +152,43 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
             blocks=blocks_from(total, task.parameters, task.blocks, bounds, factors, task.active),
             divisor=divisor,
             unit=self.unit,
-            statistics=held.statistics(counts, divisor),
-            released=held.released,
+            statistics=constants.statistics(counts, divisor) if constants.adaptive else (),
+            released=constants.released,
         )
 
-    def _constants(self, model: nn.Module, loss: Loss, batch: Batch) -> RunConstants:
-        """The constants of this step: the run's own where they change from step to step."""
-        count = len(self.blocks_of(model))
-        held: RunConstants
+    def _constants(
+        self, model: nn.Module, loss: Loss, batch: Batch, blocks: Blocks
+    ) -> RunConstants:
+        """The constants of this run, as they are at this step."""
+        constants = self._run_constants
         if isinstance(self.max_norm, LayerwiseNorms | LayerFactors):
-            known = self._run_constants
-            held = known if isinstance(known, Estimates) else Estimates(self.max_norm)
-            if held.checked != id(batch.records.inputs):
-                require_public(held.source.public, batch.records)
-                held.checked = id(batch.records.inputs)
-            self._run_constants = held
-            if held.due:
-                some = held.source.public.take(slice(held.source.records))
-                held.take(self.expected_norms(model, loss, some.to(batch.indices.device)))
+            if not isinstance(constants, Estimates):
+                constants = Estimates(self.max_norm)
+            public = constants.source.public
+            if constants.checked != id(batch.records.inputs):
+                require_public(public, batch.records)
+                constants.checked = id(batch.records.inputs)
+            self._run_constants = constants
+            if constants.due:
+                some = public.take(slice(constants.source.records)).to(batch.indices.device)
+                constants.take(self.expected_norms(model, loss, some))
         else:
-            norms = self.max_norm if isinstance(self.max_norm, tuple) else (self.max_norm,) * count
-            if len(norms) != count:
+            one_each = isinstance(self.max_norm, tuple)
+            norms: Any = self.max_norm if one_each else (self.max_norm,) * len(blocks)
+            if len(norms) != len(blocks):
                 raise ValueError(
-                    f"{len(norms)} values of max_norm for {count} blocks; give one per block"
+                    f"{len(norms)} values of max_norm for {len(blocks)} blocks; give one per block"
                 )
-            held = Thresholds(norms)  # type: ignore[arg-type]
-            if held.adaptive:
-                held = self._run_constants = self._run_constants or held
-        if held.num_blocks != count:
+            if not isinstance(constants, Thresholds) or not (
+                constants.adaptive or constants.given == norms
+            ):
+                constants = self._run_constants = Thresholds(norms)
+        if constants.num_blocks != len(blocks):
             raise ValueError(
-                f"this query follows the norms of {held.num_blocks} blocks, and was given a model "
-                f"of {count}; make a query for each model"
+                f"this query follows the norms of {constants.num_blocks} blocks, and was given a "
+                f"model of {len(blocks)}; make a query for each model"
             )
-        return held
+        return constants
 
 
 def check_key(task: ClipTask, *more: object) -> Hashable:
@@ -236,21 +245,25 @@ class PerSampleClip(ClippedQuery):
         getattr(self.engine, "forget", lambda: None)()
 
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
-        with watched(model, loss):  # the loss may depend on the parameters in any way
-            held = self._constants(model, loss, batch)
-            task = self._task(model, loss, held, self._views.views)
+        # The loss may depend on the parameters in any way.
+        with watched(model, loss) if needs_pre_activations(loss) else nullcontext():
+            blocks = self.blocks_of(model)
+            constants = self._constants(model, loss, batch, blocks)
+            task = self._task(model, loss, blocks, constants, self._views.views)
 
             def check() -> bool:
                 alone = int(isinstance(self.engine, PerRecord))
                 return certify(task, batch, self._views.first, alone=alone)
 
             with watched_step(model, check, check_key(task, self.engine)):
-                pieces = self._views.of(batch.at_most(ROWS_AT_ONCE, self._views.views))
+                limited = batch.at_most(ROWS_AT_ONCE, task.views)
+                plain = self._views.augmentation is None
+                pieces = limited.physical() if plain else self._views.of(limited)
                 clipped = (self.engine.clipped_sums(task, piece) for piece in pieces)
-                return self._bounded(task, held, clipped, batch.divisor)
+                return self._bounded(task, constants, clipped, batch.divisor)
 
     def expected_norms(self, model: nn.Module, loss: Loss, public: Records) -> list[float]:
-        task = self._task(model, loss)
+        task = self._task(model, loss, self.blocks_of(model))
         whole = batch_of(
             public.inputs, public.targets, divisor=1.0, scheme=Poisson(1.0), max_physical=256
         )

@@ -114,30 +114,30 @@ def share_among(public: Records, private: Records) -> float:
     """The share of some public rows whose inputs equal those of a private row."""
     if public.shape != private.shape or len(private) == 0:
         return 0.0
+    private_rows = flat_rows(private.inputs)
     stride = -(-len(public) // _ROWS_TO_COMPARE)  # from all over
-    held = flat_rows(private.inputs)
-    some = flat_rows(public.take(slice(None, None, stride)).inputs).to(held)
-    if held.shape[1] == 0:
+    public_rows = flat_rows(public.take(slice(None, None, stride)).inputs).to(private_rows)
+    width, device = private_rows.shape[1], private_rows.device
+    if width == 0:
         return 0.0
-    at_once = max(1, _CHUNK // held.shape[1])
-    # Where one number of two rows differs, so do the rows; the others are compared in full.
+    at_once = max(1, _CHUNK // width)
+    # Rows that differ in one weighted sum differ; the others are compared in full.
     draws = torch.Generator().manual_seed(0)
-    weights = torch.randn(held.shape[1], generator=draws, dtype=torch.float64).to(held.device)
+    weights = torch.randn(width, generator=draws, dtype=torch.float64).to(device) / width
 
-    def one_number(rows: Tensor, weights: Tensor) -> Tensor:
-        chunks = (
-            torch.nan_to_num(chunk.double(), 0.0, 1e300, -1e300) @ (weights / len(weights))
-            for chunk in rows.split(at_once)
-        )
-        return torch.cat(list(chunks))
+    def weighted_sums(rows: Tensor, weights: Tensor) -> Tensor:
+        chunks = (torch.nan_to_num(c.double(), 0.0, 1e300, -1e300) for c in rows.split(at_once))
+        return torch.cat([chunk @ weights for chunk in chunks])
 
-    def is_held(row: Tensor, candidates: Tensor) -> bool:
+    def is_private(row: Tensor, candidates: Tensor) -> bool:
         places = candidates.nonzero().flatten().split(at_once)
-        return any(bool((held[some] == row).all(dim=1).any()) for some in places)
+        return any(bool((private_rows[at] == row).all(dim=1).any()) for at in places)
 
-    numbers = one_number(held, weights)
-    slacks = _ROUNDING * one_number(some.double().abs(), weights.abs())
-    found = 0
-    for row, wanted, slack in zip(some, one_number(some, weights), slacks, strict=True):
-        found += is_held(row, (numbers - wanted).abs() <= slack)
-    return found / len(some)
+    private_sums = weighted_sums(private_rows, weights)
+    sums = weighted_sums(public_rows, weights)
+    slacks = _ROUNDING * weighted_sums(public_rows.double().abs(), weights.abs())
+    copies = sum(
+        is_private(row, (private_sums - of_row).abs() <= slack)
+        for row, of_row, slack in zip(public_rows, sums, slacks, strict=True)
+    )
+    return copies / len(public_rows)

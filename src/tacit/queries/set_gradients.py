@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tacit.engines.book_keeping import Automatic, ClippingStep
+from tacit.engines.book_keeping import Automatic, run_recorded
 from tacit.engines.clipping import (
     Clipped,
     ClipTask,
@@ -84,7 +84,7 @@ _TORCH_SAYS = "Expected more than 1 value per channel"
 
 
 @contextmanager
-def too_small_is_nothing() -> Iterator[bool]:
+def too_small_is_nothing() -> Iterator[None]:
     """Ignore BatchNorm's refusal of a set of one record; other errors are raised.
 
     A set may have one record: the last of a partition, or one whose other records are missing. One
@@ -92,7 +92,7 @@ def too_small_is_nothing() -> Iterator[bool]:
     would reveal that record, so such a set's gradient is zero instead, which every bound allows.
     """
     try:
-        yield True
+        yield
     except ValueError as error:
         if _TORCH_SAYS not in str(error):
             raise
@@ -172,13 +172,13 @@ class LocalRun:
 def _of_the_mean(
     model: nn.Module, loss: Loss, tensors: list[Tensor], inputs: Tree, targets: Tree
 ) -> list[Tensor | None]:
-    """The gradient of the records' mean loss at these tensors; None at those that it has not."""
+    """The gradient of the records' mean loss; None for tensors that it does not depend on."""
     with plain_program(functions=False), torch.enable_grad():
         value = losses_of(loss, call_model(model, inputs), targets).mean()
         if not value.requires_grad:
             return [None] * len(tensors)
-        found = torch.autograd.grad(value, tensors, allow_unused=True)
-    return [None if grad is None else grad.to_dense() for grad in found]
+        grads = torch.autograd.grad(value, tensors, allow_unused=True)
+    return [None if grad is None else grad.to_dense() for grad in grads]
 
 
 class SetEngine(Protocol):
@@ -208,22 +208,22 @@ class SetBySet:
         ) -> Clipped:
             return clipped_vector(task, vector_of(task, gradient, inputs, targets))
 
-        def found(one: Batch) -> Clipped:
+        def clipped(one: Batch) -> Clipped:
             if not one.indices.is_cuda or not isinstance(gradient, MeanGradient):
                 return work(task, one.inputs, one.targets)
-            return ClippingStep(task, one.inputs, one.targets, work).through(self.recorder)
+            return run_recorded(self.recorder, task, one.inputs, one.targets, None, work)
 
         if len(sets) == 1:
-            return found(sets[0])
-        return added_up(from_one_start(map(found, sets), task.model))
+            return clipped(sets[0])
+        return added_up(from_one_start(map(clipped, sets), task.model))
 
     def block_norms(
         self, task: ClipTask, gradient: SetGradient, sets: Sequence[Batch]
     ) -> list[Tensor]:
         device = sets[0].indices.device
         vectors = (vector_of(task, gradient, one.inputs, one.targets) for one in sets)
-        each = [norms_of_blocks(task, as_one_record(task, v), 1, device) for v in vectors]
-        return [torch.cat(of_block) for of_block in zip(*each, strict=True)]
+        norms = [norms_of_blocks(task, as_one_record(task, v), 1, device) for v in vectors]
+        return [torch.cat(of_block) for of_block in zip(*norms, strict=True)]
 
     def forget(self) -> None:
         self.recorder.forget()
@@ -234,9 +234,8 @@ def vector_of(
 ) -> dict[str, Tensor]:
     """g of one set; zero where BatchNorm refuses so few records."""
     loss: Any = task.loss
-    with too_small_is_nothing() as nothing:
+    with too_small_is_nothing():
         return gradient(task.model, loss, task.parameters, inputs, targets)
-    assert nothing
     return {n: torch.zeros_like(p, requires_grad=False) for n, p in task.parameters.items()}
 
 
@@ -247,11 +246,12 @@ def clipped_vector(task: ClipTask, vector: dict[str, Tensor]) -> Clipped:
 
 def as_one_record(task: ClipTask, vector: dict[str, Tensor]) -> dict[str, RecordGradients]:
     """A set's vector as the gradients of one record, with zeros in the entries not active."""
-    found: dict[str, RecordGradients] = {}
-    for name, tensor in vector.items():
+
+    def row(name: str, tensor: Tensor) -> _Row:
         row, mask = wide(tensor.detach()).unsqueeze(0), task.active.get(name)
-        found[name] = _Row(row if mask is None else torch.where(mask, row, 0.0))
-    return found
+        return _Row(row if mask is None else torch.where(mask, row, 0.0))
+
+    return {name: row(name, tensor) for name, tensor in vector.items()}
 
 
 class _Row(Stacked):
@@ -275,15 +275,15 @@ class SetsAsRecords:
         self.engine = engine or Automatic()
 
     def clipped_sums(self, task: ClipTask, gradient: SetGradient, sets: Sequence[Batch]) -> Clipped:
-        pairs = self._by_size(task, gradient, sets)
-        return added_up(self.engine.clipped_sums(asked, joined) for asked, joined in pairs)
+        pieces = self._by_size(task, gradient, sets)
+        return added_up(self.engine.clipped_sums(of_size, piece) for of_size, piece in pieces)
 
     def block_norms(
         self, task: ClipTask, gradient: SetGradient, sets: Sequence[Batch]
     ) -> list[Tensor]:
-        pairs = self._by_size(task, gradient, sets)
-        found = [self.engine.block_norms(asked, joined) for asked, joined in pairs]
-        return [torch.cat(list(of_block)) for of_block in zip(*found, strict=True)]
+        pieces = self._by_size(task, gradient, sets)
+        norms = [self.engine.block_norms(of_size, piece) for of_size, piece in pieces]
+        return [torch.cat(of_block) for of_block in zip(*norms, strict=True)]
 
     @staticmethod
     def _by_size(
@@ -295,36 +295,32 @@ class SetsAsRecords:
                 f"SetsAsRecords computes mean gradients, and was given {type(gradient).__name__}; "
                 "use SetBySet()"
             )
-        sizes: dict[int, list[Batch]] = {}
+        by_size: dict[int, list[Batch]] = {}
         for one in sets:
-            sizes.setdefault(len(one), []).append(one)
-        for size, alike in sizes.items():
-            inputs, targets = (
-                map_tensors(lambda *tensors: torch.cat(tensors), *columns)
-                for columns in ([one.inputs for one in alike], [one.targets for one in alike])
-            )
-            divisor, scheme = alike[0].divisor, alike[0].scheme
-            yield (
-                replace(task, views=size),
-                batch_of(inputs, targets, divisor=divisor, scheme=scheme),
-            )
+            by_size.setdefault(len(one), []).append(one)
+        for size, same_size in by_size.items():
+            rows = [(one.inputs, one.targets) for one in same_size]
+            inputs, targets = map_tensors(lambda *tensors: torch.cat(tensors), *rows)
+            first = same_size[0]
+            joined = batch_of(inputs, targets, divisor=first.divisor, scheme=first.scheme)
+            yield replace(task, views=size), joined
 
     def forget(self) -> None:
         getattr(self.engine, "forget", lambda: None)()
 
 
-def added_up(found: Iterable[Clipped]) -> Clipped:
+def added_up(clipped: Iterable[Clipped]) -> Clipped:
     """Sums and counts of all parts, as new tensors: a next replay writes over a recording's.
 
     In float64 where the device has it, as parts may be thousands of sets.
     """
     sums: dict[str, Tensor] = {}
-    counts: list[Tensor] = []
-    for part in found:
+    counts: tuple[Tensor, ...] = ()
+    for part in clipped:
         for name, value in part.sums.items():
             if name not in sums:
                 sums[name] = torch.zeros_like(value, dtype=sum_dtype(value.device))
             sums[name] += value
-        held = counts or [torch.zeros_like(count) for count in part.counts]
-        counts = [c + d for c, d in zip(held, part.counts, strict=True)]
-    return Clipped(sums, tuple(counts))
+        before = counts or tuple(torch.zeros_like(count) for count in part.counts)
+        counts = tuple(a + b for a, b in zip(before, part.counts, strict=True))
+    return Clipped(sums, counts)

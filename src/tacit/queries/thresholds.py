@@ -1,8 +1,7 @@
 """Clipping constants: fixed, following a quantile of norms, or taken from public records.
 
-A query holds one object for the constants of its run (`RunConstants`). It is asked for the
-constants of a step, for the statistics to release beside the gradient, and for what to do once
-the step is released.
+A query holds one object for the constants of its run (`RunConstants`): the constants of the next
+step, the statistics to release beside its gradient, and what to do once it is released.
 
 - `AdaptiveNorm`: each step releases, beside the gradient, a noisy count of the records whose norm
   is below C, and C moves by that count alone. C is thus a function of earlier releases, as the
@@ -24,11 +23,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
-from tacit.engines.clipping import COUNT_BOUND, as_norms
+from tacit.engines.clipping import COUNT_BOUND, LEAST_NORM
 from tacit.queries.bounded_gradient import Blocks, Statistic
 from tacit.records import Records
 
@@ -58,7 +57,7 @@ class AdaptiveNorm:
     limits: tuple[float, float] = (1e-6, 1e6)
 
     def __post_init__(self) -> None:
-        as_norms((self.initial, *self.limits))
+        as_max_norms((self.initial, *self.limits))
         low, high = self.limits
         if not low <= self.initial <= high:
             raise ValueError(
@@ -89,17 +88,19 @@ FixedOrAdaptive = float | AdaptiveNorm | tuple[float | AdaptiveNorm, ...]
 def as_max_norms(
     max_norm: float | AdaptiveNorm | Sequence[float | AdaptiveNorm],
 ) -> FixedOrAdaptive:
-    """One constant or one per block, each an `AdaptiveNorm` or a number that clipping can keep."""
-    if isinstance(max_norm, AdaptiveNorm):
-        return max_norm
-    if isinstance(max_norm, Sequence) and any(isinstance(m, AdaptiveNorm) for m in max_norm):
-        return tuple(m if isinstance(m, AdaptiveNorm) else _one(m) for m in max_norm)
-    return as_norms(max_norm)  # type: ignore[arg-type]
+    """One constant or one per block; raises ValueError for a number below 1e-12.
 
-
-def _one(number: float) -> float:
-    (norm,) = as_norms([number])  # type: ignore[misc]
-    return norm
+    Squares of float32 numbers below 4e-23 vanish, so a gradient of a billion entries may hide a
+    norm of 1e-18. The least constant is far above that.
+    """
+    single = isinstance(max_norm, AdaptiveNorm | int | float)
+    single = single or getattr(max_norm, "ndim", None) == 0  # a number of NumPy or PyTorch
+    given: Any = [max_norm] if single else max_norm
+    norms = tuple(m if isinstance(m, AdaptiveNorm) else float(m) for m in given)
+    fixed = [m for m in norms if not isinstance(m, AdaptiveNorm)]
+    if not norms or not all(LEAST_NORM <= m < math.inf for m in fixed):
+        raise ValueError(f"max_norm is {max_norm}; give finite numbers of at least {LEAST_NORM}")
+    return norms[0] if single else norms
 
 
 ConstantSchedule = float | Callable[[int], float]
@@ -113,6 +114,12 @@ class Constants:
     factors: tuple[float, ...] | None = None
 
 
+def _constants(norms: Sequence[float], factors: Sequence[float] | None = None) -> Constants:
+    """Constants that are large enough; raises ValueError otherwise."""
+    checked: Any = as_max_norms(norms)
+    return Constants(checked, None if factors is None else tuple(factors))
+
+
 @dataclass(frozen=True)
 class Decaying:
     """C·rate^⌊step/every⌋: a master constant that shrinks, for instance each epoch."""
@@ -122,7 +129,7 @@ class Decaying:
     every: int
 
     def __post_init__(self) -> None:
-        as_norms(self.initial)
+        as_max_norms(self.initial)
         if not 0 < self.rate <= 1 or self.every < 1:
             raise ValueError(
                 f"a rate of {self.rate} every {self.every} steps; give a rate above 0 and at most "
@@ -157,7 +164,7 @@ class LayerwiseNorms:
     def __post_init__(self) -> None:
         _check_estimates(self.every, self.records, self.floor)
         if self.master is not None and not callable(self.master):
-            as_norms(self.master)
+            as_max_norms(self.master)
 
     def constants(self, expected: Sequence[float], step: int) -> Constants:
         largest = max(expected)
@@ -166,7 +173,7 @@ class LayerwiseNorms:
             master = largest if largest > 0 else 1.0
         else:
             master = self.master(step) if callable(self.master) else self.master
-        return Constants(tuple(_one(max(master * share, 1e-12)) for share in shares))
+        return _constants([max(master * share, LEAST_NORM) for share in shares])
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,13 +196,13 @@ class LayerFactors:
     def __post_init__(self) -> None:
         _check_estimates(self.every, self.records, self.floor)
         if not callable(self.max_norm):
-            as_norms(self.max_norm)
+            as_max_norms(self.max_norm)
 
     def constants(self, expected: Sequence[float], step: int) -> Constants:
         largest = max(expected)
         factors = [largest / max(e, self.floor * largest) if largest > 0 else 1.0 for e in expected]
         norm = self.max_norm(step) if callable(self.max_norm) else self.max_norm
-        return Constants((_one(norm),), tuple(factors))
+        return _constants([norm], factors)
 
 
 FromPublic = LayerwiseNorms | LayerFactors
@@ -216,18 +223,17 @@ class Thresholds:
 
     released: tuple[Callable[[], None], ...] = ()
 
-    def __init__(self, given: Sequence[float | AdaptiveNorm]) -> None:
-        self.num_blocks = len(given)
+    def __init__(self, given: tuple[float | AdaptiveNorm, ...]) -> None:
+        self.given, self.num_blocks = given, len(given)
         self.adaptive = {h: m for h, m in enumerate(given) if isinstance(m, AdaptiveNorm)}
         self.paths = [[m.initial if isinstance(m, AdaptiveNorm) else m] for m in given]
-
-    def constants(self) -> Constants:
-        return Constants(tuple(path[-1] for path in self.paths))
+        self.constants = Constants(tuple(path[-1] for path in self.paths))
 
     def observe(self, block: int, divisor: float, noisy_count: float) -> None:
         """Move one block's threshold by a count that was released."""
         path = self.paths[block]
         path.append(self.adaptive[block].after(path[-1], noisy_count, divisor))
+        self.constants = Constants(tuple(path[-1] for path in self.paths))
 
     def statistics(self, counts: Tensor, divisor: float) -> tuple[Statistic, ...]:
         """The centred count of each block whose threshold is adaptive."""
@@ -273,6 +279,7 @@ class Estimates:
             expected = self.path[-1][1] if self.path else [1.0] * len(expected)
         self.path.append((self.step, tuple(expected)))
 
+    @property
     def constants(self) -> Constants:
         return self.source.constants(self.path[-1][1], self.step)
 
@@ -299,15 +306,17 @@ class AdaptingQuery:
 
     @property
     def thresholds(self) -> tuple[tuple[float, ...], ...]:
-        """Where some adapt: every value of each C, the current one last. Public."""
-        held = self._run_constants
-        return tuple(map(tuple, held.paths)) if isinstance(held, Thresholds) else ()
+        """Every value that each C has had, the current one last, if some adapt. Public."""
+        known = self._run_constants
+        if not isinstance(known, Thresholds) or not known.adaptive:
+            return ()
+        return tuple(map(tuple, known.paths))
 
     @property
     def estimates(self) -> tuple[tuple[int, tuple[float, ...]], ...]:
-        """Where constants come from a public set: (step, the e_h estimated there). Public."""
-        held = self._run_constants
-        return tuple(held.path) if isinstance(held, Estimates) else ()
+        """(step, the e_h estimated there), if constants come from a public set. Public."""
+        known = self._run_constants
+        return tuple(known.path) if isinstance(known, Estimates) else ()
 
 
 def group_by_norm(blocks: Blocks, expected: Sequence[float], groups: int) -> Blocks:

@@ -17,7 +17,7 @@ from tacit.sampling.sampler import Batch, batch_of
 
 
 class ViewBatches:
-    """Cuts a batch into pieces and draws the views of each piece, once.
+    """The views of an augmentation: cuts a batch into pieces and draws each piece's views, once.
 
     Once: if a piece's views were drawn again because a record is not finite, that record would
     change the others' views. `max_physical` counts rows, K of them per record; a single record's
@@ -26,11 +26,8 @@ class ViewBatches:
 
     def __init__(self, augmentation: Augmentation | None) -> None:
         self.augmentation = augmentation
+        self.views = 1 if augmentation is None else augmentation.views
         self._checked = False
-
-    @property
-    def views(self) -> int:
-        return 1 if self.augmentation is None else self.augmentation.views
 
     def first(self, inputs: Tree) -> Tree:
         """One view of each record; without an augmentation, its inputs."""
@@ -40,9 +37,7 @@ class ViewBatches:
 
     def of(self, batch: Batch) -> Iterator[Batch]:
         """The pieces of the batch, each record replaced by its views."""
-        if self.augmentation is None:
-            yield from batch.physical()
-            return
+        assert self.augmentation is not None  # a batch without views is cut by `physical`
         self._checked = self._checked or self._check(self.augmentation, batch)
         if batch.max_physical is not None:
             batch = replace(batch, max_physical=max(1, batch.max_physical // self.views))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ import tacit
 from tacit import BatchClip, MiniSetSampler, PerSampleClip
 from tacit.engines import BookKeeping
 from tacit.losses import CrossEntropy
-from tacit.queries import LocalRun
+from tacit.queries import LocalRun, MeanGradient
 from tacit.queries.bounded_gradient import trainable
 
 LOSS = CrossEntropy()
@@ -192,16 +191,18 @@ def test_a_set_goes_the_same_way_whoever_else_is_there():
 
 
 def test_the_default_engine_depends_on_what_is_public():
+    passes = []
+
+    class OneByOne(MeanGradient):  # asked for a set's gradient by the engine that runs sets alone
+        def __call__(self, *arguments):
+            passes.append(1)
+            return super().__call__(*arguments)
+
     model, records = made("mlp", n=12)
-    query = BatchClip(0.1, 4)
-    task = query._task(model, LOSS)
+    query = BatchClip(0.1, 4, gradient=OneByOne())
     batch = MiniSetSampler(records, 4, rate=1.0).next_batch()
-    assert isinstance(query._engine_for(task, batch), tacit.queries.SetsAsRecords)
-    assert isinstance(
-        query._engine_for(task, a_batch(records, 4, chosen=1)), tacit.queries.SetBySet
-    )
-    one = batch.only(batch.groups == batch.groups[0])  # by chance, one set of several
-    asked = []
-    query._one_by_one = SimpleNamespace(clipped_sums=lambda *a: asked.append(a))
-    query(model, LOSS, one)
-    assert not asked
+    query(model, LOSS, batch)
+    query(model, LOSS, batch.only(batch.groups == batch.groups[0]))  # one set, by chance
+    assert not passes
+    query(model, LOSS, a_batch(records, 4, chosen=1))  # one set in every step
+    assert passes
