@@ -2,10 +2,11 @@
 
 Prints, for the package below a source folder: files, lines, the median length, files under 40
 lines, public names, and the files that a step `ledger.release(mechanism.privatise(...))` of a
-small network enters, with the number of calls from one file into another. Steps 13 to 48 are
-traced; some of them meet a batch size for the first time, plan it, and enter more files. The
-figures are medians, and the most that any step entered. The steps run in a process of their own,
-on the package in that folder, so an older checkout can be measured too.
+small network enters, with the number of calls from one file into another, once eager and once with
+steps that compile. Steps 13 to 48 of 4,800 are traced. Some of them meet a batch size for the first
+time, plan it, and enter more files. The figures are medians, and the most that any step entered.
+The steps run in a process of their own, on the package in that folder, so an older checkout can be
+measured too.
 
     python benchmarks/house.py
     python benchmarks/house.py --source ../older/src --files
@@ -14,6 +15,7 @@ on the package in that folder, so an older checkout can be measured too.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -24,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-WARM_UP, STEPS = 12, 48
+WARM_UP, STEPS = 12, 4800
 
 
 def sizes(package: Path) -> dict[str, float]:
@@ -37,18 +39,21 @@ def sizes(package: Path) -> dict[str, float]:
     }
 
 
-def trace_steps() -> dict[str, Any]:
+def trace_steps(*, compiled: bool) -> dict[str, Any]:
     """The public names, and the package's files in the order in which a step enters them."""
     import torch
 
     import tacit
+    from tacit import engines
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
     inputs, targets = torch.randn(64, 8), torch.randint(3, (64,))
     records = tacit.Records(inputs, targets, num_classes=3, public_size=64)
     sampler = tacit.PoissonSampler(records, expected_batch_size=16, steps=STEPS, seed=0)
-    mechanism = tacit.Mechanism(tacit.PerSampleClip(1.0), sampler, noise_multiplier=1.0)
+    engine = engines.Automatic(engines.Recorder(compile=compiled))
+    query = tacit.PerSampleClip(1.0, engine=engine)
+    mechanism = tacit.Mechanism(query, sampler, noise_multiplier=1.0)
     package = str(Path(tacit.__file__).parent)
     entered: list[str] = []
     crossings = 0
@@ -70,7 +75,7 @@ def trace_steps() -> dict[str, Any]:
         ledger = tacit.Ledger(Path(folder) / "ledger.sqlite", budget)
         ledger.begin(mechanism.plan)
         loss = tacit.losses.CrossEntropy()
-        for step, batch in enumerate(sampler):
+        for step, batch in enumerate(itertools.islice(sampler, 48)):
             entered, crossings = [], 0
             sys.setprofile(profile if step >= WARM_UP else None)
             ledger.release(mechanism.privatise(model, loss, batch), into=model)
@@ -80,12 +85,13 @@ def trace_steps() -> dict[str, Any]:
         ledger.close()
     traced.sort(key=lambda step: len(step[0]))
     middle, most = traced[len(traced) // 2], traced[-1]
+    kind = "a compiled" if compiled else "an eager"
     return {
         "public names": len(tacit.__all__),
-        "files of one step": len(middle[0]),
-        "files of the longest step": len(most[0]),
-        "calls from file to file": statistics.median(calls for _, calls in traced),
-        "entered": middle[0],
+        f"files of {kind} step": len(middle[0]),
+        f"files of the longest, {kind.split()[1]}": len(most[0]),
+        f"calls from file to file, {kind.split()[1]}": statistics.median(c for _, c in traced),
+        f"{kind} step": middle[0],
     }
 
 
@@ -96,18 +102,18 @@ def main() -> None:
     parser.add_argument("--trace", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.trace:
-        print(json.dumps(trace_steps()))
+        print(json.dumps(trace_steps(compiled=False) | trace_steps(compiled=True)))
         return
     source = given.source.resolve()
     environment = {**os.environ, "PYTHONPATH": str(source)}
     command = [sys.executable, __file__, "--trace"]
     traced = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     found = {**sizes(source / "tacit"), **json.loads(traced.stdout.splitlines()[-1])}
-    entered = found.pop("entered")
     for name, value in found.items():
-        print(f"{name:28} {value:>8g}")
-    if given.files:
-        print("files in the order of the step:", *entered, sep="\n  ")
+        if not isinstance(value, list):
+            print(f"{name:36} {value:>8g}")
+        elif given.files:
+            print(f"files of {name}, in its order:", *value, sep="\n  ")
 
 
 if __name__ == "__main__":
