@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.fx.node import map_arg
 from torch.nn.functional import pad
 
-from tacit.checks.side_effects import recorded_state
+from tacit.checks.side_effects import contents_of
 from tacit.engines.clipping import left_to_the_compiler
 from tacit.engines.draws import State
 from tacit.precision import float32_settings, full_precision, uses_tensor_float
@@ -480,7 +480,7 @@ def model_state(model: nn.Module, device: torch.device) -> Hashable:
     """
     casts = torch.is_autocast_enabled(device.type)
     cast = torch.get_autocast_dtype(device.type) if casts else None
-    return recorded_state(model), float32_settings(), cast
+    return contents_of(model).recorded_state(), float32_settings(), cast
 
 
 def _rounds_coarsely(model: nn.Module, device: torch.device) -> bool:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from tacit.checks.side_effects import settings_of, watched_step
+from tacit.checks.side_effects import contents_of, watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.engines.book_keeping import PerRecord, planned_pass
 from tacit.engines.clipping import CLIP, ClipRule, ClipTask
@@ -171,7 +171,7 @@ class BatchClip(ClippedQuery):
         if draws_one_set(batch) or not mean or len(batch.records) == 0:
             return self._one_by_one
         proved = _apart.setdefault(task.model, {})
-        key = check_key(task, self._views.augmentation), settings_of(task.model)
+        key = check_key(task, self._views.augmentation), contents_of(task.model).settings
         if key not in proved:
             if len(proved) >= _MOST_KEYS:  # hooks that are new in each step
                 proved.clear()
