@@ -1,4 +1,4 @@
-"""What a model holds is read again whenever something of it has changed, and keeps nothing alive."""
+"""A model is read again whenever something of it has changed, and is not kept alive."""
 
 from __future__ import annotations
 
