@@ -12,8 +12,9 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import torch
@@ -131,6 +132,14 @@ for _name in ("and", "or"):
     setattr(_Value, f"__i{_name}__", _in_place(getattr(operator, f"{_name}_")))
 
 
+def _forward_codes(function: Any) -> Iterator[CodeType]:
+    """The code of `forward` of an autograd Function and of all its subclasses."""
+    if hasattr(function.forward, "__code__"):
+        yield function.forward.__code__
+    for subclass in function.__subclasses__():
+        yield from _forward_codes(subclass)
+
+
 class _Tracer(fx.Tracer):
     """Records writes in place as new values. `writes` has the nodes before and after each."""
 
@@ -139,6 +148,7 @@ class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[tuple[fx.Node, fx.Node]] = []
+        self._functions = set(_forward_codes(torch.autograd.Function))
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
@@ -152,7 +162,7 @@ class _Tracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         frame = inspect.currentframe()
         while frame is not None:
-            if frame.f_code.co_filename == torch.autograd.function.__file__:
+            if frame.f_code in self._functions:
                 raise Refused(
                     "its forward uses an autograd Function, whose backward no trace records; "
                     "give it the three answers of tacit.lipschitz.Bounded"
