@@ -1,4 +1,4 @@
-"""Writes the API reference: `index.md`, and one page per room with every public object of it.
+"""Writes the API reference: `index.md`, and one page per package with every public object of it.
 
 Run it after a public name or docstring has changed: `python docs/api/generate.py`.
 """
@@ -24,14 +24,14 @@ ENTRIES = ("Args", "Attributes", "Raises")
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example|Guarantee):$")
 
 
-def rooms() -> dict[str, ModuleType]:
+def packages() -> dict[str, ModuleType]:
     """The packages and modules that hold public names, by their names without `tacit.`."""
     found = {name: getattr(tacit, name) for name in tacit.__all__}
     modules = {name: value for name, value in found.items() if isinstance(value, ModuleType)}
     for value in found.values():
         if not isinstance(value, ModuleType):
-            room = value.__module__.split(".")[1]
-            modules[room] = importlib.import_module(f"tacit.{room}")
+            package = value.__module__.split(".")[1]
+            modules[package] = importlib.import_module(f"tacit.{package}")
     return dict(sorted(modules.items()))
 
 
@@ -168,8 +168,8 @@ def entry(name: str, value: Any) -> list[str]:
     return lines
 
 
-def room_page(room: str, module: ModuleType) -> str:
-    lines = [f"# tacit.{room}", "", NOTE, "", formatted(docstring(module)), ""]
+def package_page(package: str, module: ModuleType) -> str:
+    lines = [f"# tacit.{package}", "", NOTE, "", formatted(docstring(module)), ""]
     for name in public_names(module):
         value = getattr(module, name)
         if not isinstance(value, ModuleType) and callable(value):
@@ -182,15 +182,17 @@ def index_page() -> str:
     for name in sorted(tacit.__all__, key=str.lower):
         value = getattr(tacit, name)
         module = isinstance(value, ModuleType)
-        room = name if module else value.__module__.split(".")[1]
+        package = name if module else value.__module__.split(".")[1]
         anchor = "" if module else f"#{name.lower()}"
-        lines.append(f"| [`tacit.{name}`]({room}.md{anchor}) | {summary(value)} |")
+        lines.append(f"| [`tacit.{name}`]({package}.md{anchor}) | {summary(value)} |")
     return "\n".join(lines) + "\n"
 
 
 def pages() -> dict[str, str]:
     """The text of every page, by file name."""
-    made = {f"{room}.md": room_page(room, module) for room, module in rooms().items()}
+    made = {
+        f"{package}.md": package_page(package, module) for package, module in packages().items()
+    }
     return {"index.md": index_page(), **made}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Where each name is defined; `tests/test_house.py` compares this with the imports below.
+# Where each name is defined; `tests/test_layout.py` compares this with the imports below.
 _HOMES = {
     "tacit": (
         "accounting certificates data diagnostics engines errors ledger lipschitz losses models "

@@ -66,7 +66,7 @@ def test_a_harmless_first_pass_does_not_end_the_watch(before):
 
 
 @pytest.mark.parametrize("normed", [spectral_norm, parametrizations.spectral_norm])
-def test_without_a_certificate_every_write_is_refused(normed):
+def test_without_a_proof_every_write_is_refused(normed):
     model = nn.Sequential(normed(nn.Linear(4, 4)), nn.Linear(4, 3))
     with pytest.raises(MixesRecords, match="was written"), watched_step(model):
         model(torch.randn(5, 4))

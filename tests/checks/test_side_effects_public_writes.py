@@ -314,7 +314,7 @@ def test_everything_else_is_refused_every_time(kind, make):
             step(model.train(training), query)
 
 
-def test_a_write_that_begins_later_is_certified_before_it_is_allowed():
+def test_a_write_that_begins_later_is_proved_before_it_is_allowed():
     class Late(Net):
         private = False
 

@@ -1,4 +1,4 @@
-"""A step that runs other operators than the certified pass is certified anew, before its release.
+"""A step that runs other operators than the proved pass is proved anew, before its release.
 
 Python may take another way in any step: an augmentation of the batch with a probability, a schedule
 that switches mixing on. The autograd graph does not always show it.

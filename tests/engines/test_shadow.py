@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint
 
-from tacit.checks.certificate import Event
+from tacit.checks.isolation import Event
 from tacit.engines.shadow import Shadow
 from tacit.engines.shadow_calls import RULES, Call
 from tacit.engines.shadow_labels import LabelMemory, combine, layout, reduce_labels

@@ -95,7 +95,7 @@ def test_gradients_keep_their_norm(layer):
     torch.testing.assert_close(pulled.flatten(1).norm(dim=1), g.flatten(1).norm(dim=1))
 
 
-def test_householder_begins_as_max_min():
+def test_layoutholder_begins_as_max_min():
     x = torch.randn(4, 6, 3)
     torch.testing.assert_close(Householder(6)(x), MaxMin()(x))
 

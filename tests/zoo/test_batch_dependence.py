@@ -292,5 +292,5 @@ def test_an_index_that_counts_the_records_is_planned_once(count):
     task = ClipTask(model, class_loss, parameters, (tuple(parameters),), (1.0,))
     rows = torch.randn(count, FEATURES)
     plan = planned_pass(task, rows, torch.zeros(count, dtype=torch.long), count).plan
-    assert plan.certificate.proves
+    assert plan.isolation.proves
     assert not plan.dynamic

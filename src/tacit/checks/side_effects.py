@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from tacit.checks.certificate import refuse_rewriting
+from tacit.checks.isolation import refuse_rewriting
 from tacit.errors import MixesRecords
 from tacit.pytrees import Tree, flat_rows, take_rows
 from tacit.torch_internals import foreign_hooks, process_wide_hooks, version_of
@@ -48,7 +48,7 @@ def watched_step(
     check: Callable[[], bool] | None = None,
     key: Hashable = None,
     *,
-    certified: bool = True,
+    proved: bool = True,
 ) -> Iterator[None]:
     """Raise MixesRecords if a buffer or a parameter is written while this lasts.
 
@@ -58,9 +58,9 @@ def watched_step(
     `.data` do not move those counters. So entries are compared too: of buffers on the CPU at every
     step; of everything else at steps 1, 2, 4, 8 ….
 
-    Buffers that a certified pass writes with public numbers (`Watch.public`) are exempt under the
+    Buffers that a pass provably writes with public numbers (`Watch.public`) are exempt under the
     same key: a cache of angles, a count of passes, the vectors of spectral normalisation. They are
-    not exempt in a step that runs another program than the `certified` one.
+    not exempt in a step that is not `proved`: one that runs another program.
 
     `check` runs before steps 1, 8, 64, 512 … of the model under the same `key`, settings and hooks,
     so that what a model does only after many passes is found. It returns whether it was conclusive;
@@ -78,7 +78,7 @@ def watched_step(
     if due:
         refuse_rewriting(model)
     conclusive = True
-    if not certified:
+    if not proved:
         watch.public = set()
     _open.append((model, watch))
     try:
@@ -97,7 +97,7 @@ def watched_step(
     after = contents_of(model).tensors()
     written = {name for name, _ in places.items() ^ _addresses_and_versions(after).items()}
     written |= {n for n, c in copies.items() if n in after and not same_tensors(c, after[n])}
-    if certified:
+    if proved:
         written -= watch.public
     if written:
         name = min(written)

@@ -5,7 +5,7 @@ parameters meet records (`gradient_plan`). A step asks autograd for the cotangen
 and the rules of a few operators (`rules`, `products`, `convolution_gradients`) turn them into norms
 and clipped sums (`book_keeping`, `clipping`). What no rule covers runs once per
 record. The whole step is captured or compiled where that pays (`recorder`). Queries
-enter this room through an engine's `clipped_sums`.
+enter this package through an engine's `clipped_sums`.
 """
 
 from tacit.engines.book_keeping import Automatic, BookKeeping, PerRecord

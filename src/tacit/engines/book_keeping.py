@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tacit.checks.certificate import Event, refuse_stateful, require_isolation
+from tacit.checks.isolation import Event, refuse_stateful, require_isolation
 from tacit.checks.side_effects import function_kind
 from tacit.engines.clipping import (
     Clipped,
@@ -136,8 +136,8 @@ class BookKeeping(_RecordEngine):
     """An engine that clips per record in one pass over the batch, operator by operator.
 
     A program is planned when a batch shape is first met, and again when its autograd graph is not
-    the one that was planned. A plan whose certificate does not prove that records stay apart is
-    refused (`require_isolation`).
+    the one that was planned. A plan in which records mix is refused (`require_isolation`); a
+    program that cannot be analysed runs record by record.
     """
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class BookKeeping(_RecordEngine):
             start.restore()
         planned = planned_pass(task, inputs, targets, num_records(task, inputs))
         plan = planned.plan
-        require_isolation(plan.certificate, task.model)
+        require_isolation(plan.isolation, task.model)
         known[plan.signature] = plan
         if not plan.alone:
             try:

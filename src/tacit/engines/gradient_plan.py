@@ -1,9 +1,9 @@
 """Which record every number of a step belongs to, and where parameters meet records.
 
-One forward and one backward pass run under shadow memory (`shadow`). They give
+One forward and one backward pass run with a label on every number (`shadow`). They give
 
-- a *certificate*: every loss depends on its own record alone, Python looked at no value of a
-  record, and nothing of a record stays behind; or what speaks against it, with operator and line;
+- a *report* on isolation: every loss depends on its own record alone, Python looked at no value of
+  a record, and nothing of a record stays behind; or what speaks against it, with operator and line;
 - a *plan*: the frontier of the autograd graph. A node is *pure* if every element of its cotangent
   belongs to one record. An edge from a pure node to a parameter, or to a node whose cotangent mixes
   records, is where a record's gradient can last be told apart. Behind it lies a *chain*: operators
@@ -14,9 +14,9 @@ cotangents of other records are zero. Operators are linear in their cotangents, 
 the frontier it is the operator's backward pass on the rows of record i, and behind the edge the
 chain's backward pass on that. A parameter's gradient is the sum over all edges that lead to it.
 
-The certificate holds for the operators that ran, for this batch size, whatever values the records
+The report holds for the operators that ran, for this batch size, whatever values the records
 hold: labels are moved by shapes and indices, not by values. Every later step runs under
-`Operators`, and one that runs another program is planned, and certified, anew. Where values of
+`Operators`, and one that runs another program is planned, and proved, anew. Where values of
 records select rows (`nonzero`), each record runs alone; where an index that may be drawn anew
 orders them (`randperm`), the program is planned anew in every step.
 
@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.checks.certificate import Certificate, Event
+from tacit.checks.isolation import Event, IsolationReport
 from tacit.checks.side_effects import current_watch, same_tensors
 from tacit.engines.clipping import added
 from tacit.engines.draws import State
@@ -107,7 +107,7 @@ class Site:
 
 @dataclass(frozen=True)
 class GradientPlan:
-    """The frontier of one program at one batch shape; see `Certificate` for what it proves.
+    """The frontier of one program at one batch shape; see `IsolationReport` for what it proves.
 
     Attributes:
         signature: of the operators that ran, and of the autograd graph.
@@ -118,7 +118,7 @@ class GradientPlan:
         dynamic: whether the next step may have other layouts, so that each step needs a new plan.
     """
 
-    certificate: Certificate
+    isolation: IsolationReport
     signature: tuple[Any, ...] = field(repr=False)
     sites: tuple[Site, ...] = field(repr=False)
     num_records: int
@@ -187,7 +187,7 @@ def make_plan(
     backward_pass = _BackwardPass(shadow, graph)
     if apart and graph.nodes and backward:
         backward_pass.run(losses, own, operators)
-    certificate = Certificate(
+    isolation = IsolationReport(
         meetings=meetings + tuple(backward_pass.meetings),
         looks=tuple(shadow.looks),
         written=tuple(
@@ -201,21 +201,21 @@ def make_plan(
         stale_reads=tuple(stale_reads),
     )
     names = {id(p): name for name, p in parameters.items()}
-    sites = _frontier(graph, backward_pass.layouts, names) if certificate.proves else ()
+    sites = _frontier(graph, backward_pass.layouts, names) if isolation.proves else ()
     if rewrites:
         again = _entries_again(model, rewrites, start, private, shadow)
         same = {n for n, b in again.items() if n in entries and same_tensors(b, entries[n])}
-        current_watch(model).public.update(same & _public(certificate, model, rewrites))
+        current_watch(model).public.update(same & _public(isolation, model, rewrites))
     plan = GradientPlan(
-        certificate,
+        isolation,
         signature=(operators.signature, graph.signature()),
         sites=sites,
         num_records=num_records,
-        alone=_why_alone(certificate, graph, sites, backward_pass.unplaced),
+        alone=_why_alone(isolation, graph, sites, backward_pass.unplaced),
         rewrites=rewrites,
         fused_functions=functions is None or functions.replaced,
         in_python=frozenset(backward_pass.in_python),
-        dynamic=bool(certificate.reorders),
+        dynamic=bool(isolation.reorders),
     )
     return Planned(plan, losses, graph)
 
@@ -353,10 +353,10 @@ def _shape(graph: Graph, index: int, output: int) -> tuple[int, ...]:
 
 
 def _why_alone(
-    certificate: Certificate, graph: Graph, sites: tuple[Site, ...], unplaced: set[int]
+    isolation: IsolationReport, graph: Graph, sites: tuple[Site, ...], unplaced: set[int]
 ) -> str | None:
-    if certificate.alone:
-        return certificate.alone
+    if isolation.alone:
+        return isolation.alone
     for index, node in ((e.node, graph.nodes[e.node]) for site in sites for e in site.edges):
         if index in unplaced:
             return f"whose numbers {node.name()} gave is not known"
@@ -368,7 +368,9 @@ def _why_alone(
     return None
 
 
-def _public(certificate: Certificate, model: nn.Module, written: frozenset[str]) -> frozenset[str]:
+def _public(
+    isolation: IsolationReport, model: nn.Module, written: frozenset[str]
+) -> frozenset[str]:
     """Those of the written buffers that no record can have touched.
 
     Labels do not show whether a value of a record, or how many rows it selected, decided what
@@ -379,11 +381,11 @@ def _public(certificate: Certificate, model: nn.Module, written: frozenset[str])
         space, _, name = operator.partition(".")
         return bool(name) and hasattr(getattr(torch.ops, space), name)
 
-    if certificate.looks or certificate.selections:
+    if isolation.looks or isolation.selections:
         return frozenset()
-    if not all(has_schema(event.operator) for event in certificate.unknown):
+    if not all(has_schema(event.operator) for event in isolation.unknown):
         return frozenset()
-    private = {name for name, _ in certificate.written}
+    private = {name for name, _ in isolation.written}
     labelled = {
         name
         for name, buffer in model.named_buffers(remove_duplicate=False)

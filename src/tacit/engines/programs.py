@@ -1,6 +1,6 @@
-"""Is this the program that was certified? Which operators ran, and on what.
+"""Is this the program that was proved? Which operators ran, and on what.
 
-A certificate holds for the operators that ran, so a later step must run the same straight-line
+A proof holds for the operators that ran, so a later step must run the same straight-line
 program, whatever way Python took to it. `Operators` notes the forward pass. A backward pass is the
 autograd graph's own, except for hooks, a user's `autograd.Function` and checkpointed blocks that
 run again; `PythonOperators` notes what those do. `gradients`, `saved` and `run_node` are the ways

@@ -11,7 +11,7 @@ the whole step, clipping included, becomes one graph, in up to two stages:
 
 A recording repeats operators, not Python. It is private if everything that may change is read anew:
 records, mask, clipping constants, weights and buffers are its inputs. Lengths or labels read by
-Python would be constants of the graph, and the certificate refuses models that read any. Settings
+Python would be constants of the graph, and models that read any are refused. Settings
 of the model are part of the key. What neither sees (a counter, a draw of Python's own) is found by
 comparing the recording with an eager step after 1, 2, 4, 8 … replays; then it is dropped.
 """

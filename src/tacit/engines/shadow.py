@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.checks.certificate import Event
+from tacit.checks.isolation import Event
 from tacit.engines import shadow_indexing  # noqa: F401  (registers rules)
 from tacit.engines.shadow_calls import ALIASES, LOOKS, Call, Labels, flat, reads_no_value
 from tacit.engines.shadow_events import PythonWatch, SourceLines, operator_name

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.checks.certificate import Event
+from tacit.checks.isolation import Event
 from tacit.torch_internals import is_traceable_wrapper_subclass, memory_of, weak_memory
 
 SEVERAL = -1

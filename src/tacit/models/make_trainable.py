@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tacit.checks.certificate import refuse_mixing
+from tacit.checks.isolation import refuse_mixing
 from tacit.errors import MixesRecords, UnsupportedModule
 from tacit.models.residual import Norm, WeightStandardised, WeightStandardisedConv2d, group_norm
 from tacit.torch_internals import BatchNorm, InstanceNorm

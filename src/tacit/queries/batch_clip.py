@@ -14,7 +14,7 @@ from tacit.data.augmentation import Augmentation
 from tacit.engines.book_keeping import PerRecord, planned_pass
 from tacit.engines.clipping import CLIP, ClipRule, ClipTask
 from tacit.engines.draws import State
-from tacit.engines.model_certificate import certify, sample_records
+from tacit.engines.model_check import check_model, sample_records
 from tacit.errors import MixesRecords
 from tacit.losses.record_loss import needs_pre_activations
 from tacit.losses.tailored import watched
@@ -149,7 +149,7 @@ class BatchClip(ClippedQuery):
         mean = isinstance(self.gradient, MeanGradient)
         with (
             without_running_statistics(task.model),
-            watched_step(task.model, check, key, certified=mean),
+            watched_step(task.model, check, key, proved=mean),
         ):
             yield self._engine_for(task, batch)
 
@@ -162,7 +162,7 @@ class BatchClip(ClippedQuery):
     def _engine_for(self, task: ClipTask, batch: Batch) -> SetEngine:
         """The engine for this task, chosen by what is public alone.
 
-        Two engines clip alike only up to their roundings. A certificate does not depend on the
+        Two engines clip alike only up to their roundings. The proof does not depend on the
         records' values, so any two of them will do.
         """
         if self.engine is not None:
@@ -186,17 +186,17 @@ class BatchClip(ClippedQuery):
             plan = planned_pass(task, self._views.first(inputs), targets, 2).plan
         finally:
             start.restore()
-        return plan.certificate.proves and not plan.alone and not plan.dynamic
+        return plan.isolation.proves and not plan.alone and not plan.dynamic
 
     def _check(self, task: ClipTask, engine: SetEngine, batch: Batch) -> bool:
-        """Raise unless a set's gradient is of that set alone; see `engines.model_certificate`."""
+        """Raise unless a set's gradient is of that set alone; see `engines.model_check`."""
         if not isinstance(engine, SetsAsRecords):
             with too_small_is_nothing():
-                return certify(task, batch, self._views.first, alone=self.mini_set_size)
+                return check_model(task, batch, self._views.first, alone=self.mini_set_size)
             return False
         try:
             alone = int(isinstance(engine.engine, PerRecord))
-            return certify(task, batch, self._views.first, alone=alone)
+            return check_model(task, batch, self._views.first, alone=alone)
         except MixesRecords as error:
             self._check(task, self._one_by_one, batch)  # raises if that does not work either
             raise MixesRecords(

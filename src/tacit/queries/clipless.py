@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tacit.checks.side_effects import function_kind, watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.engines.clipping import ClipTask, accumulator, centred_count, flattened
-from tacit.engines.model_certificate import certify
+from tacit.engines.model_check import check_model
 from tacit.engines.recorder import (
     Outputs,
     RecordedStep,
@@ -230,7 +230,7 @@ class Clipless(AdaptingQuery):
 
         def check() -> bool:
             task = ClipTask(program, loss, parameters, (tuple(parameters),), (1.0,))
-            return certify(task, batch, first_views)
+            return check_model(task, batch, first_views)
 
         with watched_step(program, check, (function_kind(loss), tuple(parameters))):
             limited = batch.at_most(ROWS_AT_ONCE, self._views.views)

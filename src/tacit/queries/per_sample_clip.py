@@ -24,7 +24,7 @@ from tacit.engines.clipping import (
     flattened,
 )
 from tacit.engines.draws import from_one_start
-from tacit.engines.model_certificate import certify
+from tacit.engines.model_check import check_model
 from tacit.losses.record_loss import needs_pre_activations
 from tacit.losses.tailored import watched
 from tacit.precision import ROWS_AT_ONCE, public_rows, slack_of_sum
@@ -253,7 +253,7 @@ class PerSampleClip(ClippedQuery):
 
             def check() -> bool:
                 alone = int(isinstance(self.engine, PerRecord))
-                return certify(task, batch, self._views.first, alone=alone)
+                return check_model(task, batch, self._views.first, alone=alone)
 
             with watched_step(model, check, check_key(task, self.engine)):
                 limited = batch.at_most(ROWS_AT_ONCE, task.views)

@@ -11,7 +11,7 @@ from torch import Tensor
 from tacit.checks.side_effects import require_isolated_views
 from tacit.data.augmentation import Augmentation
 from tacit.engines.draws import State
-from tacit.engines.model_certificate import sample_records
+from tacit.engines.model_check import sample_records
 from tacit.pytrees import Tree, map_tensors, tensors_of
 from tacit.sampling.sampler import Batch, batch_of
 

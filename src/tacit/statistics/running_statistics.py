@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.budget import Relation
-from tacit.checks.certificate import refuse_mixing
+from tacit.checks.isolation import refuse_mixing
 from tacit.checks.side_effects import watched_step
 from tacit.engines.clipping import clip_scale, sum_dtype
 from tacit.errors import UnsupportedModule

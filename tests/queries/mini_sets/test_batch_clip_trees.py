@@ -327,7 +327,7 @@ def chosen(model, loss, batch):
     ],
     ids=["name", "evaluation", "BatchNorm", "own mean", "branch"],
 )
-def test_the_certificate_chooses_the_engine(module, engine):
+def test_the_proof_chooses_the_engine(module, engine):
     model, loss, batch = with_norm(module())
     assert chosen(model, loss, batch) == {engine}
     query = BatchClip(0.05, 4)

@@ -49,9 +49,7 @@ class Overwrites(nn.Module):
 def test_a_mean_over_records_is_refused_with_line_and_remedy():
     model = BatchMean().double()
     for count in (4, 5):
-        with pytest.raises(
-            MixesRecords, match=r"aten\.mean at test_model_certificate\.py"
-        ) as raised:
+        with pytest.raises(MixesRecords, match=r"aten\.mean at test_model_check\.py") as raised:
             PerSampleClip(1.0)(model, quadratic, batch_for(reals(count)))
         assert "PerRecord" in str(raised.value)
 

@@ -1,4 +1,4 @@
-"""Whether a model may be trained: its certificate, on a few real records of the batch.
+"""Whether a model may be trained: proofs and comparisons on a few real records of the batch.
 
 A query comes here with its logical batch before steps 1, 8, 64 …, so the verdict does not depend
 on the engine or the piece size. Later plans, made for the shapes that run, meet the same verdict.
@@ -6,7 +6,7 @@ There are three checks.
 
 - *Proof*, before the first step. Records stay apart, and nothing that a pass has left behind is in
   the losses of a later one (`gradient_plan`). It need not be repeated: every step runs the
-  operators that were certified, on operands told apart by what they hold of records, or is planned
+  operators that were proved, on operands told apart by what they hold of records, or is planned
   anew.
 - *Exactness*, before steps 1 and 8. The rules' gradients and norms are autograd's. Step 8 repeats
   it because weights that begin at zero hide what lies behind them.
@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.checks.certificate import (
-    Certificate,
+from tacit.checks.isolation import (
+    IsolationReport,
     refuse_mixing,
     refuse_stateful,
     require_isolation,
@@ -57,7 +57,7 @@ _MOST_ROWS = 4096  # of a batch whose losses are compared with those of a few
 _LAST_EXACT = 8  # the last step before which gradients are compared with autograd's
 
 
-def certify(
+def check_model(
     task: ClipTask, batch: Batch, first_views: Callable[[Tree], Tree], *, alone: int = 0
 ) -> bool:
     """Raise MixesRecords or UnsupportedModule unless each record's gradient is of that record.
@@ -74,12 +74,12 @@ def certify(
     most = min(max(_RECORDS, 2 * alone), _MOST_IN_SETS)
     with ieee_float32():  # answers are compared, and TensorFloat-32 keeps ten bits of them
         try:
-            return _certify(task, batch, most, first_views, alone)
+            return _check_model(task, batch, most, first_views, alone)
         except torch.OutOfMemoryError:
-            return _certify(task, batch, 2, first_views, alone)
+            return _check_model(task, batch, 2, first_views, alone)
 
 
-def _certify(
+def _check_model(
     task: ClipTask, batch: Batch, most: int, first_views: Callable[[Tree], Tree], alone: int
 ) -> bool:
     inputs, targets = sample_records(batch, most)
@@ -157,24 +157,24 @@ class _Probe:
     def require_proof(self, records: Records) -> bool:
         """Whether records are proved to stay apart in a batch; else each of them runs alone."""
         plan = self.require_exact(records)
-        if plan.certificate.proves:
+        if plan.isolation.proves:
             self._require_no_stale_reads(records)
-        return plan.certificate.proves and not plan.alone
+        return plan.isolation.proves and not plan.alone
 
     def require_exact(self, records: Records) -> GradientPlan:
         """A pass under shadow memory, in which records stay apart and gradients are autograd's."""
         self.state.restore_entries()
         planned = planned_pass(self.task, *records, num_rows(records[0]))
-        require_isolation(planned.plan.certificate, self.task.model)
-        if planned.plan.certificate.proves and not planned.plan.alone:
+        require_isolation(planned.plan.isolation, self.task.model)
+        if planned.plan.isolation.proves and not planned.plan.alone:
             self._compare_gradients(planned)
         return planned.plan
 
     def require_stateless(self, records: Records) -> None:
         """For the rows of one record, or of one set: they count as one."""
-        certificate = self._forward(records, 1)
-        require_no_writes(certificate, self.task.model)
-        if not certificate.alone and not certificate.meetings:
+        isolation = self._forward(records, 1)
+        require_no_writes(isolation, self.task.model)
+        if not isolation.alone and not isolation.meetings:
             self._require_no_stale_reads(records, 1)
 
     def require_stateless_for_one(self, record: Records) -> None:
@@ -202,8 +202,8 @@ class _Probe:
         if again.meetings and not again.alone:
             refuse_stateful((*again.stale_reads, *again.meetings)[0], self.task.model)
 
-    def _forward(self, records: Records, num_records: int | None = None) -> Certificate:
-        """The certificate of a forward pass; with one record, of all rows together."""
+    def _forward(self, records: Records, num_records: int | None = None) -> IsolationReport:
+        """The report on a forward pass; with one record, of all rows together."""
         task = self.task
         self.state.restore_entries()
 
@@ -213,7 +213,7 @@ class _Probe:
 
         count = num_records or num_rows(records[0])
         planned = make_plan(task.model, run, records, task.parameters, count, backward=False)
-        return planned.plan.certificate
+        return planned.plan.isolation
 
     def _compare_gradients(self, planned: Planned) -> None:
         """The rules' gradients of two records are autograd's, and their norms are not below.

@@ -17,8 +17,8 @@ import tacit
 
 SOURCE = Path(tacit.__file__).parent
 
-# In the order in which data flows. A room imports from those before it and from no other.
-ROOMS = [
+# In the order in which data flows. A package imports from those before it and from no other.
+PACKAGES = [
     "errors",
     "budget",
     "torch_internals",
@@ -58,7 +58,7 @@ def modules() -> dict[str, Path]:
     return {name(path): path for path in sorted(SOURCE.rglob("*.py"))}
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     return module.split(".")[1]
 
 
@@ -88,17 +88,17 @@ INNER = [name for name in modules() if name not in ("tacit", "tacit.__main__")]
 
 @pytest.mark.parametrize("module", INNER)
 def test_imports_go_forwards(module: str) -> None:
-    own = ROOMS.index(room_of(module))
+    own = PACKAGES.index(package_of(module))
     for imported, _ in imports(module):
         if imported != "tacit":
-            later = ROOMS.index(room_of(imported)) > own
+            later = PACKAGES.index(package_of(imported)) > own
             assert not later, f"{module} imports {imported}, which comes after it"
 
 
 def test_there_are_no_cycles() -> None:
-    """Imports for annotations may go both ways within a room, and nowhere else."""
+    """Imports for annotations may go both ways within a package, and nowhere else."""
     depends = {
-        m: {i for i, types in imports(m) if i in modules() and not (types and same_room(m, i))}
+        m: {i for i, types in imports(m) if i in modules() and not (types and same_package(m, i))}
         for m in INNER
     }
     while ready := [m for m, needs in depends.items() if not needs & depends.keys() - {m}]:
@@ -107,8 +107,8 @@ def test_there_are_no_cycles() -> None:
     assert not depends, f"these import each other: {sorted(depends)}"
 
 
-def same_room(one: str, other: str) -> bool:
-    return room_of(one) == room_of(other)
+def same_package(one: str, other: str) -> bool:
+    return package_of(one) == package_of(other)
 
 
 def test_no_two_modules_share_a_name() -> None:
@@ -126,7 +126,7 @@ def test_no_two_public_classes_share_a_name() -> None:
     assert not [name for name, count in found.items() if count > 1]
 
 
-def test_every_room_says_what_it_is_for() -> None:
+def test_every_package_says_what_it_is_for() -> None:
     for module in INNER:
         if modules()[module].name == "__init__.py":
             assert importlib.import_module(module).__doc__, module

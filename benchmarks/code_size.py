@@ -8,8 +8,8 @@ time, plan it, and enter more files. The figures are medians, and the most that 
 The steps run in a process of their own, on the package in that folder, so an older checkout can be
 measured too.
 
-    python benchmarks/house.py
-    python benchmarks/house.py --source ../older/src --files
+    python benchmarks/code_size.py
+    python benchmarks/code_size.py --source ../older/src --files
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The verdict on a model: which certificates prove that records stay apart, and what is refused.
+"""Do records stay apart in a model? What a report must say to prove it, and what is refused.
 
-A certificate is made by `tacit.engines.gradient_plan`: one forward and one backward pass in which
-every number carries the record it belongs to. It is a proof for the operators that ran, whatever
-values the records hold. Each refusal names the operator, the line of the model's code and a remedy
+`tacit.engines.gradient_plan` makes the report from one forward and one backward pass in which every
+number carries the label of its record. It is a proof for the operators that ran, whatever values
+the records hold. Each refusal names the operator, the line of the model's code and a remedy
 that works. PyTorch's own modules that mix records, keep statistics or rewrite weights are refused
 by name.
 """
@@ -17,7 +17,10 @@ from torch import nn
 from tacit.errors import MixesRecords
 from tacit.torch_internals import BatchNorm, InstanceNorm
 
-_ALONE = "or name engine=tacit.engines.PerRecord(), which runs each record alone"
+_ALONE = (
+    "or, if the model only pads or branches per batch, give engine=tacit.engines.PerRecord(), "
+    "which runs each record as a batch of one"
+)
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """What a pass under shadow memory found. Empty tuples are the proof that records stay apart.
+class IsolationReport:
+    """What a pass with labelled records found. Empty tuples prove that records stay apart.
 
     Attributes:
         meetings: operators by which a loss depends on several records.
@@ -80,21 +83,21 @@ class Certificate:
         return None
 
 
-def require_isolation(certificate: Certificate, model: nn.Module) -> None:
+def require_isolation(isolation: IsolationReport, model: nn.Module) -> None:
     """Raise MixesRecords if records meet in the program, are looked at, or leave something."""
     name = type(model).__name__
-    require_no_writes(certificate, model)
-    if certificate.stale_reads and certificate.refutes:
-        refuse_stateful(certificate.stale_reads[0], model)
-    if certificate.looks:
+    require_no_writes(isolation, model)
+    if isolation.stale_reads and isolation.refutes:
+        refuse_stateful(isolation.stale_reads[0], model)
+    if isolation.looks:
         raise MixesRecords(
-            f"{name} lets Python read values of the batch ({certificate.looks[0]}), so what it "
+            f"{name} lets Python read values of the batch ({isolation.looks[0]}), so what it "
             "computes for one record may depend on the others. Keep the decision in tensors "
             f"(torch.where, a mask, a fixed length), {_ALONE}"
         )
-    if certificate.alone or not certificate.meetings:
+    if isolation.alone or not isolation.meetings:
         return
-    event = certificate.meetings[0]
+    event = isolation.meetings[0]
     where = f"records meet inside {name}: {event}"
     if "batch_norm" in event.operator:
         raise MixesRecords(
@@ -109,9 +112,9 @@ def require_isolation(certificate: Certificate, model: nn.Module) -> None:
     )
 
 
-def require_no_writes(certificate: Certificate, model: nn.Module) -> None:
+def require_no_writes(isolation: IsolationReport, model: nn.Module) -> None:
     """Raise MixesRecords if a buffer or a parameter holds a value of a record after the pass."""
-    for name, event in certificate.written[:1]:
+    for name, event in isolation.written[:1]:
         where = "" if event is None else f" ({event})"
         raise MixesRecords(
             f"{type(model).__name__} writes values of records into {name!r}{where}, which would be "
