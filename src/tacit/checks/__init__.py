@@ -3,8 +3,8 @@
 A bound on one record's share holds for models that keep records apart and carry nothing from one
 pass to the next. An engine tracks both by a pass in which every number carries the label of its
 record; `isolation` holds its report and the refusals. `side_effects` watches the model's buffers
-and parameters around every step. A query checks its logical batch, before it is cut into pieces, so no
-engine or piece size can switch a check off. This package imports no query and no engine.
+and parameters around every step. A query checks its logical batch, before it is cut into pieces, so
+no engine or piece size can switch a check off. This package imports no query and no engine.
 """
 
 from tacit.checks.isolation import Event, IsolationReport, refuse_mixing, require_isolation

@@ -146,8 +146,9 @@ def refuse_mixing(model: nn.Module) -> None:
         if isinstance(module, BatchNorm) and batch_statistics:
             raise MixesRecords(
                 f"{_called(module, model)} mixes records through batch statistics, so no record's "
-                "share of the gradient is bounded; replace it by GroupNorm or LayerNorm, or keep "
-                "it in evaluation mode with statistics from public data"
+                "share of the gradient is bounded; replace it by GroupNorm "
+                "(tacit.make_trainable(model) does), keep it in evaluation mode with statistics "
+                "from public data, or train with tacit.BatchClip"
             )
         if isinstance(module, InstanceNorm) and module.training and module.track_running_stats:
             raise MixesRecords(
