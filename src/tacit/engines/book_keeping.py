@@ -151,10 +151,6 @@ class BookKeeping(_RecordEngine):
         program = function_kind(task.loss), tuple(task.parameters), task.views
         return self._plans.setdefault(task.model, {}).setdefault(program, {})
 
-    def single_plan(self, task: ClipTask, inputs: Tree, targets: Tree) -> GradientPlan | None:
-        """The one plan of this batch shape, for a recorder; None if there is none, or several."""
-        return _single(_plans_for(self._plans_of(task), inputs, targets))
-
     def _gradients(self, task: ClipTask, inputs: Tree, targets: Tree) -> Gradients:
         plans = self._plans_of(task)
         if _run_alone(plans):
@@ -201,6 +197,7 @@ def _plans_for(plans: _Plans, inputs: Tree, targets: Tree) -> dict[Hashable, Gra
 
 
 def _single(known: dict[Hashable, GradientPlan]) -> GradientPlan | None:
+    """The one plan of a batch shape, for a recorder; None if there is none, or several."""
     plan, *others = known.values() or (None,)
     return None if plan is None or others or plan.dynamic or plan.alone else plan
 
