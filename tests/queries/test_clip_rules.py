@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,3 +153,12 @@ def test_rules_are_compared_by_value():
     assert Normalise(0.5) == Normalise(0.5)
     assert len({Clip(), Clip(), Normalise(), Normalise(0.1)}) == 3
     assert dataclasses.replace(Normalise(), stability=0.1) == Normalise(0.1)
+
+
+WRONG = ["12", True, [], ["1"], [1.0, False], lambda step: 1.0, 0.0, -1, math.nan]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_constant_that_is_no_number_is_refused_with_what_to_give(wrong):
+    with pytest.raises(ValueError, match="LayerwiseNorms"):
+        PerSampleClip(wrong)

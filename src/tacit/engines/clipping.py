@@ -47,7 +47,10 @@ class ClipRule(Protocol):
 
 @dataclass(frozen=True)
 class Clip:
-    """Scale by min(1, C/‖g‖): gradients longer than C are cut.  [Abadi 2016, Alg. 1]"""
+    """Scale by min(1, C/‖g‖): gradients longer than C are cut.  [Abadi 2016, Alg. 1]
+
+    A rule only proposes a scale; whatever it proposes is cut to C/‖g‖. Clipping proposes 1.
+    """
 
     def __call__(self, norms_B: Tensor, max_norm: float | Tensor) -> Tensor:
         return torch.ones_like(norms_B)

@@ -200,13 +200,15 @@ def check_key(task: ClipTask, *more: object) -> Hashable:
 class PerSampleClip(ClippedQuery):
     """Σ_i Π_h(g_i), each record's gradient scaled to norm at most C_h in each block h.
 
-    clip(g) = g·min(1, C/‖g‖)  [Abadi 2016, Alg. 1]. A record adds at most C_h to block h, so that
-    is the block's bound: Δ_h = C_h if a record is added or removed, 2·C_h if one is replaced. A
-    record whose squared norm is not finite adds nothing.
+    clip(g) = g·min(1, C/‖g‖)  [Abadi 2016, Alg. 1]. A record adds at most C_h to block h. The
+    block's bound is C_h·(1 + s), where s covers the rounding of the sum: 0.2% in float32, 10⁻¹¹ in
+    float64. Δ_h is the bound if a record is added or removed, and twice the bound if one is
+    replaced. A record whose squared norm is not finite adds nothing.
 
     Args:
-        max_norm: C, for every block or one per block. An `AdaptiveNorm` follows a quantile of the
-            norms; `LayerwiseNorms` and `LayerFactors` take the constants from a public set.
+        max_norm: C, a number of at least 1e-12 for every block, or one per block. An `AdaptiveNorm`
+            in its place follows a quantile of the norms; `LayerwiseNorms` and `LayerFactors` take
+            the constants from a public set, also by a schedule such as `Decaying`.
         rule: how records are scaled (`Clip`, `Normalise`).
         blocks: None clips the whole gradient at once; otherwise a function of the model such as
             `by_layer`, or its value.

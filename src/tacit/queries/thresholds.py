@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -95,11 +95,21 @@ def as_max_norms(
     """
     single = isinstance(max_norm, AdaptiveNorm | int | float)
     single = single or getattr(max_norm, "ndim", None) == 0  # a number of NumPy or PyTorch
-    given: Any = [max_norm] if single else max_norm
+    given: list[Any] = [max_norm] if single else []
+    if not single and isinstance(max_norm, Iterable) and not isinstance(max_norm, str):
+        given = [*max_norm]
+    fixed = [m for m in given if not isinstance(m, AdaptiveNorm)]
+    if (
+        not given
+        or any(isinstance(m, bool | str) for m in fixed)
+        or not all(LEAST_NORM <= float(m) < math.inf for m in fixed)
+    ):
+        raise ValueError(
+            f"max_norm is {max_norm!r}; give a finite number of at least {LEAST_NORM}, an "
+            "AdaptiveNorm, or one of these per block; constants from public records, or by a "
+            "schedule such as Decaying, go into LayerwiseNorms or LayerFactors"
+        )
     norms = tuple(m if isinstance(m, AdaptiveNorm) else float(m) for m in given)
-    fixed = [m for m in norms if not isinstance(m, AdaptiveNorm)]
-    if not norms or not all(LEAST_NORM <= m < math.inf for m in fixed):
-        raise ValueError(f"max_norm is {max_norm}; give finite numbers of at least {LEAST_NORM}")
     return norms[0] if single else norms
 
 
