@@ -64,6 +64,11 @@ def test_names_that_pages_use_exist(page: Path) -> None:
             found = getattr(found, part)
 
 
+def test_no_text_is_a_placeholder() -> None:
+    for page in [*PAGES, ROOT / "CHANGELOG.md"]:
+        assert "@@" not in page.read_text(encoding="utf-8"), named(page)
+
+
 def test_the_api_reference_is_up_to_date() -> None:
     folder = ROOT / "docs" / "api"
     namespace: dict[str, object] = {"__name__": "generate", "__file__": str(folder / "generate.py")}
