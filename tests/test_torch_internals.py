@@ -1,11 +1,11 @@
 """What has no public name in PyTorch, run on torch 2.9, 2.11 (CUDA), 2.13 and 2.15."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tacit.engines.programs import saved
-from tacit.torch_internals import Graph, plain_program, saves_through_hooks
+from tacit.torch_internals import Graph, SavedInBlocks, plain_program, saves_through_hooks
 
 
 def test_nodes_tell_their_names_shapes_and_saved_operands():
@@ -33,7 +33,7 @@ def test_settings_come_back():
     assert torch.compiler.is_compiling() == compiling
 
 
-def test_hooks_on_saved_tensors_are_seen_unless_they_are_those_of_pytorch():
+def test_hooks_on_saved_tensors_are_seen_unless_they_are_compared_or_only_move():
     seen = []
 
     def block(x):
@@ -42,6 +42,26 @@ def test_hooks_on_saved_tensors_are_seen_unless_they_are_those_of_pytorch():
 
     block(torch.ones(2))
     checkpoint(block, torch.ones(2, requires_grad=True), use_reentrant=False)
+    with SavedInBlocks(Tensor.sum, lambda _, again: again()):
+        checkpoint(block, torch.ones(2, requires_grad=True), use_reentrant=False)
+    with torch.autograd.graph.save_on_cpu():
+        block(torch.ones(2))
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
         block(torch.ones(2))
-    assert seen == [False, False, True]
+    assert seen == [False, True, False, False, True]
+
+
+def test_what_a_checkpointed_block_gives_is_compared_with_what_it_saved():
+    compared = []
+
+    def read(saved, again):
+        tensor = again()
+        compared.append((saved, tensor.tolist()))
+        return tensor
+
+    x = torch.tensor([2.0], requires_grad=True)
+    with SavedInBlocks(Tensor.tolist, read):
+        y = checkpoint(torch.square, x, use_reentrant=False)
+    y.backward()
+    assert compared == [([2.0], [2.0])]
+    assert x.grad == 4.0

@@ -23,6 +23,7 @@ from torch.distributions import Distribution
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import checkpoint as torch_checkpoint
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -213,9 +214,46 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 
 
 def saves_through_hooks() -> bool:
-    """Whether `saved_tensors_hooks` are active that are not PyTorch's own, as checkpointing is."""
+    """Whether `saved_tensors_hooks` are active that may give anything, with nothing to compare."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and not str(hooks[1].__module__).startswith("torch.")
+    if hooks is None:
+        return False
+    unpack = f"{hooks[1].__module__}.{getattr(hooks[1], '__qualname__', '')}"
+    return not unpack.startswith(_TRUSTED_HOOKS)
+
+
+# Compared (`SavedInBlocks`), or only moved to another device; or a block that is running again.
+_TRUSTED_HOOKS = (
+    f"{__name__}.SavedInBlocks.",
+    "torch.autograd.graph.",
+    "torch.utils.checkpoint._recomputation_hook.",
+)
+
+
+class SavedInBlocks:
+    """What checkpointed blocks save, compared with what they give when they run again.
+
+    A block that is called inside runs again when autograd, or anyone, reads what it has saved.
+    `note(tensor)` describes a tensor that is saved. `read(described, again)` is called for each
+    that is read; `again()` gives it, which may run the block, and `read` returns it.
+    """
+
+    def __init__(self, note: Callable[[Tensor], Any], read: Callable[[Any, Any], Tensor]) -> None:
+        self._note, self._read = note, read
+
+    def __enter__(self) -> None:
+        self._hooks = torch_checkpoint._checkpoint_hook
+        torch_checkpoint._checkpoint_hook = self._compared  # type: ignore[misc, assignment]
+
+    def __exit__(self, *exc: Any) -> None:
+        torch_checkpoint._checkpoint_hook = self._hooks  # type: ignore[misc]
+
+    def _compared(self, frame: Any) -> Any:
+        hooks = self._hooks(frame)
+        pack, unpack = hooks.pack_hook, hooks.unpack_hook
+        hooks.pack_hook = lambda tensor: (self._note(tensor), pack(tensor))
+        hooks.unpack_hook = lambda pair: self._read(pair[0], lambda: unpack(pair[1]))
+        return hooks
 
 
 def decomposition_of(func: Any) -> Callable[..., Any] | None:

@@ -188,7 +188,7 @@ def make_plan(
     if apart and graph.nodes and backward:
         backward_pass.run(losses, own, operators)
     isolation = IsolationReport(
-        meetings=meetings + tuple(backward_pass.meetings),
+        meetings=(*meetings, *shadow.misread, *backward_pass.meetings),
         looks=tuple(shadow.looks),
         written=tuple(
             (name, shadow.origin(tensor))

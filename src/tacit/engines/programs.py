@@ -27,6 +27,7 @@ from torch.autograd.graph import GradientEdge
 from tacit.errors import UnsupportedModule
 from tacit.torch_internals import (
     Node,
+    SavedInBlocks,
     TorchDispatchMode,
     edge_of,
     memory_of,
@@ -99,9 +100,7 @@ class _OperatorLog(TorchDispatchMode):
             if memory := _memory(value):
                 self._operands.add(memory)
             name = self._name_of(func, memory, value)
-            if value.layout is torch.strided and not value.is_nested:
-                return name, value.dtype, value.shape, value.stride(), value.storage_offset()
-            return name, value.dtype
+            return _placed(name, value)
         return value if kind in _DECISIONS else None if value is None else kind
 
     def _results(self, func: Any, written: Sequence[Any], output: Any) -> Iterator[tuple[int, Any]]:
@@ -133,6 +132,7 @@ class Operators(_OperatorLog):
         self._ran: list[Any] = []
         self._on_left_behind = on_left_behind
         self._reads_left_behind = False
+        self._saved_in_blocks = SavedInBlocks(self.saved, self._saved_again)
         with without_functions():
             for memory in [m for m, reference in _left_behind.items() if reference.expired()]:
                 del _left_behind[memory]
@@ -151,9 +151,27 @@ class Operators(_OperatorLog):
         """Whether something left behind may be in a result of this pass. Told by whole storages."""
         return _memory(tensor) in self._of_left_behind
 
+    def saved(self, tensor: Tensor) -> Any:
+        """A tensor that is saved for the backward pass, as a value to compare."""
+        with without_functions():
+            return _placed(self.names.get(_memory(tensor), 0), tensor)
+
+    def _saved_again(self, before: Any, again: Callable[[], Tensor]) -> Tensor:
+        """What a checkpointed block gives for what it saved: noted like what arrives at a node."""
+        tensor = _watched(again)
+        for mode in _watching[-1:]:
+            mode.names.add(_number((before, mode.saved(tensor))))
+        return tensor
+
+    def __enter__(self) -> Operators:
+        self._saved_in_blocks.__enter__()
+        super().__enter__()
+        return self
+
     def __exit__(self, *exc: Any) -> None:
         _left_behind.update((m, r) for m, r in self._references.items() if m in self.of_records)
         super().__exit__(*exc)
+        self._saved_in_blocks.__exit__()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -198,8 +216,8 @@ class PythonOperators(_OperatorLog):
 
     Each such operator gets a name, made from its own, its integers and the names of its operands;
     so does each result that arrives at a node (`arrived`), made from such operators alone or by
-    autograd. A pass may do what has a name that was planned, and nothing else, through whichever
-    part of the graph it goes.
+    autograd, and each that a checkpointed block gives for what it saved (`saved`). A pass may do
+    what has a name that was planned, and nothing else, through whichever part of the graph it goes.
     """
 
     def __init__(self, forward: Operators, always: bool) -> None:
@@ -207,13 +225,26 @@ class PythonOperators(_OperatorLog):
         self.always = always
         self.names: set[int] = set()
         self.caller: FrameType | None = None
+        self.active = False
         self._forward = forward
         self._names_by_python: dict[int, int] = {}  # of memory that Python code has computed
+        self._named: dict[int, Any] = {}  # weak references to it, so that no other gets its handle
         self._reads_names: set[int] = set()  # those of the operands of the operator that runs
+
+    def __enter__(self) -> PythonOperators:
+        self.active = True
+        super().__enter__()
+        return self
 
     def __exit__(self, *exc: Any) -> None:
         _left_behind.update(self._references)
         super().__exit__(*exc)
+        self.active = False
+
+    def saved(self, tensor: Tensor) -> Any:
+        """What a block gives when it has run again, by the operator that wrote it last."""
+        with without_functions():
+            return _placed(self._name_of(None, _memory(tensor), tensor), tensor)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -223,7 +254,7 @@ class PythonOperators(_OperatorLog):
         self._operands.clear()
         if by_python or self._names_by_python:
             with without_functions():
-                name = self._named(func, (args, tuple((kwargs or {}).values())), by_python)
+                name = self._name(func, (args, tuple((kwargs or {}).values())), by_python)
         reads_records = self._reads_records
         output = func(*args, **kwargs) if kwargs else func(*args)
         if not getattr(func, "is_view", False):
@@ -233,6 +264,7 @@ class PythonOperators(_OperatorLog):
                     if memory and reads_records and _computes(func):
                         self._references.setdefault(memory, weak_memory(tensor))
                     if memory and (name or memory in self._names_by_python):
+                        self._named.setdefault(memory, weak_memory(tensor))
                         self._names_by_python[memory] = name
         return output
 
@@ -250,7 +282,7 @@ class PythonOperators(_OperatorLog):
             frame = frame.f_back
         return frame is None or frame is self.caller
 
-    def _named(self, func: Any, operands: Any, by_python: bool) -> int:
+    def _name(self, func: Any, operands: Any, by_python: bool) -> int:
         self._reads_names = set()
         call = self._described(func, operands)
         if not by_python:  # a result of autograd is known by those of Python that it is made from
@@ -283,6 +315,13 @@ _READS_NO_VALUE = frozenset(
     for packet in (getattr(torch.ops.aten, f"{made}_like"), getattr(torch.ops.aten, f"new_{made}"))
     for overload in [getattr(packet, kind) for kind in packet.overloads()]
 )
+
+
+def _placed(name: int, tensor: Tensor) -> tuple[Any, ...]:
+    """A tensor as the name of its memory and its place there."""
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        return name, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+    return name, tensor.dtype
 
 
 @cache
@@ -397,7 +436,7 @@ def note_arrivals(node: int, cotangents: Sequence[Tensor | None]) -> None:
 
 def _watched(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """A call of autograd. Whoever watches the backward pass notes the Python code that it runs."""
-    if not _watching:
+    if not _watching or _watching[-1].active:
         return call(*args, **kwargs)
     mode = _watching[-1]
     if not mode.always and sys.getprofile() is None:  # else somebody else keeps one

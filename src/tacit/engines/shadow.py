@@ -46,10 +46,12 @@ from tacit.engines.shadow_labels import (
 )
 from tacit.engines.shadow_rules import find_rule
 from tacit.torch_internals import (
+    SavedInBlocks,
     TorchDispatchMode,
     decomposition_of,
     memory_of,
     number_of,
+    outside_modes,
     saves_through_hooks,
     without_functions,
     written_operands,
@@ -63,12 +65,14 @@ class Shadow(TorchDispatchMode):
     `torch.utils.dlpack.to_dlpack`, which PyTorch shows to no mode (`tensor.__dlpack__` is seen), or
     a look inside a function of the user's that itself checks for `__torch_function__`.
 
-    Attributes, of which the first five are lists of events without repetitions:
+    Attributes, of which the first six are lists of events without repetitions:
         meetings: operators that made an element of several records from elements that were not.
         looks: places where Python, or the shape of a tensor, saw a private value.
         selections: places where private data chose rows or positions of several records, or how
             many of them there are.
         reorders: places where public data, which may be drawn anew, chose whose row is where.
+        misread: places where a checkpointed block ran again, and gave other records' numbers for
+            those that it had saved.
         unknown: operators without a rule that had a private operand; their outputs are -1.
         phase: "forward" or "backward", set by the caller and kept in each event.
         on_record: called with each operator that has an operand with a record's own label.
@@ -86,6 +90,7 @@ class Shadow(TorchDispatchMode):
         self.looks: list[Event] = []
         self.selections: list[Event] = []
         self.reorders: list[Event] = []
+        self.misread: list[Event] = []
         self.unknown: list[Event] = []
         self.phase = "forward"
         self.on_record: Callable[[Any], None] | None = None
@@ -93,16 +98,20 @@ class Shadow(TorchDispatchMode):
         self._counting: dict[int, Tensor] = {}  # what `arange` made of integers
         # The labels of what each node of the autograd graph gives, by its number and the output.
         self._results: dict[tuple[int, int], Tensor | None] = {}
+        self._in_block = False  # whether a checkpointed block runs again
         self._decomposed: list[Call] = []  # the operators whose decomposition is running
         self._watch = PythonWatch(self)
+        self._saved_in_blocks = SavedInBlocks(self._labels_now, self._read_again)
         self._sources = SourceLines()
 
     def __enter__(self) -> Shadow:
         super().__enter__()
         self._watch.__enter__()
+        self._saved_in_blocks.__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
+        self._saved_in_blocks.__exit__(*exc)
         self._watch.__exit__(*exc)
         super().__exit__(*exc)
 
@@ -176,6 +185,24 @@ class Shadow(TorchDispatchMode):
             own, labels = self._results[place], distinct(labels)
             return own is not None and bool(((labels > 0) & (own != 0) & (own != labels)).any())
 
+    def _labels_now(self, tensor: Tensor) -> Tensor:
+        with outside_modes():
+            labels = self._memory.find(tensor) if has_elements(tensor) else self.labels(tensor)
+            return torch.tensor(0) if labels is None else distinct(labels).clone()
+
+    def _read_again(self, saved: Tensor, again: Callable[[], Tensor]) -> Tensor:
+        """What a checkpointed block gives must have the labels of what it saved, or be public."""
+        outer, self._in_block = self._in_block, True
+        try:
+            tensor = again()
+        finally:
+            self._in_block = outer
+        labels = self._labels_now(tensor)
+        with outside_modes():
+            if bool(((labels != 0) & (labels != saved.to(labels.device))).any()):
+                self.note("misread", "checkpoint")
+        return tensor
+
     def origin(self, tensor: Tensor) -> Event | None:
         """The operator that first wrote something private into a tensor's memory."""
         return self._memory.origin(tensor)
@@ -242,7 +269,8 @@ class Shadow(TorchDispatchMode):
             if self.on_record is not None:
                 self._report(func, bounds(map(self._memory.find, operands))[1])
             return None
-        call.backward, call.in_order = self.phase == "backward", self._in_order
+        call.in_order = self._in_order
+        call.backward = self.phase == "backward" and not self._in_block
         found = [labels for labels in map(call.find, call.reads()) if labels is not None]
         low, high = bounds(found)
         private = bool(low or high)
@@ -282,8 +310,8 @@ class Shadow(TorchDispatchMode):
             targets = [(tensor, 0) for tensor in call.outputs]
         if call.selects and private:
             self._note("selections", call.func)
-        if call.reorders:
-            self._note("reorders", call.func)
+        if call.reorders:  # in a block that runs again, the next time may have another order
+            self._note("unknown" if self._in_block else "reorders", call.func)
         done = {id(tensor) for tensor in call.outputs} | set(call.written)
         targets += call.written.values()
         targets += [(tensor, call.whole()) for tensor in call.mutated if id(tensor) not in done]
