@@ -151,6 +151,40 @@ def test_an_allocation_that_adds_too_little_is_refused(allocation):
         mechanism.privatise(model, nn.CrossEntropyLoss(), sampler.next_batch())
 
 
+@pytest.mark.parametrize("wrong", [[-1e9, -1e9], [math.inf, math.inf]])
+def test_deviations_that_are_none_are_refused(wrong):
+    model, sampler, mechanism = small_setting(allocation=lambda d, n, z: wrong)
+    with pytest.raises(ValueError, match="give finite numbers"):
+        mechanism.privatise(model, nn.CrossEntropyLoss(), sampler.next_batch())
+
+
+def test_an_allocation_cannot_change_the_sensitivities_that_it_is_checked_against():
+    def shrinks(d, n, z):
+        d[0] *= 0.01
+        return GlobalNoise()(d, n, z)
+
+    model, sampler, mechanism = small_setting(allocation=shrinks)
+    with pytest.raises(TypeError):
+        mechanism.privatise(model, nn.CrossEntropyLoss(), sampler.next_batch())
+
+
+def test_an_allocation_is_called_and_checked_in_every_step():
+    times = iter([1.0, 3.0, 0.1])
+
+    def shares(d, n, z):
+        factor = next(times)
+        return [factor * s for s in GlobalNoise()(d, n, z)]
+
+    model, sampler, mechanism = small_setting(allocation=shares)
+    batches = iter(sampler)
+    first, second = (
+        mechanism.privatise(model, nn.CrossEntropyLoss(), next(batches)).stds for _ in range(2)
+    )
+    assert second == pytest.approx([3 * s for s in first])
+    with pytest.raises(ValueError, match="joint noise multiplier"):
+        mechanism.privatise(model, nn.CrossEntropyLoss(), next(batches))
+
+
 def test_more_noise_than_accounted_for_is_allowed():
     def generous(d, n, z):
         return [2 * s for s in GlobalNoise()(d, n, z)]

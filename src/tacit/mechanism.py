@@ -7,6 +7,7 @@ The result, a `PendingRelease`, is not private yet: the ledger charges for it an
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -195,8 +196,6 @@ class Mechanism:
             self.query.expect(sampler.steps)
         self._randomness = Randomness(seed)
         self._steps = itertools.count()
-        self._allocated_for: object = None
-        self._stds: list[float] = []
         # Of each parameter's released gradient, the noise's standard deviation. Public.
         self.noise_of: dict[str, float] = {}
 
@@ -222,10 +221,7 @@ class Mechanism:
         sizes = [block.size for block in bounded.blocks]
         of_statistics = bounded.statistic_sensitivities(self.plan.relation)
         stds_of_statistics = [statistic.std for statistic in bounded.statistics]
-        arguments = self.allocation, sensitivities, sizes, of_statistics, stds_of_statistics
-        if arguments != self._allocated_for:
-            self._stds, self._allocated_for = self._allocate(*arguments), arguments
-        stds = self._stds
+        stds = self._allocate(sensitivities, sizes, of_statistics, stds_of_statistics)
         self.noise_of = {
             name: std / bounded.divisor / (1.0 if block.factors is None else block.factors[place])
             for block, std in zip(bounded.blocks, stds, strict=True)
@@ -235,22 +231,24 @@ class Mechanism:
 
     def _allocate(
         self,
-        allocation: Allocation,
         sensitivities: list[float],
         sizes: list[int],
         of_statistics: list[float],
         stds_of_statistics: list[float],
     ) -> list[float]:
         """The standard deviation of each block's noise, at the planned noise multiplier."""
-        z = self.plan.noise_multiplier
+        z, name = self.plan.noise_multiplier, type(self.allocation).__name__
         left = noise_left(z, joint_noise_multiplier(of_statistics, stds_of_statistics))
-        stds = allocation(sensitivities, sizes, left)
+        # Tuples, so that the answer is checked against the sensitivities that the query declared.
+        stds = [float(s) for s in self.allocation(tuple(sensitivities), tuple(sizes), left)]
         joint = joint_noise_multiplier(
             [*sensitivities, *of_statistics], [*stds, *stds_of_statistics]
         )
         if not joint >= z * (1 - 1e-9):  # written so that NaN is refused too
             raise ValueError(
-                f"{type(allocation).__name__} gives a joint noise multiplier of {joint}, less "
-                f"than the {z} that is accounted for; see Allocation for the formula"
+                f"{name} gives a joint noise multiplier of {joint}, less than the {z} that is "
+                "accounted for; see Allocation for the formula"
             )
+        if not all(0 <= s < math.inf for s in stds):
+            raise ValueError(f"{name} gives {stds}; give finite numbers, 0 or more")
         return stds

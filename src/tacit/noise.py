@@ -14,7 +14,7 @@ class Allocation(Protocol):
     Releasing all blocks at once is one Gaussian mechanism: dividing block h by s_h makes the
     noise white and the sensitivity (Σ_h (Δ_h/s_h)²)^(1/2), so the joint multiplier is
     z = (Σ_h (Δ_h / s_h)²)^(-1/2), whatever the s_h. All allocations cost the same privacy.
-    An allocation is a function of its arguments, and is called again when one of them changes.
+    An allocation is called in every step, and one with too little noise is refused.
     """
 
     def __call__(

@@ -47,6 +47,7 @@ CHANGES = {
     "child": lambda m: setattr(m[0], "linear", nn.Linear(3, 3)),
     "children swapped": lambda m: m.__setitem__(1, nn.Dropout(0.1)),
     "hook": lambda m: m[0].register_forward_hook(lambda *_: None),
+    "forward": lambda m: setattr(m[0], "forward", lambda x: x),
     "parameter": lambda m: setattr(m[0].linear, "weight", nn.Parameter(torch.ones(3, 3))),
     "address": lambda m: setattr(m[0].linear.weight, "data", torch.ones(3, 3)),
     "buffer": lambda m: setattr(m[0], "table", torch.ones(2)),

@@ -6,6 +6,7 @@ Every step is compiled after two runs, because the run announces a billion of th
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -264,3 +265,49 @@ def test_an_unrecorded_batch_of_another_shape_is_not_confused():
         batch = batch_for(torch.randn(size, 4).double())
         found, expected = (sums_of(q, model, batch, quadratic) for q in (query, plain))
         assert_same(found, expected)
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.inner = 1.0, nn.CrossEntropyLoss(reduction="none")
+
+    def forward(self, outputs, targets):
+        return self.weight * self.inner(outputs, targets)
+
+
+CHANGES = {
+    "number of the loss": lambda model, loss: setattr(loss, "weight", 3.0),
+    "setting of a part of the loss": lambda m, loss: setattr(loss.inner, "label_smoothing", 0.5),
+    "hook of a layer": lambda model, _: model[1].register_forward_hook(lambda *io: 2 * io[-1]),
+    "forward of a layer": lambda model, _: setattr(model[1], "forward", torch.sin),
+    "forward of the user's": lambda model, _: setattr(model[1], "forward", lambda x: x * x),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_model_and_loss_compute_with_is_read_anew(change):
+    model, loss, engine = network(), Weighted(), recording_engine()
+    for step, batch in enumerate(batches(9)):
+        if step == 7:  # between two comparisons with the model's own step
+            CHANGES[change](model, loss)
+        recorded = sums_of(PerSampleClip(1e9, engine=engine), model, batch, loss)
+        plain = sums_of(PerSampleClip(1e9, engine=BookKeeping()), model, batch, loss)
+        assert_same(recorded, plain)
+        assert step < 3 or step >= 7 or engine.recorder.num_recorded == 1
+
+
+def test_a_rule_without_a_hash_can_be_recorded():
+    @dataclass
+    class Share:
+        share: float
+
+        def __call__(self, norms_B, max_norm):
+            return torch.full_like(norms_B, self.share)
+
+    model, engine, rule = network(), recording_engine(), Share(1.0)
+    for step, batch in enumerate(batches(9)):
+        rule.share = 1.0 if step < 7 else 0.5
+        recorded = sums_of(PerSampleClip(1e9, rule=rule, engine=engine), model, batch, LOSS)
+        plain = PerSampleClip(1e9, rule=rule, engine=BookKeeping())
+        assert_same(recorded, sums_of(plain, model, batch, LOSS))

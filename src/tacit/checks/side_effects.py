@@ -157,6 +157,13 @@ class Contents:
         self._with_lists = [i for i, v in enumerate(values) if not all(map(_is_constant, v))]
         # Constants are kept, so that no other value can have the identity of one of them.
         self._constants = [value for v in values for value in v if _is_constant(value)]
+        # A function among the attributes may be a `forward` of this one module.
+        self._functions = tuple(
+            (name, id(value))
+            for module in modules.values()
+            for name, value in vars(module).items()
+            if callable(value) and not isinstance(value, nn.Module)
+        )
         self._hooks = tuple(process_wide_hooks())
         self._tensors = [
             (f"{path}.{name}" if path else name, i, kind, name)
@@ -187,7 +194,7 @@ class Contents:
     def recorded_state(self) -> Hashable:
         """What a recording of a step depends on: addresses, types, settings computed with."""
         addresses = tuple(tensor.data_ptr() for tensor in self.tensors().values())
-        return addresses, self.settings, tuple(self._frozen)
+        return addresses, self.settings, tuple(self._frozen), self._functions
 
 
 _contents_then: weakref.WeakKeyDictionary[nn.Module, Contents] = weakref.WeakKeyDictionary()
@@ -250,6 +257,14 @@ def _is_counter(module: nn.Module, name: str, value: Any) -> bool:
     changes += before != value
     integers[name] = value, changes
     return changes > _MOST_CHANGES
+
+
+def values_of(function: Any) -> Hashable:
+    """The numbers, texts and lists that a loss or a rule holds, and of a module its tensors too."""
+    if isinstance(function, nn.Module):
+        return contents_of(function).recorded_state()
+    values = getattr(function, "__dict__", {}).values()
+    return tuple(frozen(value) for value in values if type(value) in _COMPUTED_WITH)
 
 
 def frozen(value: Any) -> Hashable:

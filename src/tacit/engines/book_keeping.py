@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.checks.isolation import Event, refuse_stateful, require_isolation
-from tacit.checks.side_effects import function_kind
+from tacit.checks.side_effects import function_kind, values_of
 from tacit.engines.clipping import (
     Clipped,
     ClipTask,
@@ -69,7 +69,7 @@ from tacit.engines.recorder import (
 )
 from tacit.engines.rules import NotFinite, Use, gradients_of, looked_up
 from tacit.engines.shadow_events import SourceLines, operator_name
-from tacit.losses.record_loss import losses_of
+from tacit.losses.record_loss import Scheduled, losses_of
 from tacit.precision import full_precision, wide
 from tacit.pytrees import (
     Tree,
@@ -279,13 +279,16 @@ def run_recorded(
     plain = isinstance(inputs, Tensor) and isinstance(targets, Tensor)
     structure = None if plain else repr(map_tensors(lambda t: None, (inputs, targets)))
     masks = tuple((name, active.data_ptr()) for name, active in task.active.items())
-    of_task = id(task.loss), task.blocks, task.rule, task.views, task.counted, task.factors is None
+    rule = task.rule if isinstance(task.rule, Hashable) else (id(task.rule), values_of(task.rule))
+    of_task = id(task.loss), task.blocks, rule, task.views, task.counted, task.factors is None
     step = RecordedStep(
         model=task.model,
         key=(of_task, tuple(task.parameters), structure, masks),
         parameters=task.parameters,
         batch=[*leaves, keep, constants],
         work=run,
+        # The epoch of a scheduled loss is in a tensor, which a recording reads.
+        settings=None if isinstance(task.loss, Scheduled) else values_of(task.loss),
     )
     outputs = recorder(step)
     flat = outputs["sums"]

@@ -55,11 +55,13 @@ class RecordedStep:
     """A step that can be recorded: a function of some tensors and of a model's weights.
 
     Args:
-        key: everything public that the step depends on, besides shapes and the model's state.
+        key: everything public that the step depends on, besides shapes, settings and the model's
+            state.
         parameters: those of the model, by the names that `work` knows them by.
         batch: everything that changes from step to step. A Python number would be recorded for
             good (see `constants_on`).
         work: from parameters and batch to the outputs.
+        settings: what the loss computes with; where it changes, the step is recorded anew.
     """
 
     model: nn.Module
@@ -67,6 +69,7 @@ class RecordedStep:
     parameters: Mapping[str, nn.Parameter]
     batch: Sequence[Tensor]
     work: Callable[[Mapping[str, Tensor], Sequence[Tensor]], Outputs]
+    settings: Hashable = None
 
     def run(self, batch: Sequence[Tensor]) -> Outputs:
         return self.work(self.parameters, batch)
@@ -166,7 +169,7 @@ class Recorder:
         key = (step.key, shapes, id(step.model))
         recording = self._recordings.get(key)
         replayed = recording is not None and recording.replay is not None
-        if recording is None or (replayed and recording.state != model_state(step.model, device)):
+        if recording is None or (replayed and recording.state != _state(step, device)):
             recording = self._recordings[key] = _Recording(replace(step, batch=()))
         recording.calls += 1
         self._calls += 1
@@ -238,7 +241,7 @@ class Recorder:
                 recording.compiled = True
             else:
                 recording.replay = self._captured(step.run, batch)
-            recording.state = model_state(step.model, batch[0].device)
+            recording.state = _state(step, batch[0].device)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -470,6 +473,10 @@ def _usable_generator() -> None:
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     generator.graphsafe_set_state(generator.clone_state())
     generator.set_offset(generator.get_offset() + 2**40)
+
+
+def _state(step: RecordedStep, device: torch.device) -> Hashable:
+    return step.settings, model_state(step.model, device)
 
 
 def model_state(model: nn.Module, device: torch.device) -> Hashable:

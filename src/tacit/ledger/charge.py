@@ -88,6 +88,7 @@ class _CurrentRun:
     budget: Budget
     limit: int
     attempt: _Attempt
+    amplifies: bool
     num_releases: int = 0
     thread: int = field(default_factory=threading.get_ident)
 
@@ -211,7 +212,8 @@ class Ledger:
                     if isinstance(event, Release) and event.name and event.name not in run.claims:
                         self._add_claim(run, event, event.name)
                 attempt = _Attempt(number=self._add_attempt(run, run_budget))
-            self._run = _CurrentRun(run.id, plan, run_budget, limit, attempt)
+            amplifies = plan.scheme.amplifies()
+            self._run = _CurrentRun(run.id, plan, run_budget, limit, attempt, amplifies)
             if self.path is not None:
                 _under_way.add(self)
 
@@ -237,7 +239,7 @@ class Ledger:
                 "sampling and relation are fixed when it begins: begin another run"
             )
         attempt, step = run.attempt, pending.sampling_step
-        batches = pending.sampling if run.plan.scheme.amplifies() else None
+        batches = pending.sampling if run.amplifies else None
         if batches is not None and step is not None and step in attempt.drawn.get(batches, ()):
             raise PlanChanged(
                 "this run has released a gradient of these very records before: two samplers with "
