@@ -3,7 +3,7 @@
 Prints, for the package below a source folder: files, lines, the median length, files under 40
 lines, public names, and the files that a step `ledger.release(mechanism.privatise(...))` of a
 small network enters, with the number of calls from one file into another, once eager and once with
-steps that compile. Steps 13 to 48 of 4,800 are traced. Some of them meet a batch size for the first
+steps that compile. Steps 13 to 48 of 100,000 are traced. Some of them meet a batch size for the first
 time, plan it, and enter more files. The figures are medians, and the most that any step entered.
 The steps run in a process of their own, on the package in that folder, so an older checkout can be
 measured too.
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-WARM_UP, STEPS = 12, 4800
+WARM_UP, STEPS = 12, 100_000
 
 
 def sizes(package: Path) -> dict[str, float]:
@@ -53,7 +53,7 @@ def trace_steps(*, compiled: bool) -> dict[str, Any]:
     sampler = tacit.PoissonSampler(records, expected_batch_size=16, steps=STEPS, seed=0)
     engine = engines.Automatic(engines.Recorder(compile=compiled))
     query = tacit.PerSampleClip(1.0, engine=engine)
-    mechanism = tacit.Mechanism(query, sampler, noise_multiplier=1.0)
+    mechanism = tacit.Mechanism(query, sampler, noise_multiplier=50.0)
     package = str(Path(tacit.__file__).parent)
     entered: list[str] = []
     crossings = 0

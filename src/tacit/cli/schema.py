@@ -274,7 +274,9 @@ def read_file(settings: type, path: Path) -> dict[str, Any]:
         else:
             stored = tomllib.loads(text)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        why = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, KeyError | TypeError):
+            why = "it holds no config.settings"
         raise ValueError(
             f"--config is {path}, which cannot be read ({why}); give a TOML file, or the run.json "
             "of a run of tacit train"
