@@ -112,7 +112,7 @@ def test_a_run_is_repeated_from_its_run_json(
         ("[data]\nunit_norm = 1", "data.unit_norm is 1; give true or false"),
         ("[data]\ndataset = 1", "data.dataset is 1; give text in quotes"),
         ("data = 1", "data is 1; it is a section: give [data]"),
-        ("[data", "which cannot be read (TOMLDecodeError"),
+        ("[data", "which cannot be read (Expected"),
         ('[model]\nmodel = "resnet9"', "--model is resnet9; give resnet8"),
         ("[training]\nlr = -1.0", "--lr is -1; give a finite number above 0"),
     ],
