@@ -4,9 +4,9 @@ Prints, for the package below a source folder: files, lines, the median length, 
 lines, public names, and the files that a step `ledger.release(mechanism.privatise(...))` of a
 small network enters, with the number of calls from one file into another, once eager and once with
 steps that compile. Steps 13 to 48 of 100,000 are traced. Some of them meet a batch size for the
-first time, plan it, and enter more files. The figures are medians, and the most that any step entered.
-The steps run in a process of their own, on the package in that folder, so an older checkout can be
-measured too.
+first time, plan it, and enter more files. The figures are medians, and the most that any step
+entered. The steps run in a process of their own, on the package in that folder, so an older
+checkout can be measured too.
 
     python benchmarks/code_size.py
     python benchmarks/code_size.py --source ../older/src --files
