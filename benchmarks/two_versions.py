@@ -30,12 +30,11 @@ IMPORTS = {"import torch": "import torch", "import tacit": "import tacit, tacit.
 def golden() -> dict[str, float]:
     """ε of Poisson plans that a user would run, at δ = 1e-5."""
     import tacit
+    from tacit.sampling import Poisson
 
     plans = [(0.8, 0.01, 1000), (1.0, 0.01, 1000), (1.54, 0.02048, 1465), (4.0, 0.2, 300)]
     return {
-        f"z={z} q={q} steps={steps}": tacit.epsilon(
-            noise_multiplier=z, sampling_rate=q, steps=steps, delta=1e-5
-        )
+        f"z={z} q={q} steps={steps}": tacit.epsilon(z, Poisson(q), steps=steps, delta=1e-5)
         for z, q, steps in plans
     }
 
