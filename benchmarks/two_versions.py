@@ -49,7 +49,7 @@ def digits(seed: int) -> dict[str, float]:
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         seconds = time.perf_counter() - began
     run = json.loads(done.stdout)
-    return {"accuracy": run["results"]["accuracy"], "ε": run["epsilon"], "seconds": seconds}
+    return {"accuracy": run["accuracy"], "ε": run["epsilon"], "seconds": seconds}
 
 
 def steps() -> dict[str, float]:
