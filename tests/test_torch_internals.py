@@ -1,4 +1,4 @@
-"""What has no public name in PyTorch, run on torch 2.9, 2.11 (CUDA), 2.13 and 2.15."""
+"""What has no public name in PyTorch, run on torch 2.9, 2.11 (CUDA), 2.13 and 2.14."""
 
 import torch
 from torch import Tensor, nn
