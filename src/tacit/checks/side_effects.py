@@ -111,7 +111,7 @@ def watched_step(
 
 
 def current_watch(model: nn.Module) -> Watch:
-    """What is known of the model in the running step; an empty Watch outside of steps."""
+    """The record of the model's running step; an empty Watch outside of steps."""
     return next((watch for watched, watch in reversed(_open) if watched is model), Watch())
 
 
@@ -197,7 +197,7 @@ class Contents:
         return addresses, self.settings, tuple(self._frozen), self._functions
 
 
-_contents_then: weakref.WeakKeyDictionary[nn.Module, Contents] = weakref.WeakKeyDictionary()
+_latest_contents: weakref.WeakKeyDictionary[nn.Module, Contents] = weakref.WeakKeyDictionary()
 
 
 def contents_of(model: nn.Module) -> Contents:
@@ -205,9 +205,9 @@ def contents_of(model: nn.Module) -> Contents:
 
     A walk over ResNet-18 takes half a millisecond, and its compiled step three.
     """
-    contents = _contents_then.get(model)
+    contents = _latest_contents.get(model)
     if contents is None or not contents.is_current():
-        contents = _contents_then[model] = Contents(model)
+        contents = _latest_contents[model] = Contents(model)
     return contents
 
 

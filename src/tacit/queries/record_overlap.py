@@ -1,9 +1,9 @@
 """Are some records, which should be public or held out, private records?
 
-What is read off public or held-out records is released without noise. So private records among
-them would be released as they are, and are refused where that can be seen: by shared memory, by
-shared record ids, and by comparing some rows with all private ones. A few equal rows pass, since
-datasets have duplicates.
+Values that are computed from public or held-out records are released without noise. So private
+records among them would be released as they are, and are refused where that can be seen: by shared
+memory, by shared record ids, and by comparing some rows with all private ones. A few equal rows
+pass, since datasets have duplicates.
 """
 
 from __future__ import annotations

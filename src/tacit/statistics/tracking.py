@@ -54,7 +54,7 @@ def refuse_private_statistics(model: nn.Module) -> None:
 def declare_public(model: nn.Module) -> None:
     """Declare that the running statistics in the model, as they are now, hold nothing private.
 
-    It is a promise that nobody can check: make it of statistics that came with a pretrained
+    Tacit cannot check this promise. Make it for statistics that came with a pretrained
     network, before private records pass through it. It ends when the statistics change.
     """
     for module in model.modules():
