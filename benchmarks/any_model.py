@@ -59,7 +59,7 @@ from tacit.engines.book_keeping import run_program
 from tacit.engines.recorder import RecordedStep, Recorder
 from tacit.lipschitz import Absolute
 from tacit.pytrees import call_model, map_tensors, take_rows, tensors_of
-from tacit.report import source
+from tacit.report.run_folder import source
 from tacit.sampling.poisson import Poisson
 from tacit.sampling.sampler import batch_of
 

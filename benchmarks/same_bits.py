@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import tacit
-from tacit.report import source
+from tacit.report.run_folder import source
 
 LOSS = tacit.losses.CrossEntropy()
 RECORDS, TIMES = 256, 5

@@ -19,7 +19,7 @@ import tacit
 from tacit.pytrees import Tree, num_rows
 from tacit.queries import GradientQuery
 from tacit.queries.bounded_gradient import Loss
-from tacit.report import source
+from tacit.report.run_folder import source
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ import torch
 
 import tacit
 from tacit.accounting.gaussian_dp import NO_PRIVACY, no_privacy
-from tacit.report import environment, source, to_json
+from tacit.report.run_folder import environment, source, to_json
 
 DELTA = 1e-5
 Draw = Callable[[Mapping, Path], None]

@@ -45,6 +45,7 @@ PACKAGES = [
     "training",
     "diagnostics",
     "report",
+    "integrations",
     "cli",
 ]
 

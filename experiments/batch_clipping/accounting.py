@@ -19,7 +19,7 @@ from tacit import Relation, by_layer, by_parameter, epsilon, models, trade_off
 from tacit.accounting import GaussianDpEstimate, TradeOff, gaussian_dp_mu, layerwise_multiplier
 from tacit.accounting.f_dp import plot_trade_offs
 from tacit.accounting.gaussian_dp import NO_PRIVACY, no_privacy
-from tacit.report import source, to_json
+from tacit.report.run_folder import source, to_json
 from tacit.sampling import MiniSets
 from tacit.sampling.scheme import Unit
 

@@ -25,7 +25,7 @@ from experiments.runner import Paper, options, plain, read_lines
 from tacit import Records
 from tacit.certificates import certified_radius
 from tacit.data.catalogue import lookup
-from tacit.report import environment, to_json
+from tacit.report.run_folder import environment, to_json
 
 RADII = (1, 2, 4, 8, 16, 36)
 

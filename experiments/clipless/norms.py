@@ -25,7 +25,7 @@ from experiments.images import first
 from experiments.runner import Paper
 from tacit.canvas import blank, save
 from tacit.diagnostics import GradientNorms, InputNorms, gradient_histogram, input_norms
-from tacit.report import source
+from tacit.report.run_folder import source
 
 SETTING = Setting("mlp:256", 1024, 60, scale=40.0, clip=0.2, learning_rate=1.5)
 MODELS = ["mlp:256", "mixer:4:64", "pooled:6:3:64:2"]

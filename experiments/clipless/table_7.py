@@ -57,7 +57,7 @@ from experiments.search import log_uniform
 from tacit import Records
 from tacit.data import PublicScaler, release_statistics
 from tacit.losses import BinaryCrossEntropy
-from tacit.report import source
+from tacit.report.run_folder import source
 
 EPSILON = 1.0
 # δ, and the published AUROC of clipless and of DP-SGD, in percent.

@@ -21,7 +21,7 @@ from scipy.special import log_ndtr
 
 import tacit
 from experiments.runner import DELTA, Paper, least_noise
-from tacit.report import source, to_json
+from tacit.report.run_folder import source, to_json
 
 EPSILON = 3.0
 SIZES = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}

@@ -31,7 +31,7 @@ from experiments.losing_less.beyond import BOTH_IMAGES, LINEAR, METHODS, TASKS
 from experiments.losing_less.training import Setting, run, small
 from experiments.runner import Paper, read_lines
 from tacit.data.scattering import ScatteringMap
-from tacit.report import environment, to_json
+from tacit.report.run_folder import environment, to_json
 
 FIRST_ORDER = replace(LINEAR, features="first", batch_size=9_000, steps=60, learning_rate=0.083)
 TARGETS: dict[str, tuple[float, Setting]] = {

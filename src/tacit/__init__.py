@@ -88,7 +88,7 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from tacit.queries import by_parameter as by_parameter
     from tacit.queries import by_prefix as by_prefix
     from tacit.records import Records as Records
-    from tacit.report import save_run as save_run
+    from tacit.report.run_folder import save_run as save_run
     from tacit.sampling import Batch as Batch
     from tacit.sampling import FixedSizeSampler as FixedSizeSampler
     from tacit.sampling import MiniSetSampler as MiniSetSampler

@@ -48,6 +48,9 @@ class Records:
     lacks a record keeps the ids of all the others. `public_size` is a *declared* number of
     records, from which rates and divisors may be derived; `len(records)` is private and is
     never used for either. Ids are below `num_ids`, by default below `public_size`.
+
+    `class_names` are the names of classes 0..K-1, or of the labels that a record may have several
+    of; `feature_names` those of the entries of one input. Both are public.
     """
 
     inputs: Tree
@@ -58,6 +61,8 @@ class Records:
     record_ids: Tensor = field(default=None)  # type: ignore[assignment]
     num_ids: int | None = None
     notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] | None = None
+    feature_names: tuple[str, ...] | None = None
     row_numbered: bool = False  # no ids were given, so they are the rows' numbers
 
     def __post_init__(self) -> None:

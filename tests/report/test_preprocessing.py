@@ -42,7 +42,7 @@ def right_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict:
             seen["outputs"] = run.model.eval()(test.inputs)
         return save_run(run, folder, test, **more)
 
-    monkeypatch.setattr("tacit.report.save_run", watched)
+    monkeypatch.setattr("tacit.report.run_folder.save_run", watched)
     return seen
 
 

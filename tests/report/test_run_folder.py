@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tacit
-from tacit.report import environment, save_run, source
+from tacit.report.run_folder import environment, save_run, source
 
 
 def finished(steps=2, test=None):

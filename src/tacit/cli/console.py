@@ -30,7 +30,7 @@ _imported: dict[str, str] = {}
 
 
 def print_json(facts: dict[str, Any]) -> None:
-    from tacit.report import to_json
+    from tacit.report.run_folder import to_json
 
     typer.echo(to_json(facts))
 

@@ -24,7 +24,7 @@ from tacit.cli.schema import options_of, read_sections
 from tacit.cli.settings import TrainSettings
 from tacit.errors import BudgetExceeded
 from tacit.ledger import Ledger
-from tacit.report import FILES
+from tacit.report.run_folder import FILES
 from tacit.training.run import Run
 
 REPLACED_NOTE = (

@@ -62,7 +62,7 @@ def certificate_of(
     """Certify the run in `folder`; write certificate.json and certified.png, and return them."""
     from tacit.certificates.accuracy import certified_accuracy
     from tacit.cli.run_directory import read_run
-    from tacit.report import source, write_json
+    from tacit.report.run_folder import source, write_json
 
     run = read_run(folder)
     test, scalers, inputs = held_out_records(run)

@@ -45,7 +45,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     from tacit.cli import build_data, build_model, build_query, run_directory
     from tacit.cli.show_commands import certificate_of
     from tacit.noise import Noise
-    from tacit.report import save_run, write_json
+    from tacit.report.run_folder import save_run, write_json
     from tacit.training import Callback, LedgerRun, MovingAverage, ProgressBar, Sparsification
     from tacit.training.trainer import Trainer
 

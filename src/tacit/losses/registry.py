@@ -23,12 +23,14 @@ class Task(enum.StrEnum):
     CLASSIFICATION: one output per class and a class as target, with classes along dimension 1; or
     one output, whose sign decides between two classes.
     BINARY: one output, whose sign decides; targets are 0 and 1, or −1 and +1.
+    MULTI_LABEL: one output per label, whose sign decides; targets are 0 and 1, of the same shape.
     REGRESSION: one real-valued target per output.
     TOKENS: outputs of shape (records, positions, classes) and one class per position.
     """
 
     CLASSIFICATION = "classification"
     BINARY = "binary"
+    MULTI_LABEL = "multi-label"
     REGRESSION = "regression"
     TOKENS = "tokens"
 

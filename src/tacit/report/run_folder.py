@@ -25,8 +25,6 @@ from tacit.records import Records
 from tacit.statistics.tracking import refuse_private_statistics
 from tacit.training.run import Run
 
-__all__ = ["save_run"]
-
 # What a run writes into its folder.
 FILES = ("run.json", "weights.safetensors", "progress.png", PREPROCESSING)
 
