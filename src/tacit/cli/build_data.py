@@ -17,6 +17,7 @@ from tacit.data.private_scaling import release_channel_scaler, release_statistic
 from tacit.data.scaling import PublicScaler, Scaler, UnitNorm
 from tacit.data.scattering import ScatteringMap, scattering_features, usual_size
 from tacit.data.splits import split_public
+from tacit.data.table_schema import Schema
 from tacit.data.tables import file_scalers, load_file
 from tacit.ledger import Ledger
 from tacit.records import Records
@@ -33,7 +34,11 @@ SIZE_NOTE = (
 
 @dataclass(frozen=True)
 class RunData:
-    """The records of a run, and the preprocessing that made them. `size` is declared public."""
+    """The records of a run, and the preprocessing that made them. `size` is declared public.
+
+    With a schema, the preprocessing takes `schema.inputs(table)`. The task is one of
+    `tacit.data.table_schema.TASKS`.
+    """
 
     private: Records
     public: Records | None
@@ -41,6 +46,8 @@ class RunData:
     preprocessing: Preprocessing
     size: int
     notes: tuple[str, ...]
+    schema: Schema | None = None
+    task: str = "classification"
 
 
 def run_data(s: TrainSettings, relation: Relation, device: torch.device) -> RunData:

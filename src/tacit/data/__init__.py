@@ -12,16 +12,24 @@ from tacit.data.preprocessing import Preprocessing, load_preprocessing
 from tacit.data.private_scaling import release_channel_scaler, release_statistics
 from tacit.data.scaling import PublicScaler, RangeScaler, UnitNorm
 from tacit.data.splits import split_public
+from tacit.data.table_columns import Boolean, Categorical, Date, Ignored, Numeric
+from tacit.data.table_schema import Schema
 from tacit.data.tables import load_file
 from tacit.records import Records, as_records
 
 __all__ = [
     "Augmentation",
+    "Boolean",
+    "Categorical",
+    "Date",
+    "Ignored",
+    "Numeric",
     "Preprocessing",
     "PublicScaler",
     "RandomCropFlip",
     "RangeScaler",
     "Records",
+    "Schema",
     "UnitNorm",
     "as_records",
     "available",
