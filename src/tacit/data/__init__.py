@@ -1,6 +1,7 @@
 """Data as `Records`: tensors, with the constants about them that are public.
 
-`load` reads a named dataset and `load_file` a user's own table. Scalers rescale each record with
+`load` reads a named dataset and `load_file` a user's own table, whose columns a `Schema` may
+declare. Scalers rescale each record with
 public constants, or with constants that `release_statistics` and its relatives release with noise
 and charge. `Preprocessing` keeps what a run's inputs went through in the run's folder.
 """
@@ -9,6 +10,7 @@ from tacit.data.augmentation import Augmentation, RandomCropFlip
 from tacit.data.catalogue import available, register_dataset
 from tacit.data.loading import load
 from tacit.data.preprocessing import Preprocessing, load_preprocessing
+from tacit.data.private_ranges import ColumnRanges, release_ranges
 from tacit.data.private_scaling import release_channel_scaler, release_statistics
 from tacit.data.scaling import PublicScaler, RangeScaler, UnitNorm
 from tacit.data.splits import split_public
@@ -21,6 +23,7 @@ __all__ = [
     "Augmentation",
     "Boolean",
     "Categorical",
+    "ColumnRanges",
     "Date",
     "Ignored",
     "Numeric",
@@ -38,6 +41,7 @@ __all__ = [
     "load_preprocessing",
     "register_dataset",
     "release_channel_scaler",
+    "release_ranges",
     "release_statistics",
     "split_public",
 ]

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import csv
 import datetime
+import itertools
 import numbers
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,10 +58,21 @@ class TableCells:
 
 def read_cells(table: Any) -> TableCells:
     """The cells of a .csv, .tsv or .parquet file, a frame, a pyarrow Table, or a mapping."""
+    (cells,) = read_chunks(table, size=sys.maxsize)
+    return cells
+
+
+def read_chunks(table: Any, size: int = 50_000) -> Iterator[TableCells]:
+    """The same, at least once, and a file of text at most `size` rows at a time."""
     if isinstance(table, TableCells):
-        return table
-    if isinstance(table, str | os.PathLike):
-        return _read_file(Path(table))
+        yield table
+    elif isinstance(table, str | os.PathLike):
+        yield from _read_file(Path(table), size)
+    else:
+        yield _read_frame(table)
+
+
+def _read_frame(table: Any) -> TableCells:
     kind = type(table).__module__.partition(".")[0]
     if kind == "pandas" and hasattr(table, "columns"):
         named = [(name, table.iloc[:, i]) for i, name in enumerate(table.columns)]
@@ -79,7 +93,7 @@ def read_cells(table: Any) -> TableCells:
 # ---- files of text -------------------------------------------------------------------------------
 
 
-def _read_file(path: Path) -> TableCells:
+def _read_file(path: Path, size: int) -> Iterator[TableCells]:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise DataError(
@@ -89,19 +103,25 @@ def _read_file(path: Path) -> TableCells:
     if not path.is_file():
         raise DataError(f"there is no file {path}; check the path")
     if suffix == ".parquet":
-        return _read_arrow(read_parquet(path), str(path))
-    header, rows, lines = read_text(path)
-    columns = {}
-    # Transposed one column at a time: a list per row is what the reader gives.
-    for i, name in enumerate(header):
-        values = np.empty(len(rows), object)
-        values[:] = [row[i] for row in rows]
-        columns[name] = Cells(name, values, np.zeros(len(rows), bool), str(path), lines)
-    return TableCells(columns, str(path), len(rows))
+        yield _read_arrow(read_parquet(path), str(path))
+        return
+    rows = text_rows(path)
+    _, header = next(rows)
+    for i in itertools.count():
+        chunk = list(itertools.islice(rows, size))
+        if i and not chunk:
+            return
+        lines = np.array([line for line, _ in chunk], np.int64)
+        columns = {}
+        for j, name in enumerate(header):
+            values = np.empty(len(chunk), object)
+            values[:] = [row[j].strip() for _, row in chunk]
+            columns[name] = Cells(name, values, np.zeros(len(chunk), bool), str(path), lines)
+        yield TableCells(columns, str(path), len(chunk))
 
 
-def read_text(path: Path) -> tuple[tuple[str, ...], list[list[str]], np.ndarray]:
-    """The names in the header, the rows, and each row's line, of a .csv or .tsv file.
+def text_rows(path: Path) -> Iterator[tuple[int, Sequence[str]]]:
+    """The header of a .csv or .tsv file, then its rows, each with its line in the file.
 
     The delimiter is read off the header line alone; blank lines are left out.
     """
@@ -113,7 +133,8 @@ def read_text(path: Path) -> tuple[tuple[str, ...], list[list[str]], np.ndarray]
             header = tuple(name.strip() for name in next(reader, ()))
             if not header:
                 raise DataError(f"{path} is empty; give a CSV file with a header row")
-            rows, lines = [], []
+            require_distinct(header, str(path))
+            yield 1, header
             for row in reader:
                 if not row:
                     continue
@@ -122,8 +143,7 @@ def read_text(path: Path) -> tuple[tuple[str, ...], list[list[str]], np.ndarray]
                         f"line {reader.line_num} of {path} has {len(row)} cells and the header has "
                         f"{len(header)}; give every column a cell in each line"
                     )
-                rows.append([cell.strip() for cell in row])
-                lines.append(reader.line_num)
+                yield reader.line_num, row
     except csv.Error as error:
         raise DataError(f"{path} is not a CSV file: {error}") from error
     except UnicodeDecodeError as error:
@@ -132,8 +152,6 @@ def read_text(path: Path) -> tuple[tuple[str, ...], list[list[str]], np.ndarray]
         ) from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}; check the path") from error
-    require_distinct(header, str(path))
-    return header, rows, np.array(lines, np.int64)
 
 
 def delimiter_of(header: str) -> str:
@@ -305,3 +323,19 @@ def text_of(value: Any) -> str:
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return value.isoformat() if isinstance(value, datetime.date) else str(value)
+
+
+def number_of(cell: Any) -> float:
+    """A cell as a number, or ValueError. 1_000, which Python reads, is a name in a file."""
+    if isinstance(cell, str) and "_" in cell:
+        raise ValueError
+    return float(cell)
+
+
+def decimal_comma(cell: Any) -> str:
+    """What to say of a cell such as 3,14; empty for any other."""
+    if isinstance(cell, str) and cell.count(",") == 1:
+        with suppress(ValueError):
+            number_of(cell.replace(",", "."))
+            return ", which has a decimal comma: write numbers with a point, as 3.14"
+    return ""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tacit.data.table_cells import Cells, text_of
+from tacit.data.table_cells import Cells, decimal_comma, number_of, text_of
 from tacit.errors import DataError
 
 RELEASE = "release"
@@ -380,30 +380,22 @@ def _in_range(column: Numeric | Date, values: np.ndarray) -> np.ndarray:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, str) and "_" in value:  # float() reads 1_000 as a thousand
-        raise ValueError
-    number = float(value)
+    number = number_of(value)
     if not math.isfinite(number):
         raise ValueError
     return number
 
 
 def _number_hint(value: Any) -> str:
-    if isinstance(value, str) and value.count(",") == 1 and _is_number(value.replace(",", ".")):
-        return "which has a decimal comma; write numbers with a point, as 3.14"
+    comma = decimal_comma(value)
+    if comma:
+        return comma.removeprefix(", ")
     if isinstance(value, float) or (isinstance(value, str) and value.lower().strip("+-") == "inf"):
         return "which is not finite; fill it in or drop the record"
     return (
         "which is no number; drop the column with kind = 'ignored', or give it kind = "
         "'categorical' with its categories"
     )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(_number(text))
-    except (ValueError, OverflowError):
-        return False
 
 
 def _canonical(text: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.data.table_cells import Cells, TableCells, read_cells
+from tacit.data.table_cells import Cells, TableCells, read_chunks
 from tacit.data.table_columns import (
     RELEASE,
     Boolean,
@@ -90,12 +90,24 @@ class Schema:
         by_name = {column.name: column for column in self.columns}
         return tuple(by_name[name] for name in self.target)
 
+    def with_target(self, target: str | Sequence[str]) -> Schema:
+        """The same columns, with this target."""
+        names = (target,) if isinstance(target, str) else tuple(target)
+        known = [column.name for column in self.columns]
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise ValueError(
+                f"the schema has no column {missing[0]!r}, which is to be the target; its columns "
+                f"are {', '.join(known[:40])}"
+            )
+        return replace(self, target=names)
+
     @property
     def task(self) -> str:
         """ "classification", "multi-label" or "regression"."""
         columns = self.target_columns
         if not columns:
-            raise ValueError('the schema names no target; give target = "..." in it')
+            raise ValueError("the schema names no target; name it there, or give the target")
         if len(columns) > 1:
             return "multi-label"
         return "regression" if isinstance(columns[0], Numeric) else "classification"
@@ -104,6 +116,8 @@ class Schema:
     def feature_names(self) -> tuple[str, ...]:
         """The names of the D entries of an input."""
         self._require_complete(self.features)
+        if not self.features:
+            raise ValueError("the schema has no feature; give at least one column that is used")
         return tuple(name for column in self.features for name in column.entry_names)
 
     @property
@@ -146,9 +160,9 @@ class Schema:
         Table, or a mapping of columns. Its columns may be in any order; others are ignored.
         """
         width = len(self.feature_names)
-        if not width:
-            raise ValueError("the schema has no feature; give at least one column that is used")
-        cells = read_cells(table)
+        return torch.cat([self._inputs(chunk, width) for chunk in read_chunks(table)])
+
+    def _inputs(self, cells: TableCells, width: int) -> Tensor:
         found = [self._cells(cells, column) for column in self.features]
         inputs = np.empty((cells.num_rows, width), np.float32)
         start = 0
@@ -157,6 +171,16 @@ class Schema:
             inputs[:, start:end] = column.encode(own)
             start = end
         return torch.from_numpy(inputs)
+
+    def encoded(self, table: Any) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of a table that is read once; a regression's are not clipped."""
+        width, task = len(self.feature_names), self.task
+        parts = [
+            (self._inputs(chunk, width), self._targets(chunk, task, clip=False))
+            for chunk in read_chunks(table)
+        ]
+        inputs, targets = zip(*parts, strict=True)
+        return torch.cat(inputs), torch.cat(targets)
 
     def targets(self, table: Any, *, clip: bool = True) -> Tensor:
         """Targets as the task has them.
@@ -167,7 +191,9 @@ class Schema:
         clipped targets, and measure on those that are not.
         """
         task = self.task
-        cells = read_cells(table)
+        return torch.cat([self._targets(chunk, task, clip) for chunk in read_chunks(table)])
+
+    def _targets(self, cells: TableCells, task: str, clip: bool) -> Tensor:
         found = [self._cells(cells, column) for column in self.target_columns]
         for column, own in zip(self.target_columns, found, strict=True):
             without = column.missing_in(own)
