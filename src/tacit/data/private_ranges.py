@@ -19,7 +19,6 @@ from tacit.accounting.events import Release
 from tacit.data.private_scaling import (
     GaussianRelease,
     ReleaseOptions,
-    clean_sum,
     sum_of_moments,
 )
 from tacit.data.scaling import Scaler, as_float
@@ -30,6 +29,7 @@ _OCTAVES = _MOST - _LEAST + 1
 NUM_BINS = 2 * _OCTAVES + 1
 _FALSE_BINS = 0.05  # expected number of empty bins, of all columns, that noise makes look full
 _NEIGHBOUR = 2.0  # standard deviations that a bin next to a full one must have
+_CHUNK = 1 << 20  # values at once
 _STDS = 3.0  # the range reaches from the mean to this many standard deviations on each side
 
 
@@ -114,9 +114,13 @@ def release_ranges(
 
 def sum_of_bins(columns: Tensor) -> Tensor:
     """How many values of each column are in each bin, as (d, B), *without* noise."""
-    return clean_sum(
-        columns, lambda values: torch.nn.functional.one_hot(_bins(values), NUM_BINS + 1)[..., :-1]
-    )
+    d = columns.shape[1]
+    offsets = torch.arange(d) * (NUM_BINS + 1)
+    total = torch.zeros(d * (NUM_BINS + 1), dtype=torch.int64)
+    for part in columns.split(max(1, _CHUNK // max(1, d))):
+        places = _bins(part.cpu().double()) + offsets
+        total += torch.bincount(places.flatten(), minlength=len(total))
+    return total.view(d, NUM_BINS + 1)[:, :-1].double()  # of each column the last is of no bin
 
 
 def _bins(values: Tensor) -> Tensor:
