@@ -339,7 +339,7 @@ def suppress_all(act: Callable[[], object]) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_looks_are_noticed(look: Callable, operator: str) -> None:
+def test_value_reads_are_noticed(look: Callable, operator: str) -> None:
     def body(net: Net, z: Tensor) -> Tensor:
         look(z)
         look(torch.ones(3, 3))
@@ -365,7 +365,7 @@ def test_looks_are_noticed(look: Callable, operator: str) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_tensors_from_what_is_no_private_scalar_are_no_looks(make: Callable) -> None:
+def test_tensors_from_what_is_no_private_scalar_are_no_value_reads(make: Callable) -> None:
     assert not examine(lambda net, z: (make(z), z)[1])[0].value_reads
 
 
@@ -383,7 +383,7 @@ def grad_of(value: Tensor, at: Tensor, **options: bool) -> object:
     return torch.autograd.grad(value.sum(), at, **options)
 
 
-def looks_in_checkpoint(z: Tensor) -> Tensor:
+def reads_in_checkpoint(z: Tensor) -> Tensor:
     z.detach().numpy()
     return z.sin()
 
@@ -401,7 +401,7 @@ def looks_in_checkpoint(z: Tensor) -> Tensor:
         ),
     ],
 )
-def test_looks_are_noticed_in_code_that_pytorch_calls_back(differentiate: Callable) -> None:
+def test_value_reads_are_noticed_in_code_that_pytorch_calls_back(differentiate: Callable) -> None:
     def body(net: Net, z: Tensor) -> Tensor:
         differentiate(z.detach().requires_grad_())
         return z
@@ -410,12 +410,12 @@ def test_looks_are_noticed_in_code_that_pytorch_calls_back(differentiate: Callab
     assert "Tensor.numpy" in [event.operator for event in shadow.value_reads]
 
 
-def test_looks_are_noticed_when_a_checkpointed_block_runs_again() -> None:
+def test_value_reads_are_noticed_when_a_checkpointed_block_runs_again() -> None:
     seen: list[int] = []
 
     def body(net: Net, z: Tensor) -> Tensor:
         a = z.detach().requires_grad_()
-        b = checkpoint(looks_in_checkpoint, a, use_reentrant=False)
+        b = checkpoint(reads_in_checkpoint, a, use_reentrant=False)
         seen.append(len(shadow.value_reads))
         shadow.phase = "backward"
         grad_of(b, a)
