@@ -165,10 +165,11 @@ class Contents:
             if callable(value) and not isinstance(value, nn.Module)
         )
         self._hooks = tuple(process_wide_hooks())
+        # While this is current, the modules have these same tables.
         self._tensors = [
-            (f"{path}.{name}" if path else name, i, kind, name)
-            for i, (path, module) in enumerate(modules.items())
-            for kind, table in enumerate(_tensors_in(module))
+            (f"{path}.{name}" if path else name, table, name)
+            for path, module in modules.items()
+            for table in _tensors_in(module)
             for name in dict(table.items())
         ]
         self.settings: Hashable = (*map(_settings_in, modules.values()), *self._hooks)
@@ -187,9 +188,7 @@ class Contents:
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers, by the first name of the module that holds them."""
-        modules = (module() for module in self._modules)
-        tables = [() if module is None else _tensors_in(module) for module in modules]
-        every = ((full, tables[i][kind][name]) for full, i, kind, name in self._tensors)
+        every = ((full, table[name]) for full, table, name in self._tensors)
         return {name: t for name, t in every if t is not None and not is_lazy(t)}
 
     def recorded_state(self) -> Hashable:
