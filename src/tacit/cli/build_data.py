@@ -32,7 +32,7 @@ USUAL_DATASET = "digits"
 USUAL_PUBLIC_SHARE = 0.1
 FEATURE_GROUPS = 27
 RANGES_SHARE = 0.1  # of the budget, as 1/z²
-LEAST_SIGNAL = 8.0  # records per column, in standard deviations of a bin's noise
+LEAST_SIGNAL = 4.0  # records, in standard deviations of the noise of one bin
 UNSCALED_INPUTS = (
     "the inputs of --data are unscaled, and training suffers where their sizes differ; declare "
     "--feature-range, or a range for each column in the file of --schema"
