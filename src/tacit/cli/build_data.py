@@ -211,6 +211,8 @@ def range_releases(s: TrainSettings, data: RunData) -> RunData:
     if z is None and s.noise_multiplier != 0:
         z = usual_range_noise(s.epsilon, s.delta)
     why = ""
+    too_few = bool(z) and len(entries) * 2 * (LEAST_SIGNAL * (z or 0)) ** 2 > data.size**2
+    crowd = f"{data.size} records are too few for {len(entries)} columns at this budget"
     if not z:
         why = "--range-noise is 0" if s.range_noise == 0 else "--noise-multiplier is 0"
     elif public_too or s.statistics == "released":
@@ -218,8 +220,8 @@ def range_releases(s: TrainSettings, data: RunData) -> RunData:
         why = f"{what} would not be scaled as the private records are"
     elif s.unit_norm:
         why = "--unit-norm would come before"
-    elif len(entries) * 2 * (LEAST_SIGNAL * z) ** 2 > data.size**2 and not asked:
-        why = f"{data.size} records are too few for {len(entries)} columns at this budget"
+    elif too_few and not asked:
+        why = crowd
     if why and asked:
         raise ValueError(
             f"the ranges of {len(entries)} columns are to be released, and {why}; declare them "
@@ -229,7 +231,10 @@ def range_releases(s: TrainSettings, data: RunData) -> RunData:
         return _warned(data, f"{UNSCALED_INPUTS}; their ranges were not released either: {why}")
     assert z is not None
     event = dpa.GaussianDpEvent(z)
-    return replace(data, releases=(event, *data.releases), ranges_of=entries)
+    data = replace(data, releases=(event, *data.releases), ranges_of=entries)
+    if too_few:
+        return _warned(data, f"released ranges may be far off: {crowd}; declare those you can")
+    return data
 
 
 def _warned(data: RunData, note: str) -> RunData:
