@@ -144,6 +144,11 @@ def load_records(d: DataSettings, scaled: bool = True) -> tuple[Records, Records
             "--scale-noise needs --feature-range, or a --schema: the noise is in proportion to the "
             "range"
         )
+    if scaled and unit_norm and schema is not None and schema.released_entries:
+        raise ValueError(
+            "--unit-norm would come before the ranges that the file of --schema leaves to be "
+            "released; declare them there, or leave --unit-norm out"
+        )
     train, test = load_file(
         d.data,
         d.target,

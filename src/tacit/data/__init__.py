@@ -15,6 +15,7 @@ from tacit.data.private_scaling import release_channel_scaler, release_statistic
 from tacit.data.scaling import PublicScaler, RangeScaler, UnitNorm
 from tacit.data.splits import split_public
 from tacit.data.table_columns import Boolean, Categorical, Date, Ignored, Numeric
+from tacit.data.table_description import describe
 from tacit.data.table_schema import Schema
 from tacit.data.tables import load_file
 from tacit.records import Records, as_records
@@ -36,6 +37,7 @@ __all__ = [
     "UnitNorm",
     "as_records",
     "available",
+    "describe",
     "load",
     "load_file",
     "load_preprocessing",

@@ -19,7 +19,6 @@ from tacit.accounting.events import Release
 from tacit.data.private_scaling import (
     GaussianRelease,
     ReleaseOptions,
-    clean_sum,
     sum_of_moments,
 )
 from tacit.data.scaling import Scaler, as_float
@@ -31,6 +30,7 @@ NUM_BINS = 2 * _SIZES + 1
 _CLEAR, _NEIGHBOUR = 3.5, 2.0
 _USUAL = 4.0  # (−4, 4) for a column without a clear size, as if somebody had standardised it
 _ONE_SIGN = 0.2  # a column has one sign if less than this share has the other
+_CHUNK = 1 << 20  # values at once
 _STDS = 3.0  # the range reaches from the mean to this many standard deviations on each side
 
 
@@ -113,9 +113,13 @@ def release_ranges(
 
 def sum_of_bins(columns: Tensor) -> Tensor:
     """How many values of each column are in each bin, as (d, B), *without* noise."""
-    return clean_sum(
-        columns, lambda values: torch.nn.functional.one_hot(_bins(values), NUM_BINS + 1)[..., :-1]
-    )
+    d = columns.shape[1]
+    offsets = torch.arange(d) * (NUM_BINS + 1)
+    total = torch.zeros(d * (NUM_BINS + 1), dtype=torch.int64)
+    for part in columns.split(max(1, _CHUNK // max(1, d))):
+        places = _bins(part.cpu().double()) + offsets
+        total += torch.bincount(places.flatten(), minlength=len(total))
+    return total.view(d, NUM_BINS + 1)[:, :-1].double()  # of each column the last is of no bin
 
 
 def _bins(values: Tensor) -> Tensor:
@@ -125,6 +129,13 @@ def _bins(values: Tensor) -> Tensor:
     size = (power - _LEAST + 1).clamp(0, _SIZES)  # 0 is the bin around zero
     found = _SIZES + torch.where(values < 0, -size, size)
     return torch.where(values.isfinite(), found, NUM_BINS).long()
+
+
+def bin_ends() -> tuple[Tensor, Tensor]:
+    """The lower and the upper end of each bin."""
+    powers = _FACTOR ** torch.arange(_LEAST, _LEAST + _SIZES + 1, dtype=torch.float64)
+    edges = torch.cat([-powers.flip(0), powers])
+    return edges[:-1], edges[1:]
 
 
 def ranges_of(counts: Tensor, std: float) -> tuple[Tensor, Tensor]:

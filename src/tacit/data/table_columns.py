@@ -20,8 +20,8 @@ from tacit.errors import DataError
 
 RELEASE = "release"
 OTHER = "(other)"
-_NO_VALUE = ("", "na", "nan", "null")  # in any case
-_TRUE, _FALSE = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
+NO_VALUE = ("", "na", "nan", "null")  # in any case
+TRUE_WORDS, FALSE_WORDS = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
 _LARGEST = float(np.finfo(np.float32).max)
 _DAYS_PER_YEAR = 365.25
 _YEAR_2000 = np.datetime64("2000-01-01", "us")
@@ -80,7 +80,7 @@ class Column(abc.ABC):
         """Which cells are missing."""
         if cells.values.dtype.kind != "O":
             return cells.missing
-        told = np.array([text.strip().lower() in _NO_VALUE for text in cells.values], bool)
+        told = np.array([text.strip().lower() in NO_VALUE for text in cells.values], bool)
         return cells.missing | told
 
     @abc.abstractmethod
@@ -281,10 +281,10 @@ class Boolean(Column):
         found = np.empty(len(rows), bool)
         for i, value in enumerate(cells.values[rows].tolist()):
             text = text_of(value).strip().lower()
-            if text not in _TRUE + _FALSE:
+            if text not in TRUE_WORDS + FALSE_WORDS:
                 hint = "give true or false, or give the column kind = 'categorical'"
                 raise self.refuse(cells, int(rows[i]), hint)
-            found[i] = text in _TRUE
+            found[i] = text in TRUE_WORDS
         return found
 
     def values_of(self, cells: Cells, rows: np.ndarray) -> np.ndarray:
