@@ -13,7 +13,7 @@ from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, make_blobs, make_regression
 from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import estimator_checks_generator
 from torch import nn
 
@@ -213,7 +213,13 @@ def test_a_network_and_a_query_of_ones_own(blobs: tuple[np.ndarray, np.ndarray])
     ("options", "said"),
     [
         ({"epsilon": 0}, "epsilon is 0"),
+        ({"epsilon": "a"}, "epsilon is 'a'"),
         ({"delta": 2}, "delta is 2"),
+        ({"hidden": 5}, "hidden is 5"),
+        ({"hidden": (0,)}, "hidden is 0"),
+        ({"query": tacit.PerSampleClip(1.0)}, "function without arguments"),
+        ({"query": lambda: 3}, "function without arguments"),
+        ({"model": lambda features, outputs: nn.Linear(features, 5)}, r"must be \(2, 1\)"),
         ({"steps": 0}, "steps"),
         ({"batch_size": 0}, "batch_size"),
         ({"learning_rate": -1}, "learning_rate"),
@@ -236,9 +242,3 @@ def test_wrong_parameters_end_in_a_sentence(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         TacitClassifier(**{"steps": 2, **options}).fit(*blobs)
-
-
-def test_a_scaler_before_it_is_outside_of_the_guarantee() -> None:
-    """Documented, since no estimator can see what came before it in a pipeline."""
-    page = Path(__file__).parents[2] / "docs" / "scikit-learn.md"
-    assert StandardScaler.__name__ in page.read_text(encoding="utf-8")

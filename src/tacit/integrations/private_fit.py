@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Real
 from typing import Any, Self
 
 import dp_accounting as dpa
@@ -188,10 +189,12 @@ class PrivateEstimator(BaseEstimator, ABC):
 
         `codes` are the classes of a classification; a regression's target is the last column.
         """
-        seed = self._seed()
+        self._check_numbers()
         budget = Budget(self.epsilon, self.delta, Relation(self.relation))
         steps = whole_number("steps", self.steps, least=1)
-        positive("learning_rate", self.learning_rate)
+        seed = self._seed()
+        width = columns.values.shape[1] - (codes is None)
+        network, query = self._network(width, num_outputs, seed), self._query(width)
         size = len(columns.values)
         if self.public_size is None:
             notes.append(SIZE_NOTE)
@@ -202,8 +205,8 @@ class PrivateEstimator(BaseEstimator, ABC):
             batch = min(whole_number("batch_size", self.batch_size, least=1), size)
         prelude = self._prelude(columns, budget)
         sampling = Poisson(batch / size)
-        noise = calibrate(budget, sampling, steps, prelude=prelude)
-        plan = Plan(sampling, noise, budget.relation, steps, prelude=prelude)
+        noise = calibrate(budget, sampling, steps, unit=query.unit, prelude=prelude)
+        plan = Plan(sampling, noise, budget.relation, steps, query.unit, prelude)
         name = f"{type(self).__name__}-{secrets.token_hex(4)}"
         with closing(self._open_ledger(budget)) as ledger:
             ledger.require_room(plan, budget)
@@ -216,11 +219,10 @@ class PrivateEstimator(BaseEstimator, ABC):
             if targets is None:
                 features, targets = features[:, :-1], features[:, -1]
             records = Records(features, targets, public_size=size, notes=tuple(notes))
-            network = self._network(features.shape[1], num_outputs, seed)
             trainer = Trainer(
                 network,
                 loss,
-                self._query(features.shape[1]),
+                query,
                 PoissonSampler(records, sampling.rate, steps, expected_batch_size=batch),
                 torch.optim.SGD(network.parameters(), lr=self.learning_rate),
                 budget,
@@ -229,7 +231,7 @@ class PrivateEstimator(BaseEstimator, ABC):
                 ledger=LedgerRun(ledger, name, prelude),
                 seed=seed,
             )
-            trainer.config = {"estimator": repr(self)}
+            trainer.config = {"estimator": type(self).__name__}  # its repr would show a seed
             run = trainer.fit()
         if run.stopped == "interrupted":
             raise KeyboardInterrupt
@@ -241,10 +243,20 @@ class PrivateEstimator(BaseEstimator, ABC):
         self.run_, self.network_ = run, run.model.eval()
         self.epsilon_, self.delta_ = run.epsilon, budget.delta
         lower, upper = (as_constants(end, "range") for end in (scaler.lower, scaler.upper))
-        width = features.shape[1]
         self.scaler_ = replace(scaler, lower=lower[:width], upper=upper[:width])
         # Of a regression, whose target is the last column.
         self._target_scale = float(lower[-1] + upper[-1]) / 2, float(upper[-1] - lower[-1]) / 6
+
+    def _check_numbers(self) -> None:
+        for name in ("epsilon", "delta", "learning_rate", "scaling_share"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) and not (value is None and name == "scaling_share"):
+                raise ValueError(f"{name} is {value!r}; give a number")
+        positive("learning_rate", self.learning_rate)
+        if not isinstance(self.hidden, Sequence | np.ndarray):
+            raise ValueError(f"hidden is {self.hidden!r}; give sizes of layers, such as (32,)")
+        for size in self.hidden:
+            whole_number("hidden", size, least=1)
 
     def _seed(self) -> int | None:
         """None keeps all draws secret."""
@@ -313,23 +325,37 @@ class PrivateEstimator(BaseEstimator, ABC):
         return _within_three(mean, std, "released with noise that is charged to the budget")
 
     def _network(self, num_features: int, num_outputs: int, seed: int | None) -> nn.Module:
-        """A new network in float64; its last layer is 0, so that it begins without an opinion."""
+        """A new network in float64. The default's last layer is 0: it begins without an opinion."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(secrets.randbits(63) if seed is None else seed)
-            if self.model is not None:
-                return self.model(num_features, num_outputs).double()
-            network = mlp((num_features,), num_outputs, tuple(self.hidden)).double()
-        for parameter in network[-1].parameters():
-            nn.init.zeros_(parameter)
-        return network
+            if self.model is None:
+                network: nn.Module = mlp((num_features,), num_outputs, tuple(self.hidden)).double()
+                for parameter in list(network.parameters())[-2:]:
+                    nn.init.zeros_(parameter)
+                return network
+            network = self.model(num_features, num_outputs).double().eval()
+        # Before anything is charged, and with zeros, which tell nothing about the records.
+        with torch.no_grad():
+            shape = tuple(network(torch.zeros(2, num_features, dtype=torch.float64)).shape)
+        if shape != (2, num_outputs):
+            raise ValueError(
+                f"model makes a network that maps 2 records of {num_features} features to shape "
+                f"{shape}; it must be (2, {num_outputs}), as its second argument says"
+            )
+        return network.train()
 
     def _query(self, num_features: int) -> GradientQuery:
-        if self.query is not None:
-            return self.query()
-        if self.max_norm is not None:
-            return PerSampleClip(self.max_norm)
-        # Standardised features and the bias have norm √(D + 1); errors are usually below 1.
-        return PerSampleClip(0.4 * math.sqrt(num_features + 1))
+        if self.query is None:
+            # Standardised features and the bias have norm √(D + 1); errors are usually below 1.
+            usual = 0.4 * math.sqrt(num_features + 1)
+            return PerSampleClip(usual if self.max_norm is None else self.max_norm)
+        query = None if hasattr(self.query, "unit") else self.query()
+        if query is None or not hasattr(query, "unit"):
+            raise ValueError(
+                "query must be a function without arguments that makes a new gradient query for "
+                "each fit, such as lambda: tacit.PerSampleClip(1.0)"
+            )
+        return query
 
     def _outputs(self, X: Any) -> np.ndarray:
         """What the network says, (N, outputs), each record by itself."""
