@@ -81,6 +81,17 @@ def test_no_value_of_a_cell_is_in_the_output(path, tmp_path):
         assert output("\n".join([header, *other])) == first
 
 
+def test_row_numbers_without_a_name_and_decimal_commas(path):
+    path.write_text(";a;b\n0;1,5;x\n1;2;y\n")
+    schema = describe(path)
+    assert [(column.name, column.kind) for column in schema.columns] == [
+        ("a", "numeric"),
+        ("b", "categorical"),
+    ]
+    with pytest.raises(DataError, match=r"line 2 .* '1,5' .*decimal comma"):
+        Schema(schema.columns[:1]).inputs(path)
+
+
 def test_long_tables_are_described_in_pieces(tmp_path):
     path = tmp_path / "long.csv"
     path.write_text("a,b\n" + "\n".join(f"{i},{i}" for i in range(59_999)) + "\n1,x\n")

@@ -108,8 +108,8 @@ def test_a_record_becomes_the_same_numbers_whoever_else_is_in_the_table(mixed):
     [
         (Numeric("a", (0, 1)), "", "line 3 of .* empty cell in column 'a'.*missing = true"),
         (Numeric("a", (0, 1)), "NaN", "line 3 of .* empty cell"),
-        (Numeric("a", (0, 1)), "red", "line 3 of .* 'red' in column 'a'; which is no number"),
-        (Numeric("a", (0, 1)), '"3,14"', "decimal comma; write numbers with a point|with a point"),
+        (Numeric("a", (0, 1)), "red", "line 3 of .* 'red' in column 'a', which is no number"),
+        (Numeric("a", (0, 1)), '"3,14"', "has a decimal comma: write numbers with a point"),
         (Numeric("a", (0, 1)), "1_000", "no number"),
         (Numeric("a", (0, 1)), "-inf", "not finite"),
         (Boolean("a"), "maybe", "line 3 .* 'maybe' .*true or false"),
@@ -143,6 +143,12 @@ def test_dates_in_other_formats_and_zones():
     assert same.unique().numel() == 1
     assert torch.equal(german.inputs({"d": ["01.01.2021"]}), same[:1])
     assert iso.inputs({"d": ["1066-10-14", "2999-01-01"]}).tolist() == [[-1], [1]]
+
+
+def test_a_class_that_was_not_declared():
+    schema = Schema((Numeric("x", (0, 1)), Categorical("y", ("u", "v"))), "y")
+    with pytest.raises(DataError, match=r"row 2 of .* 'w' in column 'y', .*classes u, v; add it"):
+        schema.targets({"y": ["u", "w"]})
 
 
 def test_several_labels():

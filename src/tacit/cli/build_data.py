@@ -23,7 +23,7 @@ from tacit.data.scaling import PublicScaler, Scaler, UnitNorm
 from tacit.data.scattering import ScatteringMap, scattering_features, usual_size
 from tacit.data.splits import split_public
 from tacit.data.table_schema import Schema
-from tacit.data.tables import UNSCALED, file_scalers, load_file
+from tacit.data.tables import UNSCALED, file_scalers, load_file, unreleased_note
 from tacit.ledger import Ledger
 from tacit.records import Records
 from tacit.training.trainer import Trainer
@@ -125,7 +125,7 @@ def run_data(s: TrainSettings, relation: Relation, device: torch.device) -> RunD
         task="classification" if schema is None else schema.task,
         releases=() if s.scale_noise is None else (dpa.GaussianDpEvent(s.scale_noise),),
     )
-    return range_releases(s, relation, data)
+    return range_releases(s, data)
 
 
 def load_records(d: DataSettings, scaled: bool = True) -> tuple[Records, Records]:
@@ -191,7 +191,7 @@ def scalers_of(d: DataSettings) -> tuple[Scaler, ...]:
     return file_scalers(unit_norm, d.feature_range)
 
 
-def range_releases(s: TrainSettings, relation: Relation, data: RunData) -> RunData:
+def range_releases(s: TrainSettings, data: RunData) -> RunData:
     """The same, with the columns whose ranges are to be released, and what that costs.
 
     These are the columns that a schema leaves to be released and, without a schema, all those of a
@@ -202,7 +202,8 @@ def range_releases(s: TrainSettings, relation: Relation, data: RunData) -> RunDa
     if not entries:
         if s.range_noise:
             raise ValueError(
-                f"--range-noise is {s.range_noise:g}, and every range is declared; leave it out"
+                f"--range-noise is {s.range_noise:g}, and no column of this run has a range to be "
+                "released; leave it out"
             )
         return data
     asked = data.schema is not None or bool(s.range_noise)
@@ -276,7 +277,7 @@ def release_scaling(trainer: Trainer, s: TrainSettings, data: RunData) -> Prepro
         trainer.ledger.claim(event, "column ranges")
         how["noise_multiplier"] = event.noise_multiplier
         ranges, _ = release_ranges(train.inputs, data.ranges_of, **how)
-        _apply(trainer, ranges)
+        _apply(trainer, ranges, data.schema)
         preprocessing = preprocessing.then(ranges)
     if events:
         (event,) = events
@@ -290,17 +291,18 @@ def release_scaling(trainer: Trainer, s: TrainSettings, data: RunData) -> Prepro
         else:
             bound = usual_size(train.shape[0])
             scaler, _ = release_channel_scaler(inputs, size_bound=bound, **how)
-        _apply(trainer, scaler)
+        _apply(trainer, scaler, data.schema)
         preprocessing = preprocessing.then(scaler)
     return preprocessing
 
 
-def _apply(trainer: Trainer, scaler: Scaler) -> None:
+def _apply(trainer: Trainer, scaler: Scaler, schema: Schema | None) -> None:
     """Put the trainer's records through a scaler that was released, and note it."""
+    before = UNSCALED if schema is None else unreleased_note(schema)
     train, test = trainer.sampler.records, trainer.evaluate_on
     assert isinstance(test, Records)
     extra = [note for note in trainer.notes if note not in train.notes]
-    kept = [note for note in train.notes if note != UNSCALED and "not declared, and" not in note]
+    kept = [note for note in train.notes if note != before]
     note = scaler.describe().replace("must be charged", "is charged")
     train = replace(train, inputs=scaler(train.inputs), notes=(*kept, note))
     trainer.sampler.records = train

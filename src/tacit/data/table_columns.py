@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import datetime
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, ClassVar
@@ -100,10 +101,27 @@ class Column(abc.ABC):
                 plain[own.name] = list(value) if isinstance(value, tuple) else value
         return plain | {"missing": self.missing}
 
+    def read_each(
+        self, cells: Cells, rows: np.ndarray, read: Callable[[Any], Any], hint: Callable[[Any], str]
+    ) -> np.ndarray:
+        """read(value) for each of these cells, once per distinct value; errors name the cell."""
+        values = cells.values[rows].tolist()
+        places: dict[Any, int] = {}
+        place_of = (places.setdefault(value, len(places)) for value in values)
+        inverse = np.fromiter(place_of, np.int64, len(values))
+        found = []
+        for place, value in enumerate(places):
+            try:
+                found.append(read(value))
+            except (ValueError, OverflowError):
+                first = int(rows[int((inverse == place).argmax())])
+                raise self.refuse(cells, first, hint(value)) from None
+        return np.array(found)[inverse] if found else np.zeros(0)
+
     def refuse(self, cells: Cells, row: int, hint: str) -> DataError:
         shown = text_of(cells.values[row])
         shown = shown if len(shown) <= 40 else shown[:40] + "…"
-        return DataError(f"{cells.place(row)} has {shown!r} in column {self.name!r}; {hint}")
+        return DataError(f"{cells.place(row)} has {shown!r} in column {self.name!r}{hint}")
 
 
 @dataclass(frozen=True)
@@ -134,16 +152,12 @@ class Numeric(Column):
 
     def numbers(self, cells: Cells, rows: np.ndarray) -> np.ndarray:
         """The numbers themselves, as float64; a cell that is none is refused."""
-        values = cells.values[rows]
-        if values.dtype.kind == "M":
-            raise self.refuse(cells, int(rows[0]), "a date: give the column kind = 'date'")
-        found = np.empty(len(rows), np.float64)
-        for i, value in enumerate(values.tolist()):
-            try:
-                found[i] = _number(value)
-            except (ValueError, OverflowError):
-                raise self.refuse(cells, int(rows[i]), _number_hint(value)) from None
-        return found
+        kind = cells.values.dtype.kind
+        if kind == "M" and len(rows):
+            raise self.refuse(cells, int(rows[0]), ", a date; give the column kind = 'date'")
+        if kind in "bf" and np.isfinite(cells.values[rows]).all():
+            return cells.values[rows].astype(np.float64)
+        return self.read_each(cells, rows, _number, _number_hint)
 
     def values_of(self, cells: Cells, rows: np.ndarray) -> np.ndarray:
         return _in_range(self, self.numbers(cells, rows))
@@ -184,14 +198,11 @@ class Date(Column):
         if values.dtype.kind == "M":
             since = (values - _YEAR_2000) / np.timedelta64(1, "D")
             return _in_range(self, since / _DAYS_PER_YEAR)
-        found = np.empty(len(rows), np.float64)
-        for i, value in enumerate(values.tolist()):
-            try:
-                found[i] = years(self.read(text_of(value)))
-            except (ValueError, OverflowError):
-                like = "ISO such as 2024-12-31" if self.format == "iso" else self.format
-                hint = f"which is no date in the format {like}: give the column's format"
-                raise self.refuse(cells, int(rows[i]), hint) from None
+        like = "ISO such as 2024-12-31" if self.format == "iso" else self.format
+        hint = f", which is no date in the format {like}; give the column's format"
+        found = self.read_each(
+            cells, rows, lambda value: years(self.read(text_of(value))), lambda _: hint
+        )
         return _in_range(self, found)
 
     def read(self, text: str) -> datetime.datetime:
@@ -243,22 +254,23 @@ class Categorical(Column):
         named = np.array([text.strip() in self.categories for text in cells.values], bool)
         return missing & (cells.missing | ~named)
 
-    def positions(self, cells: Cells, rows: np.ndarray) -> np.ndarray:
+    def positions(self, cells: Cells, rows: np.ndarray, is_target: bool = False) -> np.ndarray:
         """The position of each cell in `categories`; unknown ones have that after the last."""
         place = {_canonical(name): i for i, name in reversed(list(enumerate(self.categories)))}
         place |= {name: i for i, name in enumerate(self.categories)}
-        found = np.empty(len(rows), np.int64)
-        for i, value in enumerate(cells.values[rows].tolist()):
+
+        def position(value: Any) -> int:
             text = text_of(value).strip()
-            known = place.get(text, place.get(_canonical(text)))
-            if known is None and self.unknown == "error":
-                hint = (
-                    f"which is none of the categories {', '.join(self.categories[:20])}; add it, "
-                    "or say unknown = 'other' in the schema"
-                )
-                raise self.refuse(cells, int(rows[i]), hint)
-            found[i] = len(self.categories) if known is None else known
-        return found
+            found = place.get(text, place.get(_canonical(text)))
+            if found is None and self.unknown == "error":
+                raise ValueError
+            return len(self.categories) if found is None else found
+
+        known = ", ".join(self.categories[:20]) + (", ..." if len(self.categories) > 20 else "")
+        hint = f", which is none of the categories {known}; add it, or unknown = 'other'"
+        if is_target:
+            hint = f", which is none of the classes {known}; add it, or drop the record"
+        return self.read_each(cells, rows, position, lambda _: hint).astype(np.int64)
 
     def values_of(self, cells: Cells, rows: np.ndarray) -> np.ndarray:
         width = len(self.value_names())
@@ -278,14 +290,8 @@ class Boolean(Column):
         return (self.name,)
 
     def truths(self, cells: Cells, rows: np.ndarray) -> np.ndarray:
-        found = np.empty(len(rows), bool)
-        for i, value in enumerate(cells.values[rows].tolist()):
-            text = text_of(value).strip().lower()
-            if text not in TRUE_WORDS + FALSE_WORDS:
-                hint = "give true or false, or give the column kind = 'categorical'"
-                raise self.refuse(cells, int(rows[i]), hint)
-            found[i] = text in TRUE_WORDS
-        return found
+        hint = "; give true or false, or give the column kind = 'categorical'"
+        return self.read_each(cells, rows, _truth, lambda _: hint).astype(bool)
 
     def values_of(self, cells: Cells, rows: np.ndarray) -> np.ndarray:
         return np.where(self.truths(cells, rows), 1.0, -1.0)
@@ -387,15 +393,19 @@ def _number(value: Any) -> float:
 
 
 def _number_hint(value: Any) -> str:
-    comma = decimal_comma(value)
-    if comma:
-        return comma.removeprefix(", ")
     if isinstance(value, float) or (isinstance(value, str) and value.lower().strip("+-") == "inf"):
-        return "which is not finite; fill it in or drop the record"
-    return (
-        "which is no number; drop the column with kind = 'ignored', or give it kind = "
+        return ", which is not finite; fill it in or drop the record"
+    return decimal_comma(value) or (
+        ", which is no number; drop the column with kind = 'ignored', or give it kind = "
         "'categorical' with its categories"
     )
+
+
+def _truth(value: Any) -> bool:
+    text = text_of(value).strip().lower()
+    if text not in TRUE_WORDS + FALSE_WORDS:
+        raise ValueError
+    return text in TRUE_WORDS
 
 
 def _canonical(text: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tacit.data.table_cells import Cells, number_of, read_chunks
+from tacit.data.table_cells import Cells, decimal_comma, number_of, read_chunks
 from tacit.data.table_columns import (
     FALSE_WORDS,
     NO_VALUE,
@@ -55,6 +55,10 @@ def describe(table: Any, target: str | Sequence[str] = ()) -> Schema:
     empty: set[str] = set()
     for chunk in read_chunks(table):
         for name, cells in chunk.columns.items():
+            if (
+                not name
+            ):  # the row numbers that pandas writes; what a schema does not name is ignored
+                continue
             if name not in candidates:
                 candidates[name] = _candidates(name)
                 empty.add(name)
@@ -135,8 +139,8 @@ def _takes(column: Column, cells: Cells, given: Iterable[Any]) -> bool:
         for text in given:
             if isinstance(column, Date):
                 column.read(text)
-            elif not math.isfinite(number_of(text)):
-                return False
+            elif not (decimal_comma(text) or math.isfinite(number_of(text))):
+                return False  # a decimal comma is refused with a hint when the table is used
     except (ValueError, OverflowError):
         return False
     return True

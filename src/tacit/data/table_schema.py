@@ -215,7 +215,9 @@ class Schema:
             return torch.from_numpy(column.truths(own, rows).astype(np.int64))
         if isinstance(column, Categorical):
             self._require_complete((column,))
-            return torch.from_numpy(replace(column, unknown="error").positions(own, rows))
+            return torch.from_numpy(
+                replace(column, unknown="error").positions(own, rows, is_target=True)
+            )
         assert isinstance(column, Numeric)
         lower, upper = self.target_range
         values = (column.numbers(own, rows) - (lower + upper) / 2) / ((upper - lower) / 2)
