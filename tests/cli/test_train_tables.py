@@ -152,7 +152,18 @@ def test_what_stays_unscaled_is_warned_about(folder: Path, more, size: int, why:
     assert why in line
     stored = facts(folder)
     assert stored["plan"]["prelude"] == []
-    assert any("columns of --data are unscaled" in note for note in stored["notes"])
+    assert any("inputs of --data are unscaled" in note for note in stored["notes"])
+
+
+def test_images_of_ones_own_are_warned_about_too(folder: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 1, 8, 8))
+    np.savez(folder / "own.npz", X=pixels, y=np.arange(60) % 2)
+    command = ["train", "--data", str(folder / "own.npz"), "--target", "y", *FAST]
+    result = CliRunner().invoke(app, [*command, "--out", str(folder / "a"), "--batch-size", "9"])
+    assert result.exit_code == 0, result.exception
+    assert "inputs of --data are unscaled" in result.stderr
+    declared = ["--out", str(folder / "b"), "--batch-size", "9", "--feature-range", "0,255"]
+    assert "unscaled" not in CliRunner().invoke(app, [*command, *declared]).stderr
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ USUAL_PUBLIC_SHARE = 0.1
 FEATURE_GROUPS = 27
 RANGES_SHARE = 0.1  # of the budget, as 1/z²
 LEAST_SIGNAL = 8.0  # records per column, in standard deviations of a bin's noise
-UNSCALED_COLUMNS = (
-    "the columns of --data are unscaled, and training suffers where their sizes differ; declare "
+UNSCALED_INPUTS = (
+    "the inputs of --data are unscaled, and training suffers where their sizes differ; declare "
     "--feature-range, or a range for each column in the file of --schema"
 )
 SIZE_NOTE = (
@@ -205,7 +205,7 @@ def range_releases(s: TrainSettings, data: RunData) -> RunData:
                 f"--range-noise is {s.range_noise:g}, and no column of this run has a range to be "
                 "released; leave it out"
             )
-        return data
+        return _warned(data, UNSCALED_INPUTS) if UNSCALED in data.private.notes else data
     asked = data.schema is not None or bool(s.range_noise)
     z = s.range_noise
     if z is None and s.noise_multiplier != 0:
@@ -226,12 +226,15 @@ def range_releases(s: TrainSettings, data: RunData) -> RunData:
             "with --feature-range, or in the file of --schema"
         )
     if why:
-        note = f"{UNSCALED_COLUMNS}; their ranges were not released either: {why}"
-        typer.echo(f"note: {note}", err=True)
-        return replace(data, notes=(*data.notes, note))
+        return _warned(data, f"{UNSCALED_INPUTS}; their ranges were not released either: {why}")
     assert z is not None
     event = dpa.GaussianDpEvent(z)
     return replace(data, releases=(event, *data.releases), ranges_of=entries)
+
+
+def _warned(data: RunData, note: str) -> RunData:
+    typer.echo(f"note: {note}", err=True)
+    return replace(data, notes=(*data.notes, note))
 
 
 def _undeclared(s: TrainSettings, data: RunData) -> tuple[int, ...]:
