@@ -50,7 +50,7 @@ class TacitClassifier(ClassifierMixin, PrivateEstimator):
             blanks. Its target is not read: y is.
         scaling_share: the share of the budget for releasing the scales: by default 0.3, and 0.1 if
             all ranges are declared. 0 releases nothing: declared ranges are mapped onto [−1, 1],
-            and other features are used as they are.
+            and other columns are used as they are, clipped to [−3, 3].
         public_size: the declared number of records. None counts them, takes the count as public,
             and notes so.
         relation: "add-or-remove-one" or "replace-one".
