@@ -15,22 +15,19 @@ from typing import TYPE_CHECKING, Unpack
 import torch
 from torch import Tensor
 
-from tacit.data.private_scaling import (
-    GaussianRelease,
-    ReleaseOptions,
-    sum_of_moments,
-)
+from tacit.data.private_scaling import GaussianRelease, ReleaseOptions, sum_of_moments
 from tacit.data.scaling import Scaler, as_float
 
 if TYPE_CHECKING:
     from tacit.accounting.events import Release
 
-# The grid is public: 0 ± 2^-20, then one bin for each factor of two up to 2^41, for both signs.
-_LEAST, _MOST = -20, 40
-_OCTAVES = _MOST - _LEAST + 1
-NUM_BINS = 2 * _OCTAVES + 1
-_FALSE_BINS = 0.05  # expected number of empty bins, of all columns, that noise makes look full
-_NEIGHBOUR = 2.0  # standard deviations that a bin next to a full one must have
+# The grid is public: below 4^-10, then one bin for each factor of four up to 4^21, for both signs.
+_FACTOR, _LEAST, _SIZES = 4.0, -10, 31
+NUM_BINS = 2 * _SIZES + 1
+# In standard deviations of the noise: how high the fullest size must be, and what adjoins it.
+_CLEAR, _NEIGHBOUR = 3.5, 2.0
+_USUAL = 4.0  # (−4, 4) for a column without a clear size, as if somebody had standardised it
+_ONE_SIGN = 0.2  # a column has one sign if less than this share has the other
 _CHUNK = 1 << 20  # values at once
 _STDS = 3.0  # the range reaches from the mean to this many standard deviations on each side
 
@@ -72,11 +69,11 @@ def release_ranges(
     Two noisy sums, together one Gaussian mechanism of multiplier z (`GaussianRelease`):
 
     1. A histogram. Each finite value adds 1 to one of B bins of its column: around 0, or of the
-       values of one sign between 2^k and 2^(k+1). So a record adds a vector t with d ones at most,
+       values of one sign between 4^k and 4^(k+1). So a record adds a vector t with d ones at most,
        ‖t‖ ≤ √d. A record that is added or removed moves the sum by at most Δ = √d, and one that is
        replaced by at most √(2d): in each column one count falls and one rises, or none does.
-       Full bins are those that noise alone would hardly make so high, the highest one, and what
-       adjoins them; the hull of a column's full bins is its first range.
+       A column's first range goes from its fullest size outwards, to both signs unless the values
+       clearly have one. Where no size stands out of the noise it is (−4, 4).
     2. The moments of each column within that range, as in `release_statistics`: Δ = √d, or 2√d for
        a replacement. The range becomes mean ± 3 standard deviations, cut to the first one.
 
@@ -97,9 +94,7 @@ def release_ranges(
     counts, std = release.noisy(
         sum_of_bins(columns), math.sqrt(d), ", bins", replaced=math.sqrt(2 * d)
     )
-    first, last = full_bins(counts, std)
-    low, high = bin_ends()
-    lower, upper = low[first], high[last]
+    lower, upper = ranges_of(counts, std)
     middle, half = (lower + upper) / 2, (upper - lower) / 2
     moments, std = release.noisy(sum_of_moments(columns, middle, half), math.sqrt(d), ", moments")
     mean, second = moments / release.public_size
@@ -128,34 +123,49 @@ def sum_of_bins(columns: Tensor) -> Tensor:
 def _bins(values: Tensor) -> Tensor:
     """The bin of each value, from the most negative up; B, one past the last, for none."""
     sizes = values.abs()
-    octave = (torch.frexp(sizes)[1] - _LEAST).clamp(max=_OCTAVES)
-    octave = torch.where(sizes < 2.0**_LEAST, 0, octave)  # 0 is the bin around zero
-    found = _OCTAVES + torch.where(values < 0, -octave, octave)
+    power = (torch.log2(sizes) / math.log2(_FACTOR)).floor()
+    size = (power - _LEAST + 1).clamp(0, _SIZES)  # 0 is the bin around zero
+    found = _SIZES + torch.where(values < 0, -size, size)
     return torch.where(values.isfinite(), found, NUM_BINS).long()
 
 
 def bin_ends() -> tuple[Tensor, Tensor]:
     """The lower and the upper end of each bin."""
-    powers = 2.0 ** torch.arange(_LEAST, _MOST + 2, dtype=torch.float64)
+    powers = _FACTOR ** torch.arange(_LEAST, _LEAST + _SIZES + 1, dtype=torch.float64)
     edges = torch.cat([-powers.flip(0), powers])
     return edges[:-1], edges[1:]
 
 
-def full_bins(counts: Tensor, std: float) -> tuple[Tensor, Tensor]:
-    """The first and the last full bin of each column, from noisy counts (d, B)."""
-    d = len(counts)
-    quantile = 1 - min(0.5, _FALSE_BINS / (d * NUM_BINS))
-    threshold = std * torch.special.ndtri(torch.tensor(quantile, dtype=torch.float64))
-    full = (counts > threshold) | (counts == counts.amax(dim=1, keepdim=True))
-    likely = counts > _NEIGHBOUR * std
-    for _ in range(NUM_BINS):
-        beside = torch.zeros_like(full)
-        beside[:, 1:] |= full[:, :-1]
-        beside[:, :-1] |= full[:, 1:]
-        beside |= full.flip(1)  # the same size with the other sign
-        grown = full | (beside & likely)
-        if bool((grown == full).all()):
-            break
-        full = grown
-    index = torch.arange(NUM_BINS).expand_as(full)
-    return torch.where(full, index, NUM_BINS).amin(1), torch.where(full, index, -1).amax(1)
+def ranges_of(counts: Tensor, std: float) -> tuple[Tensor, Tensor]:
+    """The range of each column, from noisy counts (d, B) whose noise has this deviation."""
+    ends = [_range_of(row, std) for row in counts.tolist()]
+    lower, upper = torch.tensor(ends, dtype=torch.float64).T
+    return lower, upper
+
+
+def _range_of(counts: list[float], std: float) -> tuple[float, float]:
+    """From the fullest size outwards, as long as sizes hold more than noise.
+
+    It is (−b, b) unless the values clearly have one sign: a range that is too wide costs accuracy,
+    and one that cuts half of the values off costs the column.
+    """
+    near_zero = counts[_SIZES]
+    positive, negative = counts[_SIZES + 1 :], counts[:_SIZES][::-1]
+    both = [p + n for p, n in zip(positive, negative, strict=True)]
+    noise = math.sqrt(2) * std
+    first = last = max(range(_SIZES), key=both.__getitem__)
+    if both[first] < _CLEAR * noise:
+        return -_USUAL, _USUAL
+    while last + 1 < _SIZES and both[last + 1] > _NEIGHBOUR * noise:
+        last += 1
+    while first > 0 and both[first - 1] > _NEIGHBOUR * noise:
+        first -= 1
+    some = _NEIGHBOUR * std * math.sqrt(last + 1 - first)
+    total = sum(both[first : last + 1])
+    smallest = 0.0 if near_zero > _NEIGHBOUR * std else _FACTOR ** (_LEAST + first)
+    largest = _FACTOR ** (_LEAST + last + 1)
+    if sum(negative[first : last + 1]) + some < _ONE_SIGN * total:
+        return smallest, largest
+    if sum(positive[first : last + 1]) + some < _ONE_SIGN * total:
+        return -largest, -smallest
+    return -largest, largest
