@@ -17,7 +17,7 @@ import torch
 from tacit.data.scaling import Constants, RangeScaler, Scaler, as_scalers, scaled
 from tacit.data.splits import split_by_content
 from tacit.data.table_formats import read_table
-from tacit.errors import DataError, UndeclaredConstant
+from tacit.errors import DataError, UndeclaredConstant, argument, in_words
 from tacit.records import Records
 
 MAX_CLASSES = 1000
@@ -52,14 +52,19 @@ def load_file(
     if not 0 <= test_fraction < 1:
         raise ValueError(f"test_fraction is {test_fraction}; give a number from 0 to below 1")
     if public_size is not None and public_size < 1:
-        raise ValueError(f"public_size is {public_size}; declare a positive number of records")
+        raise ValueError(
+            f"{argument('public_size')} is {public_size}; declare a positive number of records"
+        )
     scalers = file_scalers(scale, feature_range)
     declared = None if classes is None else _names_of(classes)
     train = read_table(Path(path), target)
     if test_path is None:
         rows = split_by_content(train.features, train.labels, test_fraction)
         if not len(rows[0]):
-            raise DataError(f"no record of {train.path} is left for training; give test_path")
+            raise DataError(
+                f"no record of {train.path} is left for training; give "
+                f"{argument('test_path', '--test-data')}"
+            )
         test, train_share = train, 1 - test_fraction
         split = (
             f"each record by a hash of itself, about {test_fraction:g} of all for test; epsilon "
@@ -78,7 +83,7 @@ def load_file(
         f"split: {split}",
         _class_note(names, declared is not None),
         _size_note(public_size),
-        *([scaler.describe() for scaler in scalers] or [_UNSCALED]),
+        *([scaler.describe() for scaler in scalers] or [_unscaled()]),
     )
     sizes: tuple[int | None, int | None] = (None, None)
     if public_size is not None:
@@ -115,7 +120,7 @@ def file_scalers(
     if feature_range is None:
         return scalers
     if len(feature_range) != 2:
-        raise ValueError(f"feature_range is {feature_range}; give (lower, upper)")
+        raise ValueError(f"{argument('feature_range')} is {feature_range}; give (lower, upper)")
     return (RangeScaler(*feature_range), *scalers)
 
 
@@ -159,12 +164,12 @@ def _names_in(labels: Sequence[np.ndarray], origin: str) -> tuple[str, ...]:
     if len(distinct) > MAX_CLASSES:
         raise DataError(
             f"{origin} has {len(distinct)} distinct values, more than {MAX_CLASSES}; Tacit trains "
-            "classifiers only. If these are classes, declare them with classes="
+            f"classifiers only. If these are classes, declare them with {argument('classes')}"
         )
     if len(distinct) == 1:
         raise DataError(
             f"{origin} has the one class {distinct.pop()!r}; give at least two classes, "
-            "or declare them with classes="
+            f"or declare them with {argument('classes')}"
         )
     return tuple(map(str, sorted(distinct) if whole else sorted(set(map(str, distinct)))))
 
@@ -172,7 +177,9 @@ def _names_in(labels: Sequence[np.ndarray], origin: str) -> tuple[str, ...]:
 def _names_of(classes: int | Sequence[object]) -> tuple[str, ...]:
     """The declared labels of classes 0..K-1; 3, 3.0 and "3" are the same label."""
     if isinstance(classes, str) or (isinstance(classes, int) and classes < 2):
-        raise ValueError(f"classes is {classes!r}; give their number, at least 2, or their labels")
+        raise ValueError(
+            f"{argument('classes')} is {classes!r}; give their number, at least 2, or their labels"
+        )
     labels = range(classes) if isinstance(classes, int) else classes
     names = tuple(
         str(int(label))
@@ -181,7 +188,8 @@ def _names_of(classes: int | Sequence[object]) -> tuple[str, ...]:
         for label in labels
     )
     if len(set(names)) != len(names) or len(names) < 2:
-        raise ValueError(f"classes is {list(labels)}; give at least two, each of them once")
+        given = in_words(str(list(labels)), ",".join(map(str, labels)))
+        raise ValueError(f"{argument('classes')} is {given}; give at least two, each of them once")
     return names
 
 
@@ -194,15 +202,16 @@ def _encode(labels: np.ndarray, names: tuple[str, ...], origin: str) -> np.ndarr
             record = int(np.flatnonzero(labels == label)[0]) + 1
             raise DataError(
                 f"{origin} is {label!r} in record {record}, which is none of the classes "
-                f"{', '.join(names[:20])}; declare all of them with classes="
+                f"{', '.join(names[:20])}; declare all of them with {argument('classes')}"
             )
     return np.array([position[str(label)] for label in distinct.tolist()], dtype=np.int64)[inverse]
 
 
-_UNSCALED = (
-    "inputs were not scaled; declare a range with feature_range=, or constants with "
-    "scale=PublicScaler(mean, std)"
-)
+def _unscaled() -> str:
+    return "inputs were not scaled; declare a range with " + in_words(
+        "feature_range=, or constants with scale=PublicScaler(mean, std)",
+        "--feature-range lower,upper, or divide each record by its norm with --unit-norm",
+    )
 
 
 def _class_note(names: tuple[str, ...], declared: bool) -> str:
@@ -212,7 +221,7 @@ def _class_note(names: tuple[str, ...], declared: bool) -> str:
         return f"classes were declared: {shown}"
     return (
         "classes were read from the file and are treated as public; "
-        f"declare them with classes= ({shown})"
+        f"declare them with {argument('classes')} ({shown})"
     )
 
 
