@@ -16,6 +16,7 @@ import typer
 import tacit
 from tacit.cli.accounting_commands import epsilon, noise, trade_off
 from tacit.cli.console import PLUGIN, import_plugin
+from tacit.cli.report_commands import compare, report
 from tacit.cli.show_commands import certify, data, inspect, ledger_app
 from tacit.cli.train_command import train_command
 from tacit.errors import TacitError
@@ -37,6 +38,8 @@ app.add_typer(ledger_app, name="ledger")
 app.command()(data)
 app.command()(certify)
 app.command()(inspect)
+app.command()(report)
+app.command()(compare)
 
 
 def _print_release(wanted: bool) -> None:
