@@ -204,6 +204,12 @@ def test_a_run_that_its_budget_ended_answers_for_its_steps(make_run: MakeRun) ->
 def test_a_baseline_that_was_not_beaten_is_pointed_out(make_run: MakeRun) -> None:
     found = page(make_run("poor", accuracy=0.4, baseline={"accuracy": 0.5}))
     assert "No better than the baseline" in found.shown
+    assert "accuracy is 40.00%. An answer that ignores the inputs has 50.00%" in found.shown
+    base = {"root_mean_squared_error": 2.0, "predictor": "the mean"}
+    errors = {"accuracy": None, "root_mean_squared_error": 2.5, "baseline": base}
+    found = page(make_run("far", **errors))
+    assert "RMSE is 2.5. An answer that ignores the inputs has 2." in found.shown
+    assert found.tables["Metrics of held-out records"][0] == ["metric", "this model", "the mean"]
     found = page(make_run("good", accuracy=0.6, baseline={"accuracy": 0.5}))
     assert "No better than the baseline" not in found.shown
 
@@ -220,6 +226,28 @@ def test_a_scheme_of_another_process_leaves_the_curves_out(make_run: MakeRun) ->
     found = page(make_run("unknown", plan=plan))
     assert "could not be computed again: the sampling scheme 'SchemeOfNobody'" in found.shown
     assert not any("Trade-off" in caption for caption in found.tables)
+
+
+def test_the_ledger_states_what_all_runs_cost(make_run: MakeRun) -> None:
+    stated = {
+        "epsilon": 5.0,
+        "budget_epsilon": 8.0,
+        "delta": 1e-4,
+        "head": "6b1f",
+        "runs": [{}, {}],
+    }
+    found = page(make_run("charged", statement={"ledger": stated}))
+    assert "It held 2 runs" in found.shown
+    assert "Together: ε = 5 of a budget of 8, at δ = 0.0001." in found.shown
+    assert "6b1f" in found.shown
+
+
+def test_a_saved_classifier_has_its_confusion_matrix(finished_folder: Path) -> None:
+    facts = json.loads((finished_folder / "run.json").read_text(encoding="utf-8"))
+    counts = facts["confusion"]
+    assert len(counts) == 3
+    assert sum(map(sum, counts)) == 20
+    assert sum(counts[k][k] for k in range(3)) / 20 == facts["accuracy"]
 
 
 def test_regressions_have_their_error(make_run: MakeRun) -> None:

@@ -127,14 +127,21 @@ def warnings_of(run: SavedFacts) -> list[Markup]:
     return [box for box in found if box is not None]
 
 
+# The task's own metric, and whether more of it is better.
+_DECISIVE = (("balanced_accuracy", True), ("accuracy", True), ("root_mean_squared_error", False))
+
+
 def _behind(run: SavedFacts) -> str | None:
-    own, base = run.metrics.get("accuracy"), run.baseline.get("accuracy")
-    if own is None or base is None or own > base:
-        return None
-    return (
-        f"The model's accuracy is {percent(own)}. A model that ignores its inputs has "
-        f"{percent(base)}."
-    )
+    """A sentence where the model is no better than one that ignores its inputs."""
+    for name, more_is_better in _DECISIVE:
+        own, base = run.metrics.get(name), run.baseline.get(name)
+        if own is None or base is None:
+            continue
+        if own > base if more_is_better else own < base:
+            return None
+        (words, value), (_, other) = _in_words({name: own})[0], _in_words({name: base})[0]
+        return f"The model's {words} is {value}. An answer that ignores the inputs has {other}."
+    return None
 
 
 def figures_of(run: SavedFacts) -> list[tuple[str, str, str]]:
@@ -193,7 +200,7 @@ def _results(run: SavedFacts) -> Markup:
         tag("p", "Measured on held-out records, without noise: ε does not cover these figures.")
     ]
     if run.metrics:
-        header = ("metric", "this model", *(["baseline"] if run.baseline else []))
+        header = ("metric", "this model", *([run.predictor] if run.baseline else []))
         base = dict(_in_words(run.baseline))
         rows = [
             (name, value, *([base.get(name, "")] if run.baseline else []))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
@@ -91,6 +92,8 @@ def statement(run: SavedFacts, curve: TradeOff | None) -> Markup:
         ("Before training", _prelude(run)),
         ("Accounting", _accounting(run)),
     ]
+    if run.ledger is not None:
+        rows.append(("The ledger", _ledger(run.ledger)))
     items = [(tag("dt", name), tag("dd", joined(tag("p", p) for p in words)))
              for name, words in rows]  # fmt: skip
     return tag("dl", joined(part for item in items for part in item), class_="facts")
@@ -224,6 +227,18 @@ def _accounting(run: SavedFacts) -> list[object]:
     elif run.stopped == "budget":
         words.append("The budget ended the run: one more step would have passed it.")
     return words
+
+
+def _ledger(stated: dict[str, Any]) -> list[object]:
+    count = len(stated["runs"])
+    runs = "this run alone" if count == 1 else f"{count} runs"
+    return [
+        f"It held {runs} when this one was saved. Together: ε = {plain(float(stated['epsilon']))} "
+        f"of a budget of {plain(float(stated['budget_epsilon']))}, at δ = "
+        f"{plain(float(stated['delta']))}.",
+        joined(["Its head was ", tag("code", stated["head"]), "; tacit ledger verify --head checks "
+                "that the file continues it."]),
+    ]  # fmt: skip
 
 
 # ---- curves --------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from tacit.diagnostics.gradient_norms import (
 )
 from tacit.report.run_folder import write_json
 from tacit.sampling.scheme import UnregisteredScheme
+from tacit.training.evaluation import Metrics
 
 T = TypeVar("T")
 
@@ -40,8 +41,10 @@ class SavedFacts:
     name, as `Metrics.facts` names them.
 
     Facts that not every run has: `confusion`, counts as a square list of lists, a row for each
-    true class, beside `class_names`; `baseline`, metrics by name of a model that ignores its
-    inputs; `task`, a word; `certificate`; and `diagnostics`, from the file diagnostics.json.
+    true class, beside `class_names` (of the facts or of their "model"); `baseline`, metrics by
+    name of a model that ignores its inputs, and its "predictor" in words; `task`, a word;
+    `certificate`; `ledger`, what the "statement" says of all runs on the ledger; and `diagnostics`,
+    from the file diagnostics.json.
     """
 
     folder: Path
@@ -66,6 +69,8 @@ class SavedFacts:
     peak_memory_bytes: float | None = None
     task: str | None = None
     baseline: dict[str, float] = field(default_factory=dict)
+    predictor: str = "baseline"
+    ledger: dict[str, Any] | None = None
     certificate: dict[str, Any] | None = None
     confusion: list[list[float]] | None = None
     class_names: list[str] | None = None
@@ -152,7 +157,11 @@ def _checked(folder: Path, facts: dict[str, Any]) -> SavedFacts:
     if not epsilon >= 0:
         raise ValueError(f"'epsilon' is {epsilon}, which is below 0")
     confusion = optional("confusion", _square)
-    class_names = optional("class_names", _texts)
+    of_model = optional("model", _object) or {}
+    names = facts.get("class_names") or of_model.get("class_names")
+    class_names = None if names is None else _texts(names, "'class_names'")
+    baseline = optional("baseline", _object) or {}
+    ledger = (optional("statement", _object) or {}).get("ledger")
     if confusion and class_names and len(class_names) != len(confusion):
         raise ValueError(f"{len(class_names)} 'class_names', and {len(confusion)} in 'confusion'")
     return SavedFacts(
@@ -177,7 +186,9 @@ def _checked(folder: Path, facts: dict[str, Any]) -> SavedFacts:
         seconds=optional("seconds", _number),
         peak_memory_bytes=optional("peak_memory_bytes", _number),
         task=optional("task", _text),
-        baseline=_numbers(facts.get("baseline")),
+        baseline=_numbers(baseline),
+        predictor=_text(baseline.get("predictor", "baseline"), "'predictor'"),
+        ledger=None if ledger is None else _ledger(ledger),
         certificate=optional("certificate", _certificate),
         confusion=confusion or None,
         class_names=class_names,
@@ -187,10 +198,8 @@ def _checked(folder: Path, facts: dict[str, Any]) -> SavedFacts:
 
 def _metrics(facts: dict[str, Any]) -> dict[str, float]:
     """A run's own metrics; they stand among its other facts, before them."""
-    from tacit.training.evaluation import Metrics
-
-    named = {"accuracy", "loss", *Metrics.__dataclass_fields__}
-    return {k: _number(facts[k], repr(k)) for k in sorted(named) if facts.get(k) is not None}
+    named = [f.name for f in fields(Metrics) if f.type == "float | None"]
+    return {k: _number(facts[k], repr(k)) for k in named if facts.get(k) is not None}
 
 
 def _evaluation(point: object) -> dict[str, float]:
@@ -202,7 +211,7 @@ def _evaluation(point: object) -> dict[str, float]:
 
 def _numbers(values: object) -> dict[str, float]:
     """The entries that are numbers."""
-    entries = {} if values is None else _object(values, "an object of metrics")
+    entries = _object(values, "an object of metrics")
     numbers = (int, float)
     return {
         name: _number(value, repr(name))
@@ -220,6 +229,15 @@ def _certificate(value: object, name: str) -> dict[str, Any]:
         for key in ("radius", "share"):
             _number(row[key], repr(key))
     _number(found["unit"], "'unit'")
+    return found
+
+
+def _ledger(value: object) -> dict[str, Any]:
+    found = _object(value, "'ledger'")
+    for key in ("epsilon", "budget_epsilon", "delta"):
+        _number(found[key], repr(key))
+    _text(found["head"], "'head'")
+    _list(found["runs"], "'runs'")
     return found
 
 
