@@ -35,7 +35,7 @@ def test_a_run_becomes_a_page(folder: Path, tmp_path: Path) -> None:
     assert "report.html" in call("report", folder)
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert "digits · clip" in text
-    assert "Given: privacy" in text
+    assert "privacy.epsilon" in text
     other = tmp_path / "other.html"
     call("report", folder, "--out", other)
     assert other.read_text(encoding="utf-8") == text

@@ -353,46 +353,47 @@ def heat_map(
 ) -> Markup:
     """A square matrix; each row is coloured by its shares, and numbers are written out."""
     left, top = 84, 36
-    cell = (WIDTH - left - 8) / len(labels)
-    side = cell * len(labels)
-    height = top + side + 84
+    wide = (WIDTH - left - 8) / len(labels)
+    high = 0.6 * wide  # about as high as a line chart, beside which it stands
     short = [label if len(label) <= 10 else label[:9] + "…" for label in labels]
+    turned = max(map(len, short)) > 3 and len(labels) > 4
+    bottom = top + high * len(labels)
+    height = bottom + (92 if turned else 52)
+    every = math.ceil(len(labels) / 14)  # labels of more classes than these would overlap
     parts = [
         tag("text", "true class", x=2, y=15, class_="name"),
-        tag("text", "taken for", x=left + side / 2, y=height - 6, text_anchor="middle",
-            class_="name"),
+        tag("text", "taken for", x=_at((left + WIDTH - 8) / 2), y=_at(height - 6),
+            text_anchor="middle", class_="name"),
     ]  # fmt: skip
     for i, row in enumerate(counts):
         total = sum(row) or 1.0
-        down = top + i * cell
-        parts.append(
-            tag("text", short[i], x=left - 8, y=_at(down + cell / 2), dy="0.35em",
-                text_anchor="end")
-        )  # fmt: skip
-        across = left + (i + 0.5) * cell
-        turned = f"translate({_at(across)} {_at(top + side + 14)}) rotate(-45)"
-        parts.append(tag("text", short[i], transform=turned, text_anchor="end"))
+        down, across = top + i * high, left + (i + 0.5) * wide
+        if i % every == 0:
+            parts.append(tag("text", short[i], x=left - 8, y=_at(down + high / 2), dy="0.35em",
+                             text_anchor="end"))  # fmt: skip
+            at = f"translate({_at(across)} {_at(bottom + 16)})" + (" rotate(-40)" if turned else "")
+            anchor = "end" if turned else "middle"
+            parts.append(tag("text", short[i], transform=at, text_anchor=anchor))
         for j, count in enumerate(row):
             words = f"{labels[i]} taken for {labels[j]}: {count:g} ({count / total:.1%})"
-            box = {"x": _at(left + j * cell), "y": _at(down), "width": _at(cell - 1.5)}
-            opacity = round(HEAT_MOST * count / total, 4)
             parts.append(
-                tag("rect", tag("title", words), **box, height=_at(cell - 1.5), class_="heat",
-                    fill_opacity=opacity)
+                tag("rect", tag("title", words), x=_at(left + j * wide), y=_at(down),
+                    width=_at(0.96 * wide), height=_at(0.95 * high), class_="heat",
+                    fill_opacity=round(HEAT_MOST * count / total, 4))
             )  # fmt: skip
             if count and len(labels) <= 12:
-                middle = {"x": _at(left + (j + 0.5) * cell), "y": _at(down + cell / 2)}
                 parts.append(
-                    tag("text", f"{count:g}", **middle, dy="0.35em", text_anchor="middle",
+                    tag("text", f"{count:g}", x=_at(left + (j + 0.48) * wide),
+                        y=_at(down + 0.475 * high), dy="0.35em", text_anchor="middle",
                         class_="cell")
                 )  # fmt: skip
     rows = [(labels[i], *(f"{count:g}" for count in row)) for i, row in enumerate(counts)]
     right = sum(counts[i][i] for i in range(len(labels)))
-    total = sum(map(sum, counts))
+    every_record = sum(map(sum, counts))
     described = f"{title}: rows are true classes, columns what they were taken for. "
-    described += f"{right:g} of {total:g} records are on the diagonal."
+    described += f"{right:g} of {every_record:g} records are on the diagonal."
     data = ChartData(("true class", *labels), rows)
-    size = (WIDTH, height)
+    size = (WIDTH, _at(height))
     return _figure(name, title, size, parts, described, Markup(""), note, data)
 
 

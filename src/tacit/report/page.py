@@ -338,9 +338,8 @@ def _diagnostics(run: SavedFacts) -> Markup:
 def _settings(run: SavedFacts) -> Markup:
     parts: list[Markup] = []
     settings = run.config.get("settings")
-    if isinstance(settings, dict):
-        for group, values in settings.items():
-            parts.append(_group(f"Given: {group}", values))
+    if settings:
+        parts.append(_group("Given", settings))
     rest = {name: value for name, value in run.config.items() if name != "settings"}
     used = rest.pop("used", None)
     if used:
