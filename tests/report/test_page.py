@@ -16,6 +16,7 @@ import pytest
 
 import tacit
 from tacit.accounting import Plan, trade_off
+from tacit.accounting.pld import COARSE
 from tacit.report.charts import HEAT_MOST, Markup, nice_ticks, tag, without_colour
 from tacit.report.comparison import MOST_RUNS
 from tests.report.conftest import CONFUSION, MakeRun
@@ -160,7 +161,7 @@ def test_calibration_is_the_accountants(full: Path) -> None:
     by_noise = tables["Data of the chart: ε against the noise multiplier"][1:]
     assert len(by_steps) > 8
     assert len(by_noise) > 8
-    exact = [plan.epsilon(int(steps), facts["delta"]) for steps, _ in by_steps]
+    exact = [plan.epsilon(int(steps.replace(",", "")), facts["delta"]) for steps, _ in by_steps]
     told = [float(epsilon) for _, epsilon in by_steps]
     for z, epsilon in by_noise:
         other = tacit.epsilon(float(z), plan.scheme, plan.steps, delta=facts["delta"])
@@ -248,6 +249,35 @@ def test_a_saved_classifier_has_its_confusion_matrix(finished_folder: Path) -> N
     assert len(counts) == 3
     assert sum(map(sum, counts)) == 20
     assert sum(counts[k][k] for k in range(3)) / 20 == facts["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"steps": 10**12}, "more than 10,000,000 steps"),
+        ({"noise_multiplier": 1e300}, "out of the accountant's range"),
+        ({"noise_multiplier": 0.01}, "by Rényi DP it is above 1000"),
+        ({"noise_multiplier": 0}, "by Rényi DP it is above 1000"),
+    ],
+)
+def test_a_plan_past_all_use_does_not_hang(make_run: MakeRun, plan: dict, words: str) -> None:
+    stored = json.loads(plan_in(make_run("known"))[0].to_json())
+    began = time.process_time()
+    assert words in page(make_run("changed", plan=stored | plan)).shown
+    assert time.process_time() - began < 3
+
+
+def test_the_circle_is_on_the_curve_where_the_coarse_grid_is_too_coarse(make_run: MakeRun) -> None:
+    """Tiny rates and many steps: the coarse grid is some ten percent too high."""
+    scheme = {"kind": "Poisson", "rate": 2e-4}
+    stored = json.loads(plan_in(make_run("known"))[0].to_json())
+    plan = Plan.from_json(json.dumps(stored | {"scheme": scheme, "steps": 5000}))
+    epsilon = plan.epsilon(5000, 1e-5)
+    assert plan.epsilon(5000, 1e-5, COARSE) > 1.02 * epsilon
+    facts = {"plan": json.loads(plan.to_json()), "steps": 5000, "planned_steps": 5000}
+    found = page(make_run("rare", delta=1e-5, epsilon=epsilon, **facts))
+    rows = found.tables["Data of the chart: ε against the number of steps"]
+    assert ["5,000", f"{epsilon:.4g}"] in rows
 
 
 def test_regressions_have_their_error(make_run: MakeRun) -> None:

@@ -15,7 +15,7 @@ from scipy.special import ndtr
 
 from tacit.accounting.f_dp import TradeOff, trade_off
 from tacit.accounting.plan import Plan
-from tacit.accounting.pld import COARSE
+from tacit.accounting.pld import COARSE, FINE, Grid
 from tacit.budget import Relation
 from tacit.report.charts import (
     ChartAxis,
@@ -38,8 +38,11 @@ from tacit.training.run import ENDED_EARLY
 TYPE_ONE = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
 _DRAWN = [0.0, *(float(ndtr(x)) for x in np.linspace(-4, 4, 121)), 1.0]
 # Other plans around the run's own, as multiples of its steps and of its noise multiplier.
-_STEPS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
+_STEPS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 _NOISE = tuple(2 ** (k / 6) for k in range(-6, 7))
+# Where the coarse grid is this much too high at the run's own plan, few plans are drawn finely.
+_TOO_COARSE = 1.02
+_MOST_DRAWN = 200.0  # an ε beyond is no privacy, and takes long to account for
 
 
 def curve_of(run: SavedFacts) -> TradeOff | None:
@@ -61,7 +64,7 @@ def disagreement(run: SavedFacts) -> Markup | None:
     """A warning where run.json's ε is not that of its plan, or cannot be computed again."""
     computed = run.computed_epsilon()
     if computed is None:
-        words = f"ε could not be computed again: {run.unknown_scheme}. The curves are left out."
+        words = f"ε could not be computed again: {run.no_plan}. The curves are left out."
         return warning("Not checked", words)
     if run.agrees_with(computed):
         return None
@@ -272,10 +275,17 @@ def calibration_charts(run: SavedFacts) -> list[Markup]:
     if run.plan is None or run.answers_for == 0 or not run.noise_multiplier > 0:
         return []
     plan, answers_for = run.plan, run.answers_for
-    steps = sorted({max(1, round(share * answers_for)) for share in _STEPS})
-    noise = [share * run.noise_multiplier for share in _NOISE]
-    by_steps = [plan.epsilon(count, run.delta, COARSE) for count in steps]
-    by_noise = [_with_noise(plan, z).epsilon(answers_for, run.delta, COARSE) for z in noise]
+    own = plan.epsilon(answers_for, run.delta)
+    if own > _MOST_DRAWN:
+        return []
+    coarse = plan.epsilon(answers_for, run.delta, COARSE) <= _TOO_COARSE * own
+    grid, every = (COARSE, 1) if coarse else (FINE, 3)
+    steps = sorted({max(1, round(share * answers_for)) for share in _STEPS[::every]})
+    noise = [share * run.noise_multiplier for share in _NOISE[::every]]
+    by_steps = [_drawn(plan, count, run.delta, grid) for count in steps]
+    by_noise = [
+        _drawn(replace(plan, noise_multiplier=z), answers_for, run.delta, grid) for z in noise
+    ]
     at_delta = f"ε at δ = {plain(run.delta)}"
     return [
         _calibration(
@@ -293,8 +303,11 @@ def calibration_charts(run: SavedFacts) -> list[Markup]:
     ]  # fmt: skip
 
 
-def _with_noise(plan: Plan, noise_multiplier: float) -> Plan:
-    return replace(plan, noise_multiplier=noise_multiplier)
+def _drawn(plan: Plan, steps: int, delta: float, grid: Grid) -> float:
+    """ε of a plan, infinite where it is too large to be drawn."""
+    if plan.epsilon_rdp(steps, delta) > 2 * _MOST_DRAWN:
+        return math.inf
+    return plan.epsilon(steps, delta, grid)
 
 
 def _whole(value: float) -> str:
@@ -312,7 +325,7 @@ def _calibration(
     words: str,
 ) -> Markup:
     note = (
-        f"{words} Other plans are computed on a coarse grid, and may be shown a percent too high."
+        f"{words} Other plans are computed on a coarser grid, and may be a percent or two too high."
     )
     line = Series("other plans", at, epsilons, 0)
     return line_chart(name, title, [line], x, y, marks=[mark], note=note)

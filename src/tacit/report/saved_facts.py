@@ -35,10 +35,10 @@ _ROUNDING = 1e-6
 class SavedFacts:
     """What a page says of a run: the facts of its run.json, all of the type that they must have.
 
-    `plan` is None where this process does not know its sampling scheme; `unknown_scheme` then says
-    why. `answers_for` is the number of steps that ε is of: those that were taken if the budget
-    ended the run, else the whole plan. `metrics` and each entry of `history` hold numbers by
-    name, as `Metrics.facts` names them.
+    `plan` is None where it cannot be accounted for here, such as where this process does not know
+    its sampling scheme; `no_plan` then says why. `answers_for` is the number of steps that ε is of:
+    those that were taken if the budget ended the run, else the whole plan. `metrics` and each entry
+    of `history` hold numbers by name, as `Metrics.facts` names them.
 
     Facts that not every run has: `confusion`, counts as a square list of lists, a row for each
     true class, beside `class_names` (of the facts or of their "model"); `baseline`, metrics by
@@ -64,7 +64,7 @@ class SavedFacts:
     config: dict[str, Any]
     environment: dict[str, Any]
     plan: Plan | None = None
-    unknown_scheme: str = ""
+    no_plan: str = ""
     seconds: float | None = None
     peak_memory_bytes: float | None = None
     task: str | None = None
@@ -144,16 +144,18 @@ def _checked(folder: Path, facts: dict[str, Any]) -> SavedFacts:
     def optional(name: str, check: Callable[[Any, str], T]) -> T | None:
         return None if facts.get(name) is None else read(name, check)
 
-    plan, unknown = None, ""
+    plan, no_plan = None, ""
     try:
         plan = plan_of(facts)
     except UnregisteredScheme as error:
-        unknown = str(error)
+        no_plan = str(error)
     relation = Relation(read("relation", _text))
     if plan is not None and plan.relation is not relation:
         raise ValueError(f"'relation' is {relation}, and that of 'plan' is {plan.relation}")
     delta, epsilon = read("delta", _number), read("epsilon", _number)
     require_delta(delta)
+    if plan is not None and (no_plan := _too_much(plan, read("steps", _count), delta)):
+        plan = None
     if not epsilon >= 0:
         raise ValueError(f"'epsilon' is {epsilon}, which is below 0")
     confusion = optional("confusion", _square)
@@ -182,7 +184,7 @@ def _checked(folder: Path, facts: dict[str, Any]) -> SavedFacts:
         config=read("config", _object),
         environment=optional("environment", _object) or {},
         plan=plan,
-        unknown_scheme=unknown,
+        no_plan=no_plan,
         seconds=optional("seconds", _number),
         peak_memory_bytes=optional("peak_memory_bytes", _number),
         task=optional("task", _text),
@@ -194,6 +196,21 @@ def _checked(folder: Path, facts: dict[str, Any]) -> SavedFacts:
         class_names=class_names,
         diagnostics=_diagnostics(folder),
     )
+
+
+# Far past any use, where accounting by PLD takes minutes.
+_MOST_EPSILON, _MOST_STEPS = 1000.0, 10**7
+
+
+def _too_much(plan: Plan, steps: int, delta: float) -> str:
+    """Why a plan is not accounted for anew; empty if it is. Rényi DP is quick for every plan."""
+    if max(steps, plan.steps or 0) > _MOST_STEPS:
+        return f"its plan has more than {_MOST_STEPS:,} steps"
+    try:
+        bound = plan.epsilon_rdp(max(steps, plan.steps or 0), delta)
+    except OverflowError:
+        return "its noise is out of the accountant's range"
+    return "" if bound <= _MOST_EPSILON else f"by Rényi DP it is above {_MOST_EPSILON:g}"
 
 
 def _metrics(facts: dict[str, Any]) -> dict[str, float]:
