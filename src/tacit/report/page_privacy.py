@@ -46,8 +46,11 @@ _MOST_DRAWN = 200.0  # an ε beyond is no privacy, and takes long to account for
 
 
 def curve_of(run: SavedFacts) -> TradeOff | None:
-    """The trade-off curve of what the run answers for; None where its plan is not known."""
-    if run.plan is None:
+    """The trade-off curve of what the run answers for; None where that is not its plan.
+
+    The curve of a plan that ε is not of would promise more than the run does.
+    """
+    if run.plan is None or not run.is_of_its_plan:
         return None
     plan = run.plan
     return trade_off(
@@ -62,17 +65,17 @@ def curve_of(run: SavedFacts) -> TradeOff | None:
 
 def disagreement(run: SavedFacts) -> Markup | None:
     """A warning where run.json's ε is not that of its plan, or cannot be computed again."""
-    computed = run.computed_epsilon()
+    computed = run.computed_epsilon
     if computed is None:
         words = f"ε could not be computed again: {run.no_plan}. The curves are left out."
         return warning("Not checked", words)
-    if run.agrees_with(computed):
+    if run.is_of_its_plan:
         return None
     words = (
         f"run.json reports ε = {run.epsilon!r}, and {run.answers_for:,} steps of its plan have "
         f"ε = {computed!r}. A run that resumes another answers for the steps of both: its ledger "
-        "holds them (tacit ledger show). Otherwise run.json was changed. The curves below are of "
-        "the plan and these steps alone."
+        "holds them (tacit ledger show). Otherwise run.json was changed. The trade-off "
+        "curve is left out, since it would be that of the plan alone."
     )
     return warning("ε does not match the plan", words)
 
@@ -155,9 +158,14 @@ def in_one_sentence(run: SavedFacts, curve: TradeOff) -> str:
         question = "which of two given records took part"
     return (
         "From even odds, somebody who sees this model and knows all other records is right about "
-        f"{question} at most {percent((1 + curve.advantage) / 2)} of the time. A coin is right "
+        f"{question} at most {_rounded_up((1 + curve.advantage) / 2)} of the time. A coin is right "
         "50% of the time."
     )
+
+
+def _rounded_up(share: float) -> str:
+    """A bound from above stays one when it is written with four digits."""
+    return percent(math.ceil(1e4 * share) / 1e4)
 
 
 def _tests(run: SavedFacts, curve: TradeOff) -> list[object]:
@@ -166,7 +174,7 @@ def _tests(run: SavedFacts, curve: TradeOff) -> list[object]:
     return [
         in_one_sentence(run, curve),
         f"A test that raises a false alarm {percent(at)} of the time detects the record at most "
-        f"{percent(found)} of the time.",
+        f"{_rounded_up(found)} of the time.",
     ]
 
 
@@ -275,8 +283,8 @@ def calibration_charts(run: SavedFacts) -> list[Markup]:
     if run.plan is None or run.answers_for == 0 or not run.noise_multiplier > 0:
         return []
     plan, answers_for = run.plan, run.answers_for
-    own = plan.epsilon(answers_for, run.delta)
-    if own > _MOST_DRAWN:
+    own = run.computed_epsilon
+    if own is None or own > _MOST_DRAWN:
         return []
     coarse = plan.epsilon(answers_for, run.delta, COARSE) <= _TOO_COARSE * own
     grid, every = (COARSE, 1) if coarse else (FINE, 3)

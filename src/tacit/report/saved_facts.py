@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,13 +88,18 @@ class SavedFacts:
             return self.steps
         return self.plan.steps
 
+    @cached_property
     def computed_epsilon(self) -> float | None:
-        """ε of the plan's steps, computed anew; None where the plan's scheme is not known."""
+        """ε of the plan's steps, computed anew; None where there is no plan."""
         return None if self.plan is None else self.plan.epsilon(self.answers_for, self.delta)
 
-    def agrees_with(self, computed: float) -> bool:
-        """Whether run.json reports this ε, up to rounding."""
-        return self.epsilon == computed or math.isclose(self.epsilon, computed, rel_tol=_ROUNDING)
+    @property
+    def is_of_its_plan(self) -> bool:
+        """Whether ε was computed anew and is the one that run.json reports, up to rounding."""
+        computed = self.computed_epsilon
+        return computed is not None and (
+            self.epsilon == computed or math.isclose(self.epsilon, computed, rel_tol=_ROUNDING)
+        )
 
     def used(self, name: str) -> Any:
         """What `tacit train` used for a setting; None for runs from Python."""
