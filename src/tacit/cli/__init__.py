@@ -23,6 +23,7 @@ from tacit.cli.accounting_commands import epsilon, noise, trade_off
 from tacit.cli.console import PLUGIN, import_plugin
 from tacit.cli.data_commands import data_app
 from tacit.cli.doctor_command import doctor
+from tacit.cli.report_commands import compare, report
 from tacit.cli.show_commands import certify, inspect, ledger_app
 from tacit.cli.train_command import train_command
 from tacit.errors import TacitError, naming_options
@@ -49,6 +50,8 @@ app.add_typer(data_app, name="data")
 app.command()(certify)
 app.command()(inspect)
 app.command()(doctor)
+app.command()(report)
+app.command()(compare)
 
 
 def _print_release(wanted: bool) -> None:

@@ -26,7 +26,9 @@ from tacit.cli.schema import options_of, read_sections
 from tacit.cli.settings import TrainSettings
 from tacit.errors import BudgetExceeded, TacitError
 from tacit.ledger import Ledger, read_statement
+from tacit.report.page import PAGE
 from tacit.report.run_folder import FILES
+from tacit.report.saved_facts import DIAGNOSTICS, plan_of
 from tacit.training.run import Run
 
 REPLACED_NOTE = (
@@ -35,7 +37,7 @@ REPLACED_NOTE = (
 )
 _LEDGER = tuple(f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm"))
 # Written by other commands, or not by every run: they would describe the earlier run.
-_DERIVED = ("certificate.json", "certified.png", "trade_off.png")
+_DERIVED = ("certificate.json", "certified.png", "trade_off.png", PAGE, DIAGNOSTICS)
 
 
 # ---- before and after training -------------------------------------------------------------------
@@ -259,8 +261,7 @@ def read_plan(folder: Path) -> SavedPlan:
     """The plan of the run in `folder`, or an error that says what is missing."""
     facts = _facts(folder)
     try:
-        stored = facts["plan"] if "plan" in facts else facts["config"]["used"]["plan"]
-        plan = Plan.from_json(stored if isinstance(stored, str) else json.dumps(stored))
+        plan = plan_of(facts)
         # A run that its budget ended answers for the steps it took, any other for its whole plan.
         taken = int(facts["steps"])
         steps = taken if facts["stopped"] == "budget" or plan.steps is None else plan.steps
