@@ -271,8 +271,8 @@ def _names_in(labels: Sequence[np.ndarray], origin: str) -> tuple[str, ...]:
     if len(distinct) > MAX_CLASSES:
         raise DataError(
             f"{origin} has {len(distinct)} distinct values, more than {MAX_CLASSES}; if these are "
-            f"classes, declare them with {argument('classes=', '--classes')}; for a regression, give a "
-            "schema"
+            f"classes, declare them with {argument('classes=', '--classes')}; for a regression, "
+            "give a schema"
         )
     if len(distinct) == 1:
         raise DataError(
