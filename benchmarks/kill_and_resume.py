@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -251,6 +251,11 @@ def checked(case: Case, folder: Path, kills: int, result: dict) -> dict:
     }
 
 
+def seeded_anew(case: Case, number: int) -> Case:
+    """Runs of one seed on ledgers of their own would all be the same, and show no spread."""
+    return case if case.seed is None else replace(case, seed=case.seed + 100 * number)
+
+
 def campaign(kills: int, folder: Path, seed: int = 0, cases: list[Case] = CASES) -> dict:
     """So many kills, over runs of all cases in turn, and as many runs that are left alone."""
     chance = random.Random(seed)
@@ -271,17 +276,28 @@ def campaign(kills: int, folder: Path, seed: int = 0, cases: list[Case] = CASES)
         # Half of the kills come early, so that beginnings and resumptions are hit as well.
         killed_runs.append(
             one_run(
-                case,
+                seeded_anew(case, len(killed_runs)),
                 folder / name,
                 lambda typical=typical: (
                     chance.uniform(0, typical) * (0.5 if chance.random() < 0.5 else 0.15)
                 ),
-                min(left, 12),
+                min(left, 8),
             )
         )
         if len(alone) < len(killed_runs) + len(cases):
-            alone.append(one_run(case, folder / f"alone {len(alone)}", lambda: 0.0, 0))
+            number = len(alone)
+            spared = seeded_anew(case, number)
+            alone.append(one_run(spared, folder / f"alone {number}", lambda: 0.0, 0))
     return {"killed": killed_runs, "alone": alone, "seconds_of_a_run": seconds}
+
+
+def _difference(killed: list[dict], alone: list[dict]) -> float | None:
+    """Of the mean accuracies, in standard errors of the difference (Welch)."""
+    groups = [[run["accuracy"] for run in runs] for runs in (killed, alone)]
+    if min(map(len, groups)) < 2:
+        return None
+    error = sum(statistics.variance(group) / len(group) for group in groups) ** 0.5
+    return (statistics.mean(groups[0]) - statistics.mean(groups[1])) / error if error else None
 
 
 def summary(result: dict, cases: list[Case] = CASES) -> dict:
@@ -303,6 +319,7 @@ def summary(result: dict, cases: list[Case] = CASES) -> dict:
             for which in ("killed", "alone")
         }
         by_case[case.name] = {which: figures(runs) for which, runs in groups.items() if runs} | {
+            "difference_in_standard_errors": _difference(*groups.values()),
             "kills": sum(run["kills"] for run in groups["killed"]),
             "lost_events": sum(run["lost"] for run in groups["killed"]),
             "lease": groups["alone"][0]["lease"],

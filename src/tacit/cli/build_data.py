@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import dp_accounting as dpa
@@ -12,7 +13,7 @@ from tacit.budget import Relation
 from tacit.cli.settings import DataSettings, TrainSettings
 from tacit.data.download import cache_folder
 from tacit.data.loading import load, public_scalers
-from tacit.data.preprocessing import Preprocessing
+from tacit.data.preprocessing import Preprocessing, load_preprocessing
 from tacit.data.private_scaling import release_channel_scaler, release_statistics
 from tacit.data.scaling import PublicScaler, Scaler, UnitNorm
 from tacit.data.scattering import ScatteringMap, scattering_features, usual_size
@@ -148,8 +149,7 @@ def release_scaling(trainer: Trainer, s: TrainSettings) -> PublicScaler:
     the claim is refused.
     """
     assert isinstance(trainer.ledger, Ledger)
-    assert isinstance(trainer.evaluate_on, Records)
-    train, test = trainer.sampler.records, trainer.evaluate_on
+    train = trainer.sampler.records
     trainer.ledger.begin(trainer.plan, name=trainer.run_name, budget=trainer.budget)
     (event,) = scaling_event(s)
     trainer.ledger.claim(event, "scaling statistics")
@@ -165,10 +165,26 @@ def release_scaling(trainer: Trainer, s: TrainSettings) -> PublicScaler:
     else:
         bound = usual_size(train.shape[0])
         scaler, _ = release_channel_scaler(train.inputs, size_bound=bound, **how)
+    _scale(trainer, scaler)
+    return scaler
+
+
+def scale_again(trainer: Trainer, folder: Path) -> Preprocessing:
+    """Scale the records of a resumed run by what it released before: no other release is made."""
+    preprocessing = load_preprocessing(folder)
+    scaler = preprocessing.stages[-1] if preprocessing.stages else None
+    if not isinstance(scaler, PublicScaler):
+        raise ValueError(f"{folder} does not hold the scaling that the run released; restore it")
+    _scale(trainer, scaler)
+    return preprocessing
+
+
+def _scale(trainer: Trainer, scaler: PublicScaler) -> None:
+    train, test = trainer.sampler.records, trainer.evaluate_on
+    assert isinstance(test, Records)
     extra = [note for note in trainer.notes if note not in train.notes]
     note = scaler.describe().replace("must be charged", "is charged")
     train = replace(train, inputs=scaler(train.inputs), notes=(*train.notes, note))
     trainer.sampler.records = train
     trainer.evaluate_on = replace(test, inputs=scaler(test.inputs))
     trainer.notes = [*train.notes, *extra]
-    return scaler

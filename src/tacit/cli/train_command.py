@@ -22,6 +22,8 @@ def train(s: TrainSettings) -> None:
     --blocks layer --layerwise factors --max-norm 1
 
     From a file of settings, or as in an earlier run: tacit train --config runs/x/run.json
+
+    A run that was killed goes on: tacit train --resume runs/x
     """
     facts, folder = run_training(s)
     if s.json:
@@ -44,9 +46,18 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     from tacit.certificates.accuracy import RADII
     from tacit.cli import build_data, build_model, build_query, run_directory
     from tacit.cli.show_commands import certificate_of
+    from tacit.data.preprocessing import FILE as PREPROCESSING
     from tacit.noise import Noise
     from tacit.report.run_folder import save_run, write_json
-    from tacit.training import Callback, LedgerRun, MovingAverage, ProgressBar, Sparsification
+    from tacit.training import (
+        Callback,
+        Checkpoint,
+        LedgerRun,
+        MovingAverage,
+        ProgressBar,
+        Sparsification,
+    )
+    from tacit.training.checkpoint import FILE as CHECKPOINT
     from tacit.training.trainer import Trainer
 
     # What is asked for: everything that can be refused without reading records.
@@ -58,9 +69,13 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     budget = build_query.budget_for(s)
     stem = s.data.stem if s.data else dataset.replace("/", "-")
     folder = s.out or run_directory.new_folder(stem)
-    run_directory.check_folder(folder, s.overwrite, s.ledger)
+    if s.resume is None:
+        run_directory.check_folder(folder, s.overwrite, s.ledger)
+        initial = torch.seed() if s.seed is None else s.seed
+    else:
+        initial = run_directory.initial_seed(folder)
     device = build_model.device_for(s.device)
-    torch.manual_seed(s.seed) if s.seed is not None else torch.seed()
+    torch.manual_seed(initial)
 
     # Sampler, query, mechanism, ledger, optimizer.
     data = build_data.run_data(s, budget.relation, device)
@@ -99,6 +114,9 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         evaluate_on=data.test,
         callbacks=callbacks,
         ledger=LedgerRun(name=run_name, prelude=build_data.scaling_event(s)),
+        checkpoint=None
+        if s.checkpoint_every == 0
+        else Checkpoint(folder, s.checkpoint_every, s.checkpoint_minutes),
         seed=s.seed,
     )
     trainer.notes += build_model.change_note(changes)
@@ -137,15 +155,22 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     ledger = run_directory.open_ledger(file, budget)
     if may_hold_runs:
         charged, limit = run_directory.admit_run(ledger, trainer.plan, trainer.run_name, budget)
-    if run_directory.clear_folder(folder) and s.ledger is None:
-        trainer.notes.append(run_directory.REPLACED_NOTE)
     trainer.ledger = ledger
     preprocessing = data.preprocessing
-    if s.scale_noise is not None:
+    if s.resume is None:
+        if run_directory.clear_folder(folder) and s.ledger is None:
+            trainer.notes.append(run_directory.REPLACED_NOTE)
+        if trainer.checkpoint is not None:
+            run_directory.write_resume_file(folder, s, run_name, initial)
+    scaled = s.scale_noise is not None
+    if scaled and s.resume is not None and (folder / PREPROCESSING).exists():
+        preprocessing = build_data.scale_again(trainer, folder)
+    elif scaled:
         preprocessing = preprocessing.then(build_data.release_scaling(trainer, s))
     preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
 
-    run = trainer.fit()
+    has_checkpoint = (folder / CHECKPOINT).exists()
+    run = trainer.fit(resume=folder if s.resume is not None and has_checkpoint else None)
     run.notes += run_directory.no_step_note(run, charged, limit)
     run.config["used"] |= build_query.query_facts(trainer, sparsification)
     facts = save_run(run, folder, trainer.evaluate_on, preprocessing=preprocessing)
@@ -153,6 +178,8 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         # In units of the pixels themselves, where the data are images.
         _, facts["certificate"] = certificate_of(folder, RADII, device)
         write_json(facts, folder / "run.json")
+    if run.stopped in ("plan complete", "budget"):
+        run_directory.remove_unfinished(folder)
     return facts, folder
 
 

@@ -197,6 +197,8 @@ def read_checkpoint(folder: str | os.PathLike[str]) -> StoredState:
         )
     with _refusing(file, "cannot be read", "start the run again, or use a backup of the file"):
         state = read_state(file)
+        if not isinstance(state, dict):
+            raise TypeError("it holds no state of a run")
         stored, position = state["progress"], RunPosition(**state["ledger"])
         progress = Progress(
             step=whole_number("step", stored["step"], least=0),
