@@ -343,6 +343,7 @@ class OutputSettings:
     checkpoint_minutes: float | None = option(
         "Minutes between checkpoints.",
         range=POSITIVE,
+        not_with=Rule("checkpoint_every", (0,), "which writes none"),
         with_resume=True,
     )
     json: bool = option("Print one JSON object and nothing else.", False, with_resume=True)

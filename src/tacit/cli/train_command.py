@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from tacit.cli.console import imported_plugins, print_json
-from tacit.cli.schema import command_of, to_dict
+from tacit.cli.schema import RESUME_FILE, command_of, to_dict
 from tacit.cli.settings import TrainSettings
 
 
@@ -36,6 +36,9 @@ def train(s: TrainSettings) -> None:
     console = Console()
     console.print(summary_table(facts))
     console.print(f"written to {folder}/", highlight=False)
+    if (folder / RESUME_FILE).exists():
+        told = f"the run is not complete; go on with it: tacit train --resume {folder}"
+        console.print(told, highlight=False)
 
 
 def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
@@ -173,7 +176,13 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     run = trainer.fit(resume=folder if s.resume is not None and has_checkpoint else None)
     run.notes += run_directory.no_step_note(run, charged, limit)
     run.config["used"] |= build_query.query_facts(trainer, sparsification)
-    facts = save_run(run, folder, trainer.evaluate_on, preprocessing=preprocessing)
+    facts = save_run(
+        run,
+        folder,
+        trainer.evaluate_on,
+        overwrite=s.resume is not None,  # what was saved when the run was interrupted
+        preprocessing=preprocessing,
+    )
     if facts["certificate"] and s.scale_noise is None and s.features == "as-they-are":
         # In units of the pixels themselves, where the data are images.
         _, facts["certificate"] = certificate_of(folder, RADII, device)
