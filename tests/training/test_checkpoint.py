@@ -356,6 +356,8 @@ def test_steps_that_were_lost_are_charged_and_not_repeated(tmp_path, monkeypatch
     note = "resumed from a checkpoint once at step 4; charged steps that are not part"
     assert any(note in n and "weights: 2; epsilon" in n for n in run.notes)
     assert set(used.values()) == {1}
+    without = trainer_on(tmp_path, every=4).fit(resume=tmp_path)
+    assert without.seeded  # most of its steps were
 
 
 @pytest.mark.parametrize("sampler", ["poisson", "shuffle"])

@@ -160,7 +160,15 @@ def test_a_checkpoint_holds_what_was_released_and_no_record(folder):
     state = read_state(folder / FILE)
     assert set(state) == {"ledger", "progress", "described", "model", "parts"}
     assert set(state["ledger"]) == {"ledger", "head", "run", "name", "attempt", "events"}
-    assert set(state["progress"]) == {"step", "seconds", "ended", "resumed", "notes", "history"}
+    assert set(state["progress"]) == {
+        "step",
+        "seconds",
+        "ended",
+        "seeded",
+        "resumed",
+        "notes",
+        "history",
+    }
     assert set(state["parts"]) == {"optimizer", "scheduler", "moving average", "query", "mechanism"}
     assert set(state["parts"]["query"]) == {"paths"}
     assert state["parts"]["mechanism"] == {"steps": 2}

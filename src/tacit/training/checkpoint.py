@@ -121,6 +121,7 @@ class Progress:
     start: int = 0
     seconds: float = 0.0
     ended: str | None = None
+    seeded: bool = False  # in any attempt
     resumed: list[tuple[int, int]] = field(default_factory=list)
     history: list[Evaluation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # of how the run began
@@ -169,6 +170,7 @@ def save_state(
             "step": progress.step,
             "seconds": progress.seconds_now(),
             "ended": progress.ended,
+            "seeded": progress.seeded,
             "resumed": progress.resumed,
             "notes": progress.notes,
             "history": [
@@ -205,6 +207,7 @@ def read_checkpoint(folder: str | os.PathLike[str]) -> StoredState:
             start=stored["step"],
             seconds=float(stored["seconds"]),
             ended=stored["ended"],
+            seeded=bool(stored["seeded"]),
             resumed=[(int(step), int(lost)) for step, lost in stored["resumed"]],
             notes=list(map(str, stored["notes"])),
             history=[
@@ -240,8 +243,11 @@ def restore_state(stored: StoredState, trainer: Trainer) -> None:
     remedy = "give the objects that the run began with, or start another run"
     with _refusing(stored.file, "does not fit", remedy):
         tensors = _tensors_of(trainer.model)
+        values = stored.model["tensors"]
+        if {n: v.shape for n, v in values.items()} != {n: t.shape for n, t in tensors.items()}:
+            raise ValueError("its tensors are not those of the model")
         with torch.no_grad():
-            for name, value in stored.model["tensors"].items():
+            for name, value in values.items():
                 tensors[name].copy_(value)
         modules = dict(trainer.model.named_modules())
         for name, extra in stored.model["extra"].items():

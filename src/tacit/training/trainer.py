@@ -242,6 +242,8 @@ class Trainer:
                 # A seed that comes again on a ledger must not draw its batches again: the same
                 # batch twice is not two samples.
                 self.sampler.reseed(self.sampler.seed, ledger.identity, *self._attempt)
+            seeds = (self.seed, self.sampler.seed, getattr(self.statistics, "seed", None))
+            progress.seeded |= any(seed is not None for seed in seeds)
             if stored is None:
                 on_this_ledger = {run for key, run in earlier if key == self._ledger_key}
                 about = {
@@ -284,10 +286,8 @@ class Trainer:
         if max(charged, planned) != counted:
             counted = max(charged, planned)
             self._epsilon = self.plan.epsilon_of_count(counted, budget.delta)
-        seeds = (self.seed, self.sampler.seed, getattr(self.statistics, "seed", None))
-        seeded = any(seed is not None for seed in seeds)
         about = {
-            SEEDED: seeded,
+            SEEDED: progress.seeded,
             ENDED_EARLY: charged < planned,
             OVER_BUDGET: charged > limit,
         }
@@ -305,7 +305,7 @@ class Trainer:
             epsilon_rdp=self.plan.epsilon_rdp_of_count(counted, budget.delta),
             seconds=progress.seconds_now(),
             peak_memory_bytes=peak_memory_bytes(self._device),
-            seeded=seeded,
+            seeded=progress.seeded,
             stopped=stopped,
             history=progress.history,
             notes=[*self.notes, *(n for n, applies in about.items() if applies), *resumptions],
