@@ -72,6 +72,9 @@ def test_a_killed_run_is_resumed(table: Path, tmp_path: Path) -> None:
     again = train("--data", table, *TABLE, *RUN, "--out", folder)
     assert f"go on with it: tacit train --resume {folder}" in str(again.exception)
 
+    refused = train("--resume", folder, "--checkpoint-every", 0)
+    assert "a resumed run keeps its checkpoint up to date" in str(refused.exception)
+
     killed_at(5, "--resume", folder)
     result = train("--resume", folder, "--json", "--quiet", "--max-physical-batch", 64)
     assert result.exit_code == 0, result.exception

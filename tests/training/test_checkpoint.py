@@ -363,7 +363,7 @@ def test_steps_that_were_lost_are_charged_and_not_repeated(tmp_path, monkeypatch
 @pytest.mark.parametrize("sampler", ["poisson", "shuffle"])
 def test_by_default_no_more_than_a_lease_is_lost(sampler, tmp_path):
     """300 steps: leases of three steps; 30 epochs of 10 steps: leases of one epoch."""
-    made = PoissonSampler(some_records(), 0.25, steps=300)
+    made = everybody(some_records(), 300)
     if sampler == "shuffle":
         made = ShuffleSampler(some_records(), 4, steps=300)
     written = []

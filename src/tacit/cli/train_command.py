@@ -77,6 +77,11 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         initial = torch.seed() if s.seed is None else s.seed
     else:
         initial = run_directory.initial_seed(folder)
+        if s.checkpoint_every == 0:
+            raise ValueError(
+                "--checkpoint-every is 0, and a resumed run keeps its checkpoint up to date; leave "
+                "it out, or give a number of steps"
+            )
     device = build_model.device_for(s.device)
     torch.manual_seed(initial)
 
@@ -173,7 +178,11 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
 
     has_checkpoint = (folder / CHECKPOINT).exists()
-    run = trainer.fit(resume=folder if s.resume is not None and has_checkpoint else None)
+    try:
+        run = trainer.fit(resume=folder if s.resume is not None and has_checkpoint else None)
+    except SystemExit:  # by SIGTERM
+        typer.echo(f"stopped by SIGTERM; go on with: tacit train --resume {folder}", err=True)
+        raise
     run.notes += run_directory.no_step_note(run, charged, limit)
     run.config["used"] |= build_query.query_facts(trainer, sparsification)
     facts = save_run(
