@@ -386,14 +386,40 @@ def cost(folder: Path, repeats: int) -> dict:
     return found
 
 
+def short_run(folder: Path, pairs: int) -> dict:
+    """Seconds of `tacit train` on the digits, 60 steps, with checkpoints and without, in turn."""
+    from typer.testing import CliRunner
+
+    from tacit.cli import app
+
+    told = ["train", "--dataset", "digits", "--noise-multiplier", "5.5", "--delta", "1e-4"]
+    seconds: dict[str, list[float]] = {"without": [], "with": []}
+    for pair in range(pairs + 1):
+        for kind, more in (("without", ["--checkpoint-every", "0"]), ("with", [])):
+            out = ["--quiet", "--json", "--out", str(folder / f"{kind} {pair}")]
+            result = CliRunner().invoke(app, [*told, *out, *more], catch_exceptions=False)
+            seconds[kind].append(json.loads(result.stdout)["seconds"])
+    measured = {kind: times[1:] for kind, times in seconds.items()}  # the first pair warms up
+    pairs_of = zip(measured["with"], measured["without"], strict=True)
+    return {**measured, "difference": [a - b for a, b in pairs_of]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--short-run", type=int, help="measure this alone, so many times")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.short_run:
+        with tempfile.TemporaryDirectory() as name:
+            found = short_run(Path(name), arguments.short_run)
+        print(json.dumps(found, indent=1))
+        if arguments.out is not None:
+            arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        return
     with tempfile.TemporaryDirectory() as name:
         begun = time.monotonic()
         result = campaign(arguments.kills, Path(name), arguments.seed)
