@@ -490,6 +490,14 @@ def test_a_run_of_another_name_and_a_ledger_in_memory_are_refused(stopped):
     assert trainer_on(stopped, name=None).fit(resume=stopped).steps == 8
 
 
+def test_a_new_run_does_not_write_over_an_unfinished_one(stopped):
+    with pytest.raises(CheckpointRefused, match=r"not complete, at step 3; go on with it"):
+        trainer_on(stopped).fit()
+    assert trainer_on(stopped).fit(resume=stopped).steps == 8
+    again = trainer_on(stopped, ledger=LedgerRun(stopped / "other.sqlite"))
+    assert again.fit().steps == 8  # over that of a complete run
+
+
 def test_an_older_checkpoint_costs_steps_and_nothing_else(stopped):
     """Putting back the checkpoint is no way to have steps twice."""
     old = (stopped / FILE).read_bytes()

@@ -222,6 +222,18 @@ def read_checkpoint(folder: str | os.PathLike[str]) -> StoredState:
         return StoredState(file, position, progress, *(dict(state[key]) for key in keys))
 
 
+def require_free(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointRefused if a new run would write over the checkpoint of an unfinished one."""
+    if not checkpoint.file.exists():
+        return
+    progress = read_checkpoint(checkpoint.folder).progress
+    if progress.ended is None:
+        raise CheckpointRefused(
+            f"{checkpoint.file} is of a run that is not complete, at step {progress.step}; go on "
+            f"with it (fit(resume={str(checkpoint.folder)!r})), or give Checkpoint another folder"
+        )
+
+
 def check_state(stored: StoredState, trainer: Trainer) -> None:
     """Raise CheckpointRefused unless the checkpoint is of this plan, model, optimizer and data."""
     now, then = describe(trainer), stored.described

@@ -37,6 +37,7 @@ from tacit.training.checkpoint import (
     Progress,
     check_state,
     read_checkpoint,
+    require_free,
     restore_state,
     save_state,
     signals_between_steps,
@@ -210,6 +211,8 @@ class Trainer:
                 )
         if checkpoint is not None:
             preconditions.require_ledger_file(given)
+            if resume is None:
+                require_free(checkpoint)
         if given is None and self._charged_to is not None:
             raise PlanChanged(
                 "fit() was called again without a ledger, so that epsilon would count the second "
