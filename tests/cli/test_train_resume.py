@@ -106,7 +106,7 @@ def test_an_interrupted_run_is_saved_and_resumed(
     monkeypatch.setattr(torch.optim.SGD, "step", interrupted)
     told = [*RUN[:-1], "--out", folder]
     result = train("--data", table, *TABLE, *told)
-    assert result.exit_code == 0, result.exception
+    assert result.exit_code == 130, result.exception
     assert "the run is not complete" in result.stdout
     assert (run_of(folder)["steps"], run_of(folder)["stopped"]) == (12, "interrupted")
     result = train("--resume", folder, "--quiet")
@@ -132,11 +132,11 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins(
     folder = tmp_path / "x"
 
     def die(*_: object) -> None:
-        raise RuntimeError("as if it were killed here")
+        os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as patch:
         patch.setattr("tacit.training.trainer.save_state", die)
-        assert train("--data", table, *TABLE, *RUN, "--out", folder).exit_code == 1
+        killed_at(99, "--data", table, *TABLE, *RUN, "--out", folder)
     assert (folder / "resume.json").exists()
     assert not (folder / "checkpoint.safetensors").exists()
     result = train("--resume", folder, "--json", "--quiet")

@@ -28,6 +28,7 @@ def train(s: TrainSettings) -> None:
     facts, folder = run_training(s)
     if s.json:
         print_json(facts)
+        _exit_as(facts)
         return
     from rich.console import Console
 
@@ -39,6 +40,13 @@ def train(s: TrainSettings) -> None:
     if (folder / RESUME_FILE).exists():
         told = f"the run is not complete; go on with it: tacit train --resume {folder}"
         console.print(told, highlight=False)
+    _exit_as(facts)
+
+
+def _exit_as(facts: dict[str, Any]) -> None:
+    """A run that Ctrl-C ended is saved, and the command exits as interrupted."""
+    if facts["stopped"] == "interrupted":
+        raise typer.Exit(130)
 
 
 def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
@@ -121,7 +129,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         statistics=statistics,
         evaluate_on=data.test,
         callbacks=callbacks,
-        ledger=LedgerRun(name=run_name, prelude=build_data.scaling_event(s)),
+        ledger=LedgerRun(name=run_name, prelude=data.releases),
         checkpoint=None
         if s.checkpoint_every == 0
         else Checkpoint(folder, s.checkpoint_every, s.checkpoint_minutes),
@@ -156,33 +164,35 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         },
     }
 
-    # The ledger admits the run before an earlier one in the folder is replaced.
+    # What can be refused is refused before the ledger admits the run, and leaves no file; and the
+    # ledger admits it before an earlier one in the folder is replaced.
+    trainer.rehearse()
     charged, limit = 0, 0
     file = s.ledger or folder / "ledger.sqlite"
     may_hold_runs = file.exists() or s.ledger is not None
-    ledger = run_directory.open_ledger(file, budget)
-    if may_hold_runs:
-        charged, limit = run_directory.admit_run(ledger, trainer.plan, trainer.run_name, budget)
-    trainer.ledger = ledger
-    preprocessing = data.preprocessing
-    if s.resume is None:
-        if run_directory.clear_folder(folder) and s.ledger is None:
-            trainer.notes.append(run_directory.REPLACED_NOTE)
-        if trainer.checkpoint is not None:
-            run_directory.write_resume_file(folder, s, run_name, initial)
-    scaled = s.scale_noise is not None
-    if scaled and s.resume is not None and (folder / PREPROCESSING).exists():
-        preprocessing = build_data.scale_again(trainer, folder)
-    elif scaled:
-        preprocessing = preprocessing.then(build_data.release_scaling(trainer, s))
-    preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
+    with run_directory.removed_if_unused(folder, file):
+        ledger = run_directory.open_ledger(file, budget)
+        if may_hold_runs:
+            charged, limit = run_directory.admit_run(ledger, trainer.plan, trainer.run_name, budget)
+        trainer.ledger = ledger
+        preprocessing = data.preprocessing
+        if s.resume is None:
+            if run_directory.clear_folder(folder) and s.ledger is None:
+                trainer.notes.append(run_directory.REPLACED_NOTE)
+            if trainer.checkpoint is not None:
+                run_directory.write_resume_file(folder, s, run_name, initial)
+        if data.releases and s.resume is not None and (folder / PREPROCESSING).exists():
+            preprocessing = build_data.scale_again(trainer, folder, data)
+        elif data.releases:
+            preprocessing = build_data.release_scaling(trainer, s, data)
+        preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
 
-    has_checkpoint = (folder / CHECKPOINT).exists()
-    try:
-        run = trainer.fit(resume=folder if s.resume is not None and has_checkpoint else None)
-    except SystemExit:  # by SIGTERM
-        typer.echo(f"stopped by SIGTERM; go on with: tacit train --resume {folder}", err=True)
-        raise
+        has_checkpoint = (folder / CHECKPOINT).exists()
+        try:
+            run = trainer.fit(resume=folder if s.resume is not None and has_checkpoint else None)
+        except SystemExit:  # by SIGTERM
+            typer.echo(f"stopped by SIGTERM; go on with: tacit train --resume {folder}", err=True)
+            raise
     run.notes += run_directory.no_step_note(run, charged, limit)
     run.config["used"] |= build_query.query_facts(trainer, sparsification)
     facts = save_run(

@@ -1,6 +1,7 @@
 """Data as `Records`: tensors, with the constants about them that are public.
 
-`load` reads a named dataset and `load_file` a user's own table. Scalers rescale each record with
+`load` reads a named dataset and `load_file` a user's own table, whose columns a `Schema` may
+declare. Scalers rescale each record with
 public constants, or with constants that `release_statistics` and its relatives release with noise
 and charge. `Preprocessing` keeps what a run's inputs went through in the run's folder.
 """
@@ -9,27 +10,40 @@ from tacit.data.augmentation import Augmentation, RandomCropFlip
 from tacit.data.catalogue import available, register_dataset
 from tacit.data.loading import load
 from tacit.data.preprocessing import Preprocessing, load_preprocessing
+from tacit.data.private_ranges import ColumnRanges, release_ranges
 from tacit.data.private_scaling import release_channel_scaler, release_statistics
 from tacit.data.scaling import PublicScaler, RangeScaler, UnitNorm
 from tacit.data.splits import split_public
+from tacit.data.table_columns import Boolean, Categorical, Date, Ignored, Numeric
+from tacit.data.table_description import describe
+from tacit.data.table_schema import Schema
 from tacit.data.tables import load_file
 from tacit.records import Records, as_records
 
 __all__ = [
     "Augmentation",
+    "Boolean",
+    "Categorical",
+    "ColumnRanges",
+    "Date",
+    "Ignored",
+    "Numeric",
     "Preprocessing",
     "PublicScaler",
     "RandomCropFlip",
     "RangeScaler",
     "Records",
+    "Schema",
     "UnitNorm",
     "as_records",
     "available",
+    "describe",
     "load",
     "load_file",
     "load_preprocessing",
     "register_dataset",
     "release_channel_scaler",
+    "release_ranges",
     "release_statistics",
     "split_public",
 ]

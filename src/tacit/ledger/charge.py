@@ -39,7 +39,7 @@ from torch import nn
 from tacit.accounting.events import Release
 from tacit.accounting.plan import Plan, check_counts
 from tacit.budget import Budget
-from tacit.errors import BudgetExceeded, CheckpointRefused, PlanChanged, TacitError
+from tacit.errors import BudgetExceeded, CheckpointRefused, PlanChanged, TacitError, argument
 from tacit.ledger.policy import LedgerState, RunState, budget_fields, event_limit
 from tacit.ledger.statement import Statement, statement_of
 from tacit.ledger.store import LedgerLog
@@ -206,7 +206,7 @@ class Ledger:
                 if relation is not self.budget.relation:
                     raise ValueError(
                         f"the run is for {relation}, the ledger for {self.budget.relation}; "
-                        "give both the same relation"
+                        f"give both the same {argument('relation')}"
                     )
             stored = json.loads(plan.to_json())  # refuses what could not be read back
             check_counts(plan.scheme)
@@ -243,6 +243,23 @@ class Ledger:
             )
             if self.path is not None:
                 _under_way.add(self)
+
+    def require_room(self, plan: Plan, budget: Budget | None = None) -> None:
+        """Raise BudgetExceeded unless a new run with this plan could take all of its steps.
+
+        Nothing is charged or reserved: another process may take the room before the run does.
+        """
+        with self._lock:
+            with self._log.transaction() as state:
+                pass  # accounting is slow: the file is not locked meanwhile
+            if state.has_room(plan, budget or self.budget):
+                return
+        raise BudgetExceeded(
+            f"{plan.steps} steps of noise multiplier {plan.noise_multiplier:.4g} do not fit into "
+            f"what is left of this ledger's epsilon {self.budget.epsilon:g} at delta "
+            f"{self.budget.delta:g}; nothing is charged. Give the run a smaller epsilon; tacit "
+            "ledger show says what was spent"
+        )
 
     def release(self, pending: Pending, into: nn.Module) -> None:
         """Charge a step, then draw its noise and set `.grad`; or raise BudgetExceeded.

@@ -44,6 +44,7 @@ from tacit.training.checkpoint import (
 )
 from tacit.training.evaluation import evaluate
 from tacit.training.preconditions import HeldOut, LedgerRun, Statistics, Unprotected
+from tacit.training.rehearsal import finite_weights, floating_type, rehearse
 from tacit.training.run import ENDED_EARLY, OVER_BUDGET, SEEDED, Run, peak_memory_bytes
 
 
@@ -79,7 +80,8 @@ class Trainer:
         seed: fixes the noise, the model's own draws (dropout, views), and the sampling where the
             sampler has no seed of its own. Without it all of them are secret.
 
-    Training runs on the model's device. `notes` and `config` are copied into the finished run.
+    Training runs on the model's device and in its floating-point type: float64 inputs of a float32
+    model are rounded to float32. `notes` and `config` are copied into the finished run.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Trainer:
         checkpoint: Checkpoint | None = None,
         seed: int | None = None,
     ) -> None:
+        preconditions.check_arguments(locals())
         noise = noise or Noise()
         every = evaluate_on.every if isinstance(evaluate_on, HeldOut) else None
         charged = ledger if isinstance(ledger, LedgerRun) else LedgerRun(ledger)
@@ -112,7 +115,7 @@ class Trainer:
         first = next(iter(model.parameters()), None)
         if first is None:
             raise ValueError("the model has no parameters to train")
-        self._device = first.device
+        self._device, self._floating = first.device, floating_type(model)
         preconditions.check_statistics(model, statistics, sampler.records, query)
         self.statistics = statistics
         self.evaluate_every = every or max(1, sampler.steps // 20)
@@ -137,7 +140,7 @@ class Trainer:
                 statistics.seed = seed
         self.config: dict[str, Any] = {}
         self._given_records = weakref.ref(sampler.records)
-        sampler.to(self._device)
+        sampler.to(self._device, self._floating)
         self.ledger = charged.ledger
         self.mechanism = Mechanism(
             query,
@@ -152,7 +155,7 @@ class Trainer:
         )
         self._stop_asked = False
         self._charged_to: Hashable = None
-        self._events_before = 0
+        self._events_before = self._resumed_at = 0
         self._epsilon = math.inf
 
     def __repr__(self) -> str:
@@ -175,16 +178,34 @@ class Trainer:
             self.notes.append(preconditions.UNPROTECTED_METRICS)
         elif records is not None:
             require_held_out(records, self.sampler.records)
-        self._evaluate_on = None if records is None else records.to(self._device)
+        if records is not None:
+            records = records.to(self._device, self._floating)
+        self._evaluate_on = records
 
     @property
     def plan(self) -> Plan:
         """What is accounted for: scheme, noise multiplier, steps and earlier releases."""
         return self.mechanism.plan
 
+    def epsilon_after(self, step: int) -> float:
+        """ε spent after this step of the run: a slight over-estimate, on a coarse grid."""
+        events = self._events_before + self.plan.scheme.num_events(step - self._resumed_at)
+        spent = self.plan.epsilon_of_count(events, self.budget.delta, COARSE)
+        # The run's own ε is on a finer grid, and holds for any part of the run.
+        return min(spent, self._epsilon)
+
     def stop(self) -> None:
         """End the run after this step. Its ε is that of the whole plan."""
         self._stop_asked = True
+
+    def rehearse(self) -> None:
+        """Raise ValueError unless model, loss and records go together; `fit` begins with it.
+
+        Nothing is charged, and nothing of what is seen goes into the run.
+        """
+        rehearse(self.model, self.loss, self.sampler.records, "the training records")
+        if self.evaluate_on is not None:
+            rehearse(self.model, self.loss, self.evaluate_on, "the records of evaluate_on")
 
     def fit(self, *, resume: str | os.PathLike[str] | None = None) -> Run:
         """Train until the steps are done or the budget is spent, and return what happened.
@@ -220,6 +241,7 @@ class Trainer:
                 "that one ledger counts both runs"
             )
         budget = self.budget  # a callback may assign another
+        self.rehearse()
         if self.moving_average is not None:
             self.moving_average.begin()
         self._ledger_key = preconditions.ledger_key(given)
@@ -238,6 +260,7 @@ class Trainer:
             ledger.begin(self.plan, name=name, budget=budget, lease_steps=every)
             self._attempt = ledger.attempt()
             self._events_before, _ = ledger.run_status()
+            self._resumed_at = progress.start
             planned = ledger.planned_events()
             counted = max(self._events_before, planned)
             self._epsilon = self.plan.epsilon_of_count(counted, budget.delta)
@@ -293,6 +316,7 @@ class Trainer:
             SEEDED: progress.seeded,
             ENDED_EARLY: charged < planned,
             OVER_BUDGET: charged > limit,
+            preconditions.DIVERGED: not finite_weights(self.model),
         }
         units = "epochs" if self.plan.scheme.steps_within(1) > 1 else "steps"
         resumptions = [*progress.notes, *progress.note(units)]
@@ -408,12 +432,7 @@ class Trainer:
         metrics = evaluate(self.model, records, self.loss)
         if metrics.loss is None:  # no records
             return
-        taken = progress.step - progress.start
-        events = self._events_before + self.plan.scheme.num_events(taken)
-        spent = self.plan.epsilon_of_count(events, self.budget.delta, COARSE)
-        # The run's own ε is on a finer grid, and holds for any part of the run.
-        spent = min(spent, self._epsilon)
-        evaluation = Evaluation(progress.step, spent, metrics)
+        evaluation = Evaluation(progress.step, self.epsilon_after(progress.step), metrics)
         progress.history.append(evaluation)
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
