@@ -116,6 +116,13 @@ def test_a_release_is_made_once(folder: Path) -> None:
     assert "column ranges" in str(again.exception)
 
 
+def test_ranges_that_noise_would_drown_are_warned_about(folder: Path) -> None:
+    result = train(folder, "--range-noise", "500")
+    assert result.exit_code == 0, result.exception
+    assert "released ranges may be far off" in result.stderr
+    assert "released ranges may be far off" in " ".join(facts(folder)["notes"])
+
+
 def numbers(folder: Path, size: int = 500) -> None:
     r = np.random.default_rng(1)
     table = np.stack([r.random(size), r.random(size), r.integers(0, 2, size)], axis=1)

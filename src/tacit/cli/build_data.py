@@ -33,7 +33,7 @@ USUAL_DATASET = "digits"
 USUAL_PUBLIC_SHARE = 0.1
 FEATURE_GROUPS = 27
 RANGES_SHARE = 0.1  # of the budget, as 1/z²
-LEAST_SIGNAL = 8.0  # records per column, in standard deviations of a bin's noise
+LEAST_SIGNAL = 4.0  # records, in standard deviations of the noise of one bin
 UNSCALED_INPUTS = (
     "the inputs of --data are unscaled, and training suffers where their sizes differ; declare "
     "--feature-range, or a range for each column in the file of --schema"
@@ -212,6 +212,8 @@ def range_releases(s: TrainSettings, data: RunData) -> RunData:
     if z is None and s.noise_multiplier != 0:
         z = usual_range_noise(s.epsilon, s.delta)
     why = ""
+    too_few = bool(z) and len(entries) * 2 * (LEAST_SIGNAL * (z or 0)) ** 2 > data.size**2
+    crowd = f"{data.size} records are too few for {len(entries)} columns at this budget"
     if not z:
         why = "--range-noise is 0" if s.range_noise == 0 else "--noise-multiplier is 0"
     elif public_too or s.statistics == "released":
@@ -219,8 +221,8 @@ def range_releases(s: TrainSettings, data: RunData) -> RunData:
         why = f"{what} would not be scaled as the private records are"
     elif s.unit_norm:
         why = "--unit-norm would come before"
-    elif len(entries) * 2 * (LEAST_SIGNAL * z) ** 2 > data.size**2 and not asked:
-        why = f"{data.size} records are too few for {len(entries)} columns at this budget"
+    elif too_few and not asked:
+        why = crowd
     if why and asked:
         raise ValueError(
             f"the ranges of {len(entries)} columns are to be released, and {why}; declare them "
@@ -230,7 +232,10 @@ def range_releases(s: TrainSettings, data: RunData) -> RunData:
         return _warned(data, f"{UNSCALED_INPUTS}; their ranges were not released either: {why}")
     assert z is not None
     event = dpa.GaussianDpEvent(z)
-    return replace(data, releases=(event, *data.releases), ranges_of=entries)
+    data = replace(data, releases=(event, *data.releases), ranges_of=entries)
+    if too_few:
+        return _warned(data, f"released ranges may be far off: {crowd}; declare those you can")
+    return data
 
 
 def _warned(data: RunData, note: str) -> RunData:

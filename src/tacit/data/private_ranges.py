@@ -10,18 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
 
-from tacit.accounting.events import Release
-from tacit.data.private_scaling import (
-    GaussianRelease,
-    ReleaseOptions,
-    sum_of_moments,
-)
+from tacit.data.private_scaling import GaussianRelease, ReleaseOptions, sum_of_moments
 from tacit.data.scaling import Scaler, as_float
+
+if TYPE_CHECKING:
+    from tacit.accounting.events import Release
 
 # The grid is public: below 4^-10, then one bin for each factor of four up to 4^21, for both signs.
 _FACTOR, _LEAST, _SIZES = 4.0, -10, 31
