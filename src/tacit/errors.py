@@ -55,6 +55,10 @@ class LedgerDamaged(TacitError, ValueError):
     """A ledger's file is not one, was changed or cut short, or is not the newest copy."""
 
 
+class CheckpointRefused(TacitError, ValueError):
+    """A checkpoint is damaged, or belongs to another ledger, plan, model, optimizer or data."""
+
+
 class UnsupportedEvent(TacitError, ValueError):
     """The accountant has no sound analysis of this event under this neighbouring relation."""
 

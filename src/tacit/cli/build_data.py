@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import dp_accounting as dpa
 import torch
@@ -16,7 +17,7 @@ from tacit.budget import Relation
 from tacit.cli.settings import DataSettings, TrainSettings
 from tacit.data.download import cache_folder
 from tacit.data.loading import load, public_scalers
-from tacit.data.preprocessing import Preprocessing
+from tacit.data.preprocessing import Preprocessing, load_preprocessing
 from tacit.data.private_ranges import release_ranges
 from tacit.data.private_scaling import release_channel_scaler, release_statistics
 from tacit.data.scaling import PublicScaler, Scaler, UnitNorm
@@ -301,6 +302,16 @@ def release_scaling(trainer: Trainer, s: TrainSettings, data: RunData) -> Prepro
             scaler, _ = release_channel_scaler(inputs, size_bound=bound, **how)
         _apply(trainer, scaler, data.schema)
         preprocessing = preprocessing.then(scaler)
+    return preprocessing
+
+
+def scale_again(trainer: Trainer, folder: Path, data: RunData) -> Preprocessing:
+    """Scale the records of a resumed run by what it released before: no other release is made."""
+    preprocessing, released = load_preprocessing(folder), len(data.releases)
+    if len(preprocessing.stages) != len(data.preprocessing.stages) + released:
+        raise ValueError(f"{folder} does not hold the scaling that the run released; restore it")
+    for stage in preprocessing.stages[-released:]:
+        _apply(trainer, cast(Scaler, stage), data.schema)
     return preprocessing
 
 

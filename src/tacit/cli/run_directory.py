@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +22,14 @@ from torch import nn
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
 from tacit.cli.build_model import network_for
-from tacit.cli.schema import options_of, read_sections
+from tacit.cli.schema import RESUME_FILE, options_of, read_sections, to_dict
 from tacit.cli.settings import TrainSettings
 from tacit.errors import BudgetExceeded, TacitError
 from tacit.ledger import Ledger, read_statement
 from tacit.report.page import PAGE
-from tacit.report.run_folder import FILES
+from tacit.report.run_folder import FILES, write_json
 from tacit.report.saved_facts import DIAGNOSTICS, plan_of
+from tacit.training.checkpoint import FILE as CHECKPOINT
 from tacit.training.run import Run
 
 REPLACED_NOTE = (
@@ -38,6 +39,8 @@ REPLACED_NOTE = (
 _LEDGER = tuple(f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm"))
 # Written by other commands, or not by every run: they would describe the earlier run.
 _DERIVED = ("certificate.json", "certified.png", "trade_off.png", PAGE, DIAGNOSTICS)
+# Of a run that is not complete.
+_UNFINISHED = (RESUME_FILE, CHECKPOINT)
 
 
 # ---- before and after training -------------------------------------------------------------------
@@ -60,14 +63,19 @@ def check_folder(folder: Path, overwrite: bool, shared: Path | None = None) -> N
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out is {folder}, which is a file; give a folder")
-    for name in (*FILES, *_DERIVED, *_LEDGER[1:]):
+    for name in (*FILES, *_DERIVED, *_UNFINISHED, *_LEDGER[1:]):
         if shared is not None and _same(folder / name, shared):
             raise ValueError(
                 f"--ledger is {shared}, where a run in {folder} writes its own {name}; give "
                 "another file"
             )
     own_ledger = shared is None or not _same(folder / _LEDGER[0], shared)
-    files = FILES + _LEDGER if own_ledger else FILES
+    files = (*FILES, RESUME_FILE, *(_LEDGER if own_ledger else ()))
+    if (folder / RESUME_FILE).exists() and not overwrite:
+        raise ValueError(
+            f"{folder} holds a run that is not complete; go on with it: tacit train --resume "
+            f"{folder}, or give another --out, or --overwrite: the ledger stays, and is charged"
+        )
     if any((folder / name).exists() for name in files) and not overwrite:
         raise ValueError(
             f"{folder} holds a run already; give another --out, or, if its ledger has budget left "
@@ -88,7 +96,7 @@ def removed_if_unused(folder: Path, ledger: Path) -> Iterator[None]:
     except BaseException:
         if ledger.exists() and not _is_unused(ledger):
             raise
-        for name in (*FILES, *_LEDGER):
+        for name in (*FILES, *_UNFINISHED, *_LEDGER):
             if folder / name not in before and not (ledger in before and name in _LEDGER):
                 (folder / name).unlink(missing_ok=True)
         if ledger not in before:
@@ -110,11 +118,33 @@ def _is_unused(ledger: Path) -> bool:
 
 def clear_folder(folder: Path) -> bool:
     """Remove the files of an earlier run, and say whether there was one. Ledgers always stay."""
-    files = [folder / name for name in FILES + _DERIVED if (folder / name).exists()]
+    names = (*FILES, *_DERIVED, *_UNFINISHED)
+    files = [folder / name for name in names if (folder / name).exists()]
     for file in files:
         file.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     return any(file.name in FILES for file in files)
+
+
+def write_resume_file(folder: Path, settings: TrainSettings, run_name: str, seed: int) -> None:
+    """What `tacit train --resume` reads: the settings, and the seed of the initial weights."""
+    told = to_dict(replace(settings, run_name=run_name, out=folder, resume=None))
+    write_json({"config": {"settings": told}, "initial_seed": seed}, folder / RESUME_FILE)
+
+
+def initial_seed(folder: Path) -> int:
+    """The seed of PyTorch's generator that the weights of the run in `folder` began with."""
+    stored = json.loads((folder / RESUME_FILE).read_text(encoding="utf-8"))
+    seed = stored.get("initial_seed")
+    if type(seed) is not int or not -(2**63) <= seed < 2**64:
+        raise ValueError(f"{folder / RESUME_FILE} holds no seed; start another run")
+    return seed
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Of a run that is complete, and whose files are written."""
+    for name in _UNFINISHED:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _same(file: Path, other: Path) -> bool:

@@ -33,6 +33,9 @@ import typer
 T = TypeVar("T")
 
 
+RESUME_FILE = "resume.json"  # in the folder of a run: its settings, until it is complete
+
+
 class Range(NamedTuple):
     """The numbers that an option takes, in words for an error, and as a test. NaN fails it."""
 
@@ -100,6 +103,7 @@ class Option:
     form: str = ""
     common: bool = False
     short: str = ""
+    with_resume: bool = False  # may be given for a run that is resumed: it computes the same
     choices: tuple[str, ...] = ()
     # From the field and the class that declare it.
     name: str = ""
@@ -287,6 +291,39 @@ def read_file(settings: type, path: Path) -> dict[str, Any]:
     return read_sections(settings, stored, f"{path}: ")
 
 
+def read_resumed(settings: type, folder: Path, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the run in `folder` that is resumed, by option name, and what may be changed.
+
+    Raises ValueError for an option that would change what is computed.
+    """
+    options = options_of(settings)
+    for name in typed:
+        if name != "resume" and not options[name].with_resume:
+            may = ", ".join(o.flag for o in options.values() if o.with_resume)
+            raise ValueError(
+                f"{options[name].flag} is given beside --resume, which takes the settings of the "
+                f"run; leave it out (beside --resume may be given: {may})"
+            )
+    file = folder / RESUME_FILE
+    if not file.is_file():
+        why = f"has no {RESUME_FILE}"
+        if (folder / "run.json").is_file():
+            why = "holds a run that is complete"
+        raise ValueError(
+            f"--resume is {folder}, which {why}; give the folder of a run of tacit train that was "
+            "killed or interrupted"
+        )
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))["config"]["settings"]
+        values = read_sections(settings, stored, f"{file}: ")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"{file} cannot be read ({error}); it is not as tacit train wrote it: restore it, or "
+            "start another run"
+        ) from error
+    return values | dict(typed) | {"out": folder}
+
+
 def read_sections(settings: type, stored: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Values by option name; raise ValueError for an unknown key or a value of the wrong type."""
     options, values = options_of(settings), {}
@@ -337,6 +374,16 @@ def command_of(settings: type[T], run: Callable[[T], None]) -> Callable[..., Non
 
     def command(config: Path | None, **given: Any) -> None:
         typed = {n: options[n].read(v, options[n].flag) for n, v in given.items() if v is not None}
+        if "resume" in typed:
+            if config is not None:
+                raise ValueError(
+                    "--config is given beside --resume, which takes the settings of the run; leave "
+                    "one of them out"
+                )
+            merged = settings(**read_resumed(settings, typed["resume"], typed))
+            check(merged)
+            run(merged)
+            return
         stored = {} if config is None else read_file(settings, config)
         for name, o in options.items():  # what is typed replaces what it excludes in the file
             if o.not_with and not o.not_with.values:

@@ -325,8 +325,9 @@ class TrainingSettings:
         "Largest number of records to process at once. It affects memory, not results.",
         512,
         range=ONE_OR_MORE,
+        with_resume=True,
     )
-    device: str = option("Device to train on: cpu, cuda or auto.", "auto")
+    device: str = option("Device to train on: cpu, cuda or auto.", "auto", with_resume=True)
     seed: int | None = option(
         "Random seed. Anyone who knows it can remove the noise; do not use it for a release.",
         range=SEED,
@@ -346,8 +347,24 @@ class OutputSettings:
         usual="ledger.sqlite in --out",
     )
     run_name: str | None = option("Name of the run in the ledger.")
-    json: bool = option("Print one JSON object and nothing else.", False)
-    quiet: bool = option("Show no progress bar.", False, short="-q")
+    resume: Path | None = option(
+        "Folder of a run that was killed or interrupted, to go on with. Its settings are those of "
+        "the run; give nothing beside it that changes them.",
+    )
+    checkpoint_every: int | None = option(
+        "Steps between checkpoints, 0 for none. A kill loses what was charged after the last one.",
+        usual="each percent of the run",
+        range=ZERO_OR_MORE,
+        with_resume=True,
+    )
+    checkpoint_minutes: float | None = option(
+        "Minutes between checkpoints.",
+        range=POSITIVE,
+        not_with=Rule("checkpoint_every", (0,), "which writes none"),
+        with_resume=True,
+    )
+    json: bool = option("Print one JSON object and nothing else.", False, with_resume=True)
+    quiet: bool = option("Show no progress bar.", False, short="-q", with_resume=True)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from tacit.cli.console import imported_plugins, print_json
-from tacit.cli.schema import command_of, to_dict
+from tacit.cli.schema import RESUME_FILE, command_of, to_dict
 from tacit.cli.settings import TrainSettings
 
 
@@ -22,6 +22,8 @@ def train(s: TrainSettings) -> None:
     --blocks layer --layerwise factors --max-norm 1
 
     From a file of settings, or as in an earlier run: tacit train --config runs/x/run.json
+
+    A run that was killed goes on: tacit train --resume runs/x
     """
     facts, folder = run_training(s)
     if s.json:
@@ -35,6 +37,9 @@ def train(s: TrainSettings) -> None:
     console = Console()
     console.print(summary_table(facts))
     console.print(f"written to {folder}/", highlight=False)
+    if (folder / RESUME_FILE).exists():
+        told = f"the run is not complete; go on with it: tacit train --resume {folder}"
+        console.print(told, highlight=False)
     _exit_as(facts)
 
 
@@ -52,9 +57,18 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     from tacit.certificates.accuracy import RADII
     from tacit.cli import build_data, build_model, build_query, run_directory
     from tacit.cli.show_commands import certificate_of
+    from tacit.data.preprocessing import FILE as PREPROCESSING
     from tacit.noise import Noise
     from tacit.report.run_folder import save_run, write_json
-    from tacit.training import Callback, LedgerRun, MovingAverage, ProgressBar, Sparsification
+    from tacit.training import (
+        Callback,
+        Checkpoint,
+        LedgerRun,
+        MovingAverage,
+        ProgressBar,
+        Sparsification,
+    )
+    from tacit.training.checkpoint import FILE as CHECKPOINT
     from tacit.training.trainer import Trainer
 
     # What is asked for: everything that can be refused without reading records.
@@ -66,9 +80,18 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     budget = build_query.budget_for(s)
     stem = s.data.stem if s.data else dataset.replace("/", "-")
     folder = s.out or run_directory.new_folder(stem)
-    run_directory.check_folder(folder, s.overwrite, s.ledger)
+    if s.resume is None:
+        run_directory.check_folder(folder, s.overwrite, s.ledger)
+        initial = torch.seed() if s.seed is None else s.seed
+    else:
+        initial = run_directory.initial_seed(folder)
+        if s.checkpoint_every == 0:
+            raise ValueError(
+                "--checkpoint-every is 0, and a resumed run keeps its checkpoint up to date; leave "
+                "it out, or give a number of steps"
+            )
     device = build_model.device_for(s.device)
-    torch.manual_seed(s.seed) if s.seed is not None else torch.seed()
+    torch.manual_seed(initial)
 
     # Sampler, query, mechanism, ledger, optimizer.
     data = build_data.run_data(s, budget.relation, device)
@@ -107,6 +130,9 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         evaluate_on=data.test,
         callbacks=callbacks,
         ledger=LedgerRun(name=run_name, prelude=data.releases),
+        checkpoint=None
+        if s.checkpoint_every == 0
+        else Checkpoint(folder, s.checkpoint_every, s.checkpoint_minutes),
         seed=s.seed,
     )
     trainer.notes += build_model.change_note(changes)
@@ -148,22 +174,40 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         ledger = run_directory.open_ledger(file, budget)
         if may_hold_runs:
             charged, limit = run_directory.admit_run(ledger, trainer.plan, trainer.run_name, budget)
-        if run_directory.clear_folder(folder) and s.ledger is None:
-            trainer.notes.append(run_directory.REPLACED_NOTE)
         trainer.ledger = ledger
         preprocessing = data.preprocessing
-        if data.releases:
+        if s.resume is None:
+            if run_directory.clear_folder(folder) and s.ledger is None:
+                trainer.notes.append(run_directory.REPLACED_NOTE)
+            if trainer.checkpoint is not None:
+                run_directory.write_resume_file(folder, s, run_name, initial)
+        if data.releases and s.resume is not None and (folder / PREPROCESSING).exists():
+            preprocessing = build_data.scale_again(trainer, folder, data)
+        elif data.releases:
             preprocessing = build_data.release_scaling(trainer, s, data)
         preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
 
-        run = trainer.fit()
+        has_checkpoint = (folder / CHECKPOINT).exists()
+        try:
+            run = trainer.fit(resume=folder if s.resume is not None and has_checkpoint else None)
+        except SystemExit:  # by SIGTERM
+            typer.echo(f"stopped by SIGTERM; go on with: tacit train --resume {folder}", err=True)
+            raise
     run.notes += run_directory.no_step_note(run, charged, limit)
     run.config["used"] |= build_query.query_facts(trainer, sparsification)
-    facts = save_run(run, folder, trainer.evaluate_on, preprocessing=preprocessing)
+    facts = save_run(
+        run,
+        folder,
+        trainer.evaluate_on,
+        overwrite=s.resume is not None,  # what was saved when the run was interrupted
+        preprocessing=preprocessing,
+    )
     if facts["certificate"] and s.scale_noise is None and s.features == "as-they-are":
         # In units of the pixels themselves, where the data are images.
         _, facts["certificate"] = certificate_of(folder, RADII, device)
         write_json(facts, folder / "run.json")
+    if run.stopped in ("plan complete", "budget"):
+        run_directory.remove_unfinished(folder)
     return facts, folder
 
 

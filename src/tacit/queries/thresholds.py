@@ -20,10 +20,10 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from torch import Tensor
 
@@ -249,6 +249,18 @@ class Thresholds:
         path.append(self.adaptive[block].after(path[-1], noisy_count, divisor))
         self.constants = Constants(tuple(path[-1] for path in self.paths))
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"paths": [list(path) for path in self.paths]} if self.adaptive else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        paths = [[float(norm) for norm in path] for path in state["paths"]]
+        for path in paths:
+            as_max_norms(path)
+        if len(paths) != self.num_blocks:
+            raise ValueError(f"thresholds of {len(paths)} blocks, and there are {self.num_blocks}")
+        self.paths = paths
+        self.constants = Constants(tuple(path[-1] for path in self.paths))
+
     def statistics(self, counts: Tensor, divisor: float) -> tuple[Statistic, ...]:
         """The centred count of each block whose threshold is adaptive."""
         return tuple(
@@ -303,20 +315,46 @@ class Estimates:
     def advance(self) -> None:
         self.step += 1
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "path": [[step, list(norms)] for step, norms in self.path]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.step = int(state["step"])
+        self.path = [(int(step), tuple(map(float, norms))) for step, norms in state["path"]]
+
 
 RunConstants = Thresholds | Estimates
+_Kind = TypeVar("_Kind", Thresholds, Estimates)
 
 
 class AdaptingQuery:
     """A query whose constants change from release to release; they belong to one run."""
 
     _run_constants: RunConstants | None = None
+    _resumed_from: Mapping[str, Any] | None = None  # until the first step makes the constants
 
     def fresh(self) -> Self:
         """The same query with its initial constants, as a run begins."""
         other = copy.copy(self)
-        other._run_constants = None
+        other._run_constants = other._resumed_from = None
         return other
+
+    def state_dict(self) -> dict[str, Any]:
+        """The constants of the run so far. They are post-processing of what was released."""
+        if self._resumed_from is not None:
+            return dict(self._resumed_from)
+        return {} if self._run_constants is None else self._run_constants.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the constants of a run that is resumed."""
+        self._run_constants, self._resumed_from = None, dict(state) or None
+
+    def _begin_with(self, constants: _Kind) -> _Kind:
+        """Use these constants from now on, moved to where a resumed run left them."""
+        if self._resumed_from is not None:
+            constants.load_state_dict(self._resumed_from)
+        self._run_constants, self._resumed_from = constants, None
+        return constants
 
     @property
     def thresholds(self) -> tuple[tuple[float, ...], ...]:

@@ -274,8 +274,8 @@ DIVERGED = (
     "learning rate, or a schedule that begins with one"
 )
 RESUMED = (
-    "this run resumes one that was charged for steps before: epsilon counts those steps too; the "
-    "weights, optimizer and schedule went on from what this process was given"
+    "this run was charged for steps before, and was not resumed from a checkpoint: epsilon counts "
+    "those steps too; the weights, optimizer and schedule went on from what this process was given"
 )
 
 
@@ -284,10 +284,11 @@ class LedgerRun:
     """The run of a ledger that training is charged to.
 
     `ledger` is a file (shared by all runs over the same data), an open `Ledger`, or None for one
-    in memory. A run of the same `name` is resumed: it has the steps that are left of it. A ledger
-    stores no weights; load yours before `fit`. `prelude` holds what was released before training,
-    as the functions of `tacit.data` return it: it is planned and charged with the run. To resume
-    a run with another release in the place of the one that was charged is refused.
+    in memory. A run of the same `name` is continued: it has the steps that are left of it. A
+    ledger stores no weights: a checkpoint does (`fit(resume=...)`). `prelude` holds what was
+    released before training, as the functions of `tacit.data` return it: it is planned and charged
+    with the run. To continue a run with another release in the place of the one that was charged is
+    refused.
 
         Trainer(..., ledger=LedgerRun("ledger.sqlite", name="scaled", prelude=(event,)))
     """
@@ -295,6 +296,16 @@ class LedgerRun:
     ledger: Ledger | str | os.PathLike[str] | None = None
     name: str | None = None
     prelude: tuple[dpa.DpEvent, ...] = ()
+
+
+def require_ledger_file(given: Ledger | str | os.PathLike[str] | None) -> None:
+    """A checkpoint needs a ledger that outlives the process."""
+    path = given.path if isinstance(given, Ledger) else given
+    if path is None:
+        raise ValueError(
+            "a checkpoint belongs to a ledger in a file, which keeps what was charged when the "
+            "process ends; give Trainer(ledger='ledger.sqlite')"
+        )
 
 
 def ledger_key(given: Ledger | str | os.PathLike[str] | None) -> Hashable:
