@@ -17,6 +17,7 @@ import tacit
 from tacit.cli.accounting_commands import epsilon, noise, trade_off
 from tacit.cli.console import PLUGIN, import_plugin
 from tacit.cli.data_commands import data_app
+from tacit.cli.model_commands import export, predict
 from tacit.cli.show_commands import certify, inspect, ledger_app
 from tacit.cli.train_command import train_command
 from tacit.errors import TacitError
@@ -31,6 +32,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="train")(train_command)
+app.command()(predict)
+app.command()(export)
 app.command()(epsilon)
 app.command()(noise)
 app.command(name="trade-off")(trade_off)

@@ -1,9 +1,12 @@
 """What a finished run leaves behind, for people and for programs.
 
-`run_folder` writes a run into a folder: facts as JSON, weights, preprocessing, a picture of its
-progress. Nothing here computes a guarantee: it writes down what the run and its ledger state.
+`save_run` writes a run into a folder: facts as JSON, weights, preprocessing, a picture of its
+progress. `load_run` gives the model of a folder back, ready to predict and to export. Nothing here
+computes a guarantee: it writes down what the run and its ledger state.
 """
 
+from tacit.report.read_folder import load_run
 from tacit.report.run_folder import save_run
+from tacit.report.saved_run import SavedRun
 
-__all__ = ["save_run"]
+__all__ = ["SavedRun", "load_run", "save_run"]
