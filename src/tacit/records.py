@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import numbers
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -64,6 +65,8 @@ class Records:
     class_names: tuple[str, ...] | None = None
     feature_names: tuple[str, ...] | None = None
     row_numbered: bool = False  # no ids were given, so they are the rows' numbers
+    # Of records without ids of their own: row numbers name records within one origin only.
+    origin: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", as_tensors(self.inputs, "inputs"))
@@ -78,12 +81,15 @@ class Records:
             ids = torch.arange(count, device=self.device)
             object.__setattr__(self, "record_ids", ids)
             object.__setattr__(self, "row_numbered", True)
+            object.__setattr__(self, "origin", self.origin or secrets.token_hex(8))
         elif len(self.record_ids) != count:
             raise ValueError(
                 f"{count} inputs and {len(self.record_ids)} record ids; give one id per record"
             )
-        if self.public_size is not None and self.public_size < 1:
-            raise ValueError(f"public_size is {self.public_size}; declare a positive number")
+        for name in ("public_size", "num_classes", "num_ids"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _declared(name, value))
 
     def __repr__(self) -> str:
         """What is public: neither values nor the number of records."""
@@ -106,11 +112,17 @@ class Records:
     def device(self) -> torch.device:
         return device_of(self.inputs)
 
-    def to(self, device: torch.device | str) -> Records:
+    def to(self, device: torch.device | str, floating: torch.dtype | None = None) -> Records:
+        """The records on a device; with `floating`, inputs that are real numbers in that type.
+
+        Targets that are real numbers get it too, but at least float32.
+        """
+        # Real targets are compared with outputs, in 16 bits there would be little left of them.
+        of_targets = floating and torch.promote_types(floating, torch.float32)
         return replace(
             self,
-            inputs=map_tensors(lambda t: t.to(device), self.inputs),
-            targets=map_tensors(lambda t: t.to(device), self.targets),
+            inputs=map_tensors(lambda t: _moved(t, device, floating), self.inputs),
+            targets=map_tensors(lambda t: _moved(t, device, of_targets), self.targets),
             record_ids=self.record_ids.to(device),
         )
 
@@ -168,6 +180,18 @@ class Records:
         return declared
 
 
+def _declared(name: str, value: Any) -> int:
+    """A declared number as an int."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value < 1:
+        raise ValueError(f"{name} is {value!r}; declare a positive whole number")
+    return int(value)
+
+
+def _moved(column: Tensor, device: torch.device | str, floating: torch.dtype | None) -> Tensor:
+    return column.to(device, floating if column.is_floating_point() else None)
+
+
 def as_records(data: object) -> Records:
     """`data` as `Records`, read into memory once.
 
@@ -185,6 +209,16 @@ def as_records(data: object) -> Records:
         return Records(*_inputs_and_targets(data.tensors))
     if isinstance(data, Mapping | tuple) or (isinstance(data, Sequence) and len(data) == 2):
         return Records(*_inputs_and_targets(data))
+    if isinstance(data, torch.utils.data.DataLoader):
+        raise TypeError(
+            "cannot read records from a DataLoader, which draws batches by itself; give its "
+            "dataset: loader.dataset"
+        )
+    if isinstance(data, torch.utils.data.IterableDataset):
+        raise TypeError(
+            f"cannot read records from {type(data).__name__}, a stream: a random batch needs any "
+            "record at any time; give a map-style dataset (__len__ and __getitem__), or tensors"
+        )
     map_style = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     other = isinstance(data, Sequence | Tensor | torch.utils.data.IterableDataset)
     if not map_style or other or _is_array(data):

@@ -7,19 +7,22 @@ stays: charges are never deleted.
 from __future__ import annotations
 
 import datetime
-import json
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
-from tacit.cli.schema import read_sections
+from tacit.cli.schema import options_of, read_sections
 from tacit.cli.settings import TrainSettings
-from tacit.errors import BudgetExceeded
-from tacit.ledger import Ledger
+from tacit.errors import BudgetExceeded, TacitError
+from tacit.ledger import Ledger, read_statement
+from tacit.report.page import PAGE
 from tacit.report.read_folder import read_facts
 from tacit.report.run_folder import FILES
+from tacit.report.saved_facts import DIAGNOSTICS, plan_of
 from tacit.report.saved_run import SavedRun
 from tacit.training.run import Run
 
@@ -30,7 +33,7 @@ REPLACED_NOTE = (
 _LEDGER = tuple(f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm"))
 # Written by other commands, or not by every run: they would describe the earlier run.
 _DERIVED = (
-    *("certificate.json", "certified.png", "trade_off.png", "model.onnx"),
+    *("certificate.json", "certified.png", "trade_off.png", "model.onnx", PAGE, DIAGNOSTICS),
     "preprocessing.safetensors",  # of an earlier version
 )
 
@@ -68,6 +71,39 @@ def check_folder(folder: Path, overwrite: bool, shared: Path | None = None) -> N
             f"{folder} holds a run already; give another --out, or, if its ledger has budget left "
             "for another run, --overwrite: the ledger stays, and is charged"
         )
+
+
+@contextmanager
+def removed_if_unused(folder: Path, ledger: Path) -> Iterator[None]:
+    """If what is inside fails before anything was charged, remove the files that it made.
+
+    A charge is never removed, and neither is a file or a folder that was there before.
+    """
+    before = {file for file in (folder, ledger, *folder.glob("*")) if file.exists()}
+    missing = [parent for parent in folder.parents if not parent.exists()]
+    try:
+        yield
+    except BaseException:
+        if ledger.exists() and not _is_unused(ledger):
+            raise
+        for name in (*FILES, *_LEDGER):
+            if folder / name not in before and not (ledger in before and name in _LEDGER):
+                (folder / name).unlink(missing_ok=True)
+        if ledger not in before:
+            ledger.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty
+            for made in (folder, *missing):
+                if made not in before:
+                    made.rmdir()
+        raise
+
+
+def _is_unused(ledger: Path) -> bool:
+    """Whether the ledger holds no run: one that ends before it was charged is dropped."""
+    try:
+        return not read_statement(ledger).runs
+    except (TacitError, ValueError, OSError, sqlite3.Error):
+        return False
 
 
 def clear_folder(folder: Path) -> bool:
@@ -161,8 +197,12 @@ def no_step_note(run: Run, charged_before: int, limit: int) -> list[str]:
 def settings_of(run: SavedRun) -> TrainSettings:
     """The settings of a run of `tacit train`, or an error that says what is missing."""
     try:
-        return TrainSettings(**read_sections(TrainSettings, run.facts["config"]["settings"]))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        values = read_sections(TrainSettings, run.facts["config"]["settings"])
+        for name, o in options_of(TrainSettings).items():
+            if values.get(name) is not None:
+                o.require(values[name])
+        return TrainSettings(**values)
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ValueError(
             f"{run.folder}/run.json holds no settings ({type(error).__name__}: {error}); it was "
             "not made by tacit train. In Python: "
@@ -183,13 +223,12 @@ def read_plan(folder: Path) -> SavedPlan:
     """The plan of the run in `folder`, or an error that says what is missing."""
     facts = read_facts(folder)
     try:
-        stored = facts["plan"] if "plan" in facts else facts["config"]["used"]["plan"]
-        plan = Plan.from_json(stored if isinstance(stored, str) else json.dumps(stored))
+        plan = plan_of(facts)
         # A run that its budget ended answers for the steps it took, any other for its whole plan.
         taken = int(facts["steps"])
         steps = taken if facts["stopped"] == "budget" or plan.steps is None else plan.steps
         return SavedPlan(plan, steps, float(facts["delta"]), float(facts["epsilon"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ValueError(
             f"{folder}/run.json does not hold a run's plan ({type(error).__name__}: {error}); "
             "in Python: tacit.trade_off(noise_multiplier, sampling, steps)"

@@ -119,7 +119,15 @@ def load_preprocessing(folder: str | os.PathLike[str]) -> Preprocessing:
         return Preprocessing(tuple(map(_stage, content["stages"])))
     except DataError:
         raise
-    except (OSError, RecursionError, LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (
+        OSError,
+        RecursionError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        RuntimeError,
+    ) as error:
         raise DataError(
             f"{file} cannot be read ({type(error).__name__}: {error}); copy it from the run's "
             "folder again"
@@ -132,6 +140,11 @@ def _plain(value: Any) -> Any:
     return {"dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}
 
 
+# What reading a file of the wrong content raises.
+_UNREADABLE = (
+    *(OSError, RecursionError, LookupError, TypeError, AttributeError),
+    *(ValueError, RuntimeError, OverflowError),
+)
 # The types of the constants; an entry of a file is looked up here, and nowhere else.
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
 

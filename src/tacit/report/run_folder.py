@@ -16,6 +16,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,12 @@ from tacit.data.download import whole_file
 from tacit.data.preprocessing import FILE as PREPROCESSING
 from tacit.data.preprocessing import Preprocessing, Stage
 from tacit.data.table_schema import Schema
+from tacit.diagnostics.predictions import confusion_matrix
 from tacit.ledger import Ledger
 from tacit.ledger.statement import read_statement
 from tacit.losses.registry import Task
 from tacit.models.architectures import architecture_of, plain_arguments
-from tacit.records import Records
+from tacit.records import Records, as_records
 from tacit.statistics.tracking import refuse_private_statistics
 from tacit.training.evaluation import temperature_of
 from tacit.training.run import Run
@@ -152,6 +154,7 @@ def save_run(
     holds private statistics.
     """
     refuse_private_statistics(run.model)
+    test = None if test is None else as_records(test)
     target = Path(folder)
     # Without one of its own, a run must not replace preprocessing that another has paid for.
     kept = FILES if preprocessing is None else FILES[:-1]
@@ -163,6 +166,7 @@ def save_run(
     facts = run.facts(test, target_unit(schema))
     facts["environment"] = environment()
     facts["statement"] = privacy_statement(facts, ledger)
+    facts["confusion"] = _confusion(run, test, facts)
     target.mkdir(parents=True, exist_ok=True)
     # Copies, since safetensors refuses the shared memory of tied weights.
     weights = {
@@ -190,6 +194,23 @@ def save_run(
     facts["model"] = described
     write_json(facts, target / "run.json")
     return facts
+
+
+# A matrix of more classes is no picture, and long as JSON.
+_MOST_CLASSES = 40
+
+
+def _confusion(run: Run, test: Records | None, facts: dict[str, Any]) -> list[list[int]] | None:
+    """Counts of the held-out records, a row for each true class; None where there are no classes.
+
+    What the records are measured on is not covered by ε, as their accuracy is not.
+    """
+    if test is None or facts["accuracy"] is None or (test.num_classes or 2) > _MOST_CLASSES:
+        return None
+    with suppress(ValueError):  # several targets per record, or several tensors of outputs
+        counts: list[list[int]] = confusion_matrix(run.model, test).tolist()
+        return counts if len(counts) <= _MOST_CLASSES else None
+    return None
 
 
 # ---- what a folder says of its model -------------------------------------------------------------

@@ -22,7 +22,7 @@ from tacit.lipschitz.projection import constraints_of
 from tacit.losses.registry import Task
 from tacit.queries.bounded_gradient import Loss
 from tacit.queries.record_overlap import are_training_records
-from tacit.records import Records
+from tacit.records import Records, as_records
 from tacit.training.callbacks import Evaluation
 from tacit.training.evaluation import Metrics, baseline_of, evaluate, metric_rows
 from tacit.training.preconditions import TRAINING_METRICS
@@ -174,6 +174,7 @@ class Run:
         Of `test` records that were trained on, a note says that ε does not cover what they show.
         Errors of a regression are in the target's own units, if it was divided by `unit`.
         """
+        test = None if test is None else as_records(test)
         metrics = self.evaluate(test).in_units(unit) if test is not None else Metrics()
         baseline = None if test is None else baseline_of(test, metrics.task)
         baseline = None if baseline is None else baseline.in_units(unit)
