@@ -30,7 +30,7 @@ _HOMES = {
         "AdaptiveNorm BatchClip Clipless Normalise PerSampleClip by_layer by_parameter by_prefix"
     ),
     "tacit.records": "Records",
-    "tacit.report": "save_run",
+    "tacit.report": "load_run save_run",
     "tacit.sampling": (
         "Batch FixedSizeSampler MiniSetSampler PoissonSampler Sampler Scheme "
         "ShuffleSampler Unit register_scheme"
@@ -89,6 +89,7 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from tacit.queries import by_parameter as by_parameter
     from tacit.queries import by_prefix as by_prefix
     from tacit.records import Records as Records
+    from tacit.report.read_folder import load_run as load_run
     from tacit.report.run_folder import save_run as save_run
     from tacit.sampling import Batch as Batch
     from tacit.sampling import FixedSizeSampler as FixedSizeSampler

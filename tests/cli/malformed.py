@@ -7,6 +7,7 @@ holds files that are whole: one of each, made once.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -325,19 +326,17 @@ def weights(rng: random.Random, good: Good, folder: Path) -> list[list[str]]:
 
 @kind
 def preprocessing(rng: random.Random, good: Good, folder: Path) -> list[list[str]]:
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
     run, _ = _run(rng, good, folder)
-    file = run / "preprocessing.safetensors"
+    file = run / "preprocessing.json"
     if rng.random() < 0.5:
         file.write_bytes(damaged(rng, file.read_bytes()))
     else:
-        with safe_open(file, framework="pt") as content:
-            metadata = content.metadata()
-        stages = json.loads(metadata["stages"])
-        stages = changed(rng, stages or [{"kind": "UnitNorm"}])
-        save_file({}, file, {**metadata, "stages": json.dumps(stages)})
+        content = json.loads(file.read_text(encoding="utf-8"))
+        content["stages"] = changed(rng, content["stages"] or [{"kind": "UnitNorm"}])
+        file.write_text(json.dumps(content), encoding="utf-8")
+        facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        facts["model"]["files"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+        (run / "run.json").write_text(json.dumps(facts), encoding="utf-8")
     return [["certify", str(run), "--radii", "0", "--json"]]
 
 

@@ -215,7 +215,7 @@ def test_a_baseline_that_was_not_beaten_is_pointed_out(make_run: MakeRun) -> Non
     assert "No better than the baseline" in found.shown
     assert "accuracy is 40.00%. An answer that ignores the inputs has 50.00%" in found.shown
     base = {"root_mean_squared_error": 2.0, "predictor": "the mean"}
-    errors = {"accuracy": None, "root_mean_squared_error": 2.5, "baseline": base}
+    errors = {**NO_CLASSES, "accuracy": None, "root_mean_squared_error": 2.5, "baseline": base}
     found = page(make_run("far", **errors))
     assert "RMSE is 2.5. An answer that ignores the inputs has 2." in found.shown
     assert found.tables["Metrics of held-out records"][0] == ["metric", "this model", "the mean"]
@@ -288,12 +288,20 @@ def test_the_circle_is_on_the_curve_where_the_coarse_grid_is_too_coarse(make_run
     assert ["5,000", f"{epsilon:.4g}"] in rows
 
 
+NO_CLASSES = dict.fromkeys(("balanced_accuracy", "auroc", "log_loss", "baseline"))
+
+
 def test_regressions_have_their_error(make_run: MakeRun) -> None:
     history = [
         {"step": s, "epsilon": s / 5, "accuracy": None, "loss": 1 / s,
          "root_mean_squared_error": 2 / s} for s in (1, 2, 3)
     ]  # fmt: skip
-    errors = {"accuracy": None, "root_mean_squared_error": 0.6, "mean_absolute_error": 0.5}
+    errors = {
+        **NO_CLASSES,
+        "accuracy": None,
+        "root_mean_squared_error": 0.6,
+        "mean_absolute_error": 0.5,
+    }
     found = page(make_run("regression", history=history, r_squared=0.8, **errors))
     assert "Root mean squared error against ε" in found.shown
     assert "Accuracy against" not in found.shown
@@ -301,7 +309,7 @@ def test_regressions_have_their_error(make_run: MakeRun) -> None:
 
 
 def test_a_run_without_metrics_says_so(make_run: MakeRun) -> None:
-    found = page(make_run("bare", history=[], accuracy=None, loss=None))
+    found = page(make_run("bare", history=[], accuracy=None, loss=None, **NO_CLASSES))
     assert "saved without metrics" in found.shown
     assert "not evaluated on its way" in found.shown
 

@@ -23,6 +23,7 @@ from tacit.cli.accounting_commands import epsilon, noise, trade_off
 from tacit.cli.console import PLUGIN, import_plugin
 from tacit.cli.data_commands import data_app
 from tacit.cli.doctor_command import doctor
+from tacit.cli.model_commands import export, predict
 from tacit.cli.report_commands import compare, report
 from tacit.cli.show_commands import certify, inspect, ledger_app
 from tacit.cli.train_command import train_command
@@ -42,6 +43,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="train")(train_command)
+app.command()(predict)
+app.command()(export)
 app.command()(epsilon)
 app.command()(noise)
 app.command(name="trade-off")(trade_off)

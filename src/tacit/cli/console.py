@@ -1,9 +1,10 @@
 """What every command shares: `--json`, what is printed, and `--plugin`.
 
-A plugin is a user's own module. Losses (`@tacit.register_loss`), datasets
-(`@tacit.data.register_dataset`), gradient rules (`@tacit.gradient_rule`) and sampling schemes
-(`@tacit.register_scheme`) are registered when it is imported. Importing runs the module's code, so
-only the user names a plugin, on the command line, and never a saved file.
+A plugin is a user's own module. Losses (`@tacit.register_loss`), networks
+(`@tacit.models.register_model`), datasets (`@tacit.data.register_dataset`), gradient rules
+(`@tacit.gradient_rule`) and sampling schemes (`@tacit.register_scheme`) are registered when it is
+imported. Importing runs the module's code, so only the user names a plugin, on the command line,
+and never a saved file.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ PLUGIN: list[str] = typer.Option(
     [],
     "--plugin",
     metavar="FILE|MODULE",
-    help="Import this Python file or module first. The losses, datasets, gradient rules and "
-    "sampling schemes that it registers can then be named. May be given several times.",
+    help="Import this Python file or module first. The losses, networks, datasets, gradient "
+    "rules and sampling schemes that it registers can then be named. May be given several times.",
 )
 
 _imported: dict[str, str] = {}

@@ -11,24 +11,21 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
+from typing import NamedTuple
 
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
-from tacit.cli.build_model import network_for
 from tacit.cli.schema import RESUME_FILE, options_of, read_sections, to_dict
 from tacit.cli.settings import TrainSettings
 from tacit.errors import BudgetExceeded, TacitError
 from tacit.ledger import Ledger, read_statement
 from tacit.report.page import PAGE
+from tacit.report.read_folder import read_facts
 from tacit.report.run_folder import FILES, write_json
 from tacit.report.saved_facts import DIAGNOSTICS, plan_of
+from tacit.report.saved_run import SavedRun
 from tacit.training.checkpoint import FILE as CHECKPOINT
 from tacit.training.run import Run
 
@@ -38,7 +35,10 @@ REPLACED_NOTE = (
 )
 _LEDGER = tuple(f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm"))
 # Written by other commands, or not by every run: they would describe the earlier run.
-_DERIVED = ("certificate.json", "certified.png", "trade_off.png", PAGE, DIAGNOSTICS)
+_DERIVED = (
+    *("certificate.json", "certified.png", "trade_off.png", "model.onnx", PAGE, DIAGNOSTICS),
+    "preprocessing.safetensors",  # of an earlier version
+)
 # Of a run that is not complete.
 _UNFINISHED = (RESUME_FILE, CHECKPOINT)
 
@@ -226,54 +226,18 @@ def no_step_note(run: Run, charged_before: int, limit: int) -> list[str]:
 # ---- a saved run ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SavedRun:
-    """The folder of a run, the settings that it was given, and what its network is built for.
-
-    `shape` is that of one input of the network, after preprocessing.
-    """
-
-    folder: Path
-    settings: TrainSettings
-    shape: tuple[int, ...]
-    num_classes: int
-
-    def network(self) -> nn.Module:
-        """The network as it was built, with the run's weights; no record is needed."""
-        s = self.settings
-        convert = s.statistics == "convert"
-        network, _ = network_for(s.model, self.shape, self.num_classes, s.query, convert)
-        try:
-            network.load_state_dict(load_file(self.folder / "weights.safetensors"))
-        except (RuntimeError, SafetensorError) as error:
-            raise ValueError(
-                f"the weights in {self.folder} do not fit the network that its run.json names: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
-        return network
-
-
-def read_run(folder: Path) -> SavedRun:
-    """The run in `folder`, or an error that says what is missing."""
-    facts = _facts(folder)
-    _require(folder, "weights.safetensors")
+def settings_of(run: SavedRun) -> TrainSettings:
+    """The settings of a run of `tacit train`, or an error that says what is missing."""
     try:
-        config = facts["config"]
-        shape, num_classes = config["used"]["input_shape"], config["used"]["num_classes"]
-        if "settings" in config:
-            values = read_sections(TrainSettings, config["settings"])
-        else:  # a run that was saved before settings had sections
-            options, stored = options_of(TrainSettings), config["options"]
-            given = {n: v for n, v in stored.items() if n in options and v is not None}
-            values = {name: options[name].read(value, name) for name, value in given.items()}
+        values = read_sections(TrainSettings, run.facts["config"]["settings"])
         for name, o in options_of(TrainSettings).items():
             if values.get(name) is not None:
                 o.require(values[name])
-        return SavedRun(folder, TrainSettings(**values), tuple(shape), int(num_classes))
+        return TrainSettings(**values)
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ValueError(
-            f"{folder}/run.json does not say how to build the run's network "
-            f"({type(error).__name__}: {error}); it was not made by tacit train. In Python: "
+            f"{run.folder}/run.json holds no settings ({type(error).__name__}: {error}); it was "
+            "not made by tacit train. In Python: "
             "tacit.certificates.certified_accuracy(model, records)"
         ) from error
 
@@ -289,7 +253,7 @@ class SavedPlan(NamedTuple):
 
 def read_plan(folder: Path) -> SavedPlan:
     """The plan of the run in `folder`, or an error that says what is missing."""
-    facts = _facts(folder)
+    facts = read_facts(folder)
     try:
         plan = plan_of(facts)
         # A run that its budget ended answers for the steps it took, any other for its whole plan.
@@ -301,21 +265,3 @@ def read_plan(folder: Path) -> SavedPlan:
             f"{folder}/run.json does not hold a run's plan ({type(error).__name__}: {error}); "
             "in Python: tacit.trade_off(noise_multiplier, sampling, steps)"
         ) from error
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    _require(folder, "run.json")
-    try:
-        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{folder}/run.json is not JSON ({error}); it was not made by tacit train"
-        ) from error
-    return facts if isinstance(facts, dict) else {}
-
-
-def _require(folder: Path, name: str) -> None:
-    if not (folder / name).is_file():
-        raise ValueError(
-            f"{folder} has no {name}; give the folder of a run, as tacit train --out makes it"
-        )

@@ -105,6 +105,7 @@ class Option:
     short: str = ""
     with_resume: bool = False  # may be given for a run that is resumed: it computes the same
     choices: tuple[str, ...] = ()
+    open_choices: bool = False  # a plugin may register more; who uses the value checks it
     # From the field and the class that declare it.
     name: str = ""
     section: Section = Section("", "")
@@ -160,7 +161,7 @@ class Option:
 
     def require(self, value: Any) -> None:
         """Raise ValueError for a value that is no choice, or out of range."""
-        if self.choices and value not in self.choices:
+        if self.choices and not self.open_choices and value not in self.choices:
             near = get_close_matches(value, self.choices, n=1)
             words = near[0] if near else f"one of {', '.join(self.choices)}"
             raise ValueError(f"{self.with_value(value)}; give {words}")

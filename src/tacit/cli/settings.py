@@ -26,17 +26,18 @@ from tacit.cli.schema import (
     section,
 )
 
-# The names in tacit.cli.build_model.NETWORKS; a test compares the two.
+# The networks that Tacit registers; a test compares the two.
 MODELS = (
     "default", "linear", "mlp", "mnist-cnn", "cifar-cnn", "convnet", "lenet", "lenet5", "vgg",
     "mlp-mixer", "resnet8", "resnet18", "wide-resnet", "lipschitz-linear", "lipschitz-mlp",
     "lipschitz-lenet", "lipschitz-vgg", "lipschitz-resnet", "lipschitz-mixer",
 )  # fmt: skip
-# The registered losses for classification; tests compare this with the registry.
+# The registered losses of tables and images; tests compare this with the registry.
 LOSSES = (
     "cross-entropy", "tailored", "focal", "hinge", "hinge-kantorovich-rubinstein",
-    "kantorovich-rubinstein", "cosine-similarity", "scaled-cross-entropy", "sum-squared",
-    "sum-absolute", "sum-huber",
+    "kantorovich-rubinstein", "cosine-similarity", "scaled-cross-entropy", "binary-cross-entropy",
+    "scaled-binary-cross-entropy", "multi-label-cross-entropy", "huber", "mean-squared",
+    "mean-absolute", "sum-squared", "sum-absolute", "sum-huber",
 )  # fmt: skip
 BY_RECIPE = "depends on dataset and query"
 
@@ -144,11 +145,17 @@ class PrivacySettings:
 
 @section("model", "Model and loss")
 class ModelSettings:
-    model: str = option("Network to train.", "default", choices=MODELS, common=True)
-    loss: str = option(
+    model: str = option(
+        "Network to train, or the name of one that you registered (tacit --plugin FILE train).",
+        "default",
+        choices=MODELS,
+        open_choices=True,
+        common=True,
+    )
+    loss: str | None = option(
         f"Loss to minimise: {', '.join(LOSSES)}, or one that you registered (tacit --plugin FILE "
         "train).",
-        "cross-entropy",
+        usual="cross-entropy; for several labels multi-label-cross-entropy, for numbers huber",
     )
     temperature: float | None = option(
         "Temperature of the loss, such as cross-entropy's.", usual=BY_RECIPE, range=POSITIVE

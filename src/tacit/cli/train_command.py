@@ -14,7 +14,7 @@ from tacit.cli.settings import TrainSettings
 
 
 def train(s: TrainSettings) -> None:
-    """Train a classifier with differential privacy, and save the run in a folder.
+    """Train a model with differential privacy, and save the run in a folder.
 
     Example: tacit train --dataset mnist --epsilon 3 --delta 1e-5 --out runs/x
 
@@ -75,8 +75,10 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     dataset = "" if s.data else s.dataset or build_data.USUAL_DATASET
     recipe = build_model.recipe_for(dataset, s.query, s.features)
     tailored = build_model.tailored_for(dataset, s.features)
-    numbers = build_model.loss_numbers(s, recipe, tailored)
-    loss = build_model.loss_for(s.loss, numbers, s.query)
+    build_model.require_model(s.model)
+    loss_name = s.loss or build_model.USUAL_LOSSES["classification"]
+    numbers = build_model.loss_numbers(s, loss_name, recipe, tailored)
+    loss = build_model.loss_for(loss_name, numbers, s.query)
     budget = build_query.budget_for(s)
     stem = s.data.stem if s.data else dataset.replace("/", "-")
     folder = s.out or run_directory.new_folder(stem)
@@ -95,12 +97,18 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
 
     # Sampler, query, mechanism, ledger, optimizer.
     data = build_data.run_data(s, budget.relation, device)
-    shape, num_classes = data.private.shape, data.private.num_classes
-    assert num_classes is not None
+    recipe = build_model.recipe_of_task(recipe, data.task, s.query)
+    if s.loss is None and data.task != "classification":
+        loss_name = build_model.USUAL_LOSSES[data.task]
+        numbers = build_model.loss_numbers(s, loss_name, recipe, tailored)
+        loss = build_model.loss_for(loss_name, numbers, s.query)
+    shape = data.private.shape
+    num_outputs = build_model.num_outputs_for(loss_name, loss, data.task, data.private)
     plan = build_query.sampling_plan(s, recipe, data.size)
     sampler = build_query.sampler_for(s, plan, data.private, device)
     convert = s.statistics == "convert"
-    network, changes = build_model.network_for(s.model, shape, num_classes, s.query, convert)
+    architecture = build_model.architecture_for(s.model, shape, num_outputs, s.query, convert)
+    network, changes = architecture.build()
     for change in changes:
         typer.echo(change, err=True)
     sparsification = Sparsification(s.sparsify) if s.sparsify else None
@@ -148,7 +156,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
             "lr": s.lr or recipe.learning_rate,
             **build_query.clips_for(s, recipe)._asdict(),
             "loss": repr(loss),
-            "loss_name": s.loss,
+            "loss_name": loss_name,
             "loss_numbers": numbers,
             "plugins": imported_plugins(),
             "temperature": getattr(loss, "temperature", None),
@@ -157,7 +165,8 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
             "public_records": 0 if data.public is None else len(data.public),
             "statistics": None if statistics is None else statistics.note,
             "input_shape": list(shape),
-            "num_classes": num_classes,
+            "num_classes": data.private.num_classes,
+            "num_outputs": num_outputs,
             "model": str(network),
             "model_changes": changes,
             "parameters": sum(p.numel() for p in network.parameters()),
@@ -201,6 +210,8 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         trainer.evaluate_on,
         overwrite=s.resume is not None,  # what was saved when the run was interrupted
         preprocessing=preprocessing,
+        schema=data.schema,
+        ledger=ledger,
     )
     if facts["certificate"] and s.scale_noise is None and s.features == "as-they-are":
         # In units of the pixels themselves, where the data are images.
