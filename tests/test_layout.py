@@ -27,6 +27,8 @@ PACKAGES = [
     "canvas",
     "randomness_cuda",
     "randomness",
+    "sources",
+    "prefetch",
     "records",
     "sampling",
     "accounting",

@@ -1,12 +1,14 @@
 """Data as `Records`: tensors, with the constants about them that are public.
 
-`load` reads a named dataset and `load_file` a user's own table. Scalers rescale each record with
+`load` reads a named dataset and `load_file` a user's own table; `open_file` leaves a large one on
+disk. Scalers rescale each record with
 public constants, or with constants that `release_statistics` and its relatives release with noise
 and charge. `Preprocessing` keeps what a run's inputs went through in the run's folder.
 """
 
 from tacit.data.augmentation import Augmentation, RandomCropFlip
 from tacit.data.catalogue import available, register_dataset
+from tacit.data.columnar import open_file
 from tacit.data.loading import load
 from tacit.data.preprocessing import Preprocessing, load_preprocessing
 from tacit.data.private_scaling import release_channel_scaler, release_statistics
@@ -14,6 +16,7 @@ from tacit.data.scaling import PublicScaler, RangeScaler, UnitNorm
 from tacit.data.splits import split_public
 from tacit.data.tables import load_file
 from tacit.records import Records, as_records
+from tacit.sources import RowSource
 
 __all__ = [
     "Augmentation",
@@ -22,12 +25,14 @@ __all__ = [
     "RandomCropFlip",
     "RangeScaler",
     "Records",
+    "RowSource",
     "UnitNorm",
     "as_records",
     "available",
     "load",
     "load_file",
     "load_preprocessing",
+    "open_file",
     "register_dataset",
     "release_channel_scaler",
     "release_statistics",

@@ -3,7 +3,8 @@
 Values that are computed from public or held-out records are released without noise. So private
 records among them would be released as they are, and are refused where that can be seen: by shared
 memory, by shared record ids, and by comparing some rows with all private ones. A few equal rows
-pass, since datasets have duplicates.
+pass, since datasets have duplicates. Records that are read when they are needed are compared with
+only if they hold at most 1 GiB; of larger ones the source and the row numbers must tell.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from torch import Tensor
 from tacit.errors import NotPublic
 from tacit.pytrees import flat_rows, tensors_of
 from tacit.records import Records
+from tacit.sources import Column, columns_of, share_rows
 
 _ROWS_TO_COMPARE = 64
 _CHUNK = 1 << 23  # entries at once
+_MOST_BYTES_READ = 1 << 30
 _ROUNDING = 1e-10  # of a sum in float64, with much to spare
 
 
@@ -80,6 +83,8 @@ def are_training_records(evaluated: Records, private: Records) -> bool:
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
+    if isinstance(a, Column) or isinstance(b, Column):
+        return isinstance(a, Column) and isinstance(b, Column) and share_rows(a, b)
     # A row that every record shares, such as a mask of ones, is no record's own.
     if a.stride(0) == 0 or b.stride(0) == 0 or len(b) == 0 or a.device != b.device:
         return False
@@ -87,7 +92,9 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def _rows_in_common(a: Tensor, b: Tensor) -> bool:
-    """Whether a row of `a` begins where a row of `b` does, in one memory."""
+    """Whether a row of `a` begins where a row of `b` does, in one memory or source."""
+    if isinstance(a, Column):
+        return True  # `_same_memory` has compared the rows
 
     def places(rows: Tensor) -> Tensor:
         begin, stride = int(rows.storage_offset()), int(rows.stride(0))
@@ -97,9 +104,10 @@ def _rows_in_common(a: Tensor, b: Tensor) -> bool:
 
 
 def _mostly_copied(evaluated: Records, private: Records) -> bool:
-    if evaluated.shape != private.shape:
+    if evaluated.shape != private.shape or _too_large(private):
         return False
-    some = evaluated.take(slice(None, None, -(-len(evaluated) // _ROWS_TO_COMPARE)))
+    private = private.read()
+    some = evaluated.take(slice(None, None, -(-len(evaluated) // _ROWS_TO_COMPARE))).read()
     # Inputs alone first: to join them with their targets is to copy all private records.
     if share_among(*(replace(r, inputs=flat_rows(r.inputs)) for r in (some, private))) <= 0.5:
         return False
@@ -110,13 +118,20 @@ def _mostly_copied(evaluated: Records, private: Records) -> bool:
     return share_among(*joined) > 0.5
 
 
+def _too_large(records: Records) -> bool:
+    """Whether comparing with all of these records would read too much."""
+    columns = columns_of((records.inputs, records.targets))
+    return sum(c.numel() * c.element_size() for c in columns) > _MOST_BYTES_READ
+
+
 def share_among(public: Records, private: Records) -> float:
     """The share of some public rows whose inputs equal those of a private row."""
-    if public.shape != private.shape or len(private) == 0:
+    if public.shape != private.shape or len(private) == 0 or _too_large(private):
         return 0.0
-    private_rows = flat_rows(private.inputs)
+    private_rows = flat_rows(private.read().inputs)
     stride = -(-len(public) // _ROWS_TO_COMPARE)  # from all over
-    public_rows = flat_rows(public.take(slice(None, None, stride)).inputs).to(private_rows)
+    some = public.take(slice(None, None, stride)).read()
+    public_rows = flat_rows(some.inputs).to(private_rows)
     width, device = private_rows.shape[1], private_rows.device
     if width == 0:
         return 0.0

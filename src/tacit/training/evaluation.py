@@ -81,8 +81,6 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
     if len(records) == 0:
         return Metrics()
     device = next(model.parameters()).device
-    every_target = _only(records.targets)
-    by_sign = every_target is not None and two_classes(every_target)
     total, parts = 0.0, []
     with evaluating(model):
         for piece in pieces_of(records, batch_size):
@@ -90,22 +88,26 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
             with watched(model, loss):
                 outputs = call_model(model, piece.inputs)
                 total += float(losses_of(loss, outputs, piece.targets).double().sum())
-            parts.append(_part_of(loss, outputs, piece, by_sign))
+            parts.append(_part_of(loss, outputs, piece))
     mean = total / len(records)
+    kept = [part.targets for part in parts if part.targets is not None]
+    every_target = torch.cat(kept) if kept else None
     tasks = {part.task for part in parts}
     if tasks == {Task.REGRESSION}:
         assert every_target is not None
         return _errors(parts, every_target, mean)
     decided = sum(part.decided for part in parts)
+    if every_target is not None and not two_classes(every_target):  # one output, by its sign
+        return Metrics(loss=mean)
     if not tasks <= {Task.CLASSIFICATION, Task.BINARY, Task.TOKENS} or not decided:
         return Metrics(loss=mean)
     return Metrics(sum(part.right for part in parts) / decided, mean)
 
 
 def pieces_of(records: Records, size: int) -> Iterator[Records]:
-    """The records in order, `size` at a time."""
+    """The records in order, `size` at a time, in memory."""
     for start in range(0, len(records), size):
-        yield records.take(slice(start, start + size))
+        yield records.take(slice(start, start + size)).read()
 
 
 def _only(targets: Tree) -> Tensor | None:
@@ -114,16 +116,20 @@ def _only(targets: Tree) -> Tensor | None:
 
 
 class _Part(NamedTuple):
-    """What one batch adds: how many targets are right, of how many, or sums of errors."""
+    """What one batch adds: how many targets are right, of how many, or sums of errors.
+
+    `targets` are kept where the metric depends on all of them.
+    """
 
     task: Task | None
     right: float = 0.0
     decided: float = 0.0
     absolute: float = 0.0
     squared: float = 0.0
+    targets: Tensor | None = None
 
 
-def _part_of(loss: Loss, outputs: Tree, piece: Records, by_sign: bool) -> _Part:
+def _part_of(loss: Loss, outputs: Tree, piece: Records) -> _Part:
     h, y = logits_of(outputs), _only(piece.targets)
     if h is None or y is None:
         return _Part(None)
@@ -135,12 +141,14 @@ def _part_of(loss: Loss, outputs: Tree, piece: Records, by_sign: bool) -> _Part:
         y = inner.aligned(y)
     if task is Task.REGRESSION and h.numel() == y.numel():
         errors = h.double().reshape(-1) - y.double().reshape(-1)
-        return _Part(task, absolute=float(errors.abs().sum()), squared=float(errors.square().sum()))
-    right = None if task in (None, Task.REGRESSION) else _right(h, y, task, by_sign)
+        absolute, squared = float(errors.abs().sum()), float(errors.square().sum())
+        return _Part(task, absolute=absolute, squared=squared, targets=y)
+    right = None if task in (None, Task.REGRESSION) else _right(h, y, task)
     if right is None:
         return _Part(None)
     counted = y.reshape(right.shape) != getattr(inner, "ignore_index", -100)
-    return _Part(task, float((right & counted).sum()), float(counted.sum()))
+    by_sign = y if _one_output(h, task) else None
+    return _Part(task, float((right & counted).sum()), float(counted.sum()), targets=by_sign)
 
 
 def _innermost(loss: object) -> object:
@@ -176,11 +184,16 @@ def _undeclared(outputs: Tensor, targets: Tensor, classes: int | None, named: bo
     return None
 
 
-def _right(outputs: Tensor, targets: Tensor, task: Task, by_sign: bool) -> Tensor | None:
-    """Whether each target is predicted right; None if that cannot be decided."""
+def _one_output(outputs: Tensor, task: Task | None) -> bool:
+    """Whether the sign of one output decides between two classes."""
     one = outputs.dim() == 1 or outputs.shape[1:] == (1,)
-    if task is Task.BINARY or (one and task is Task.CLASSIFICATION):
-        if not (one and by_sign) or targets.numel() != len(outputs):
+    return one and task in (Task.BINARY, Task.CLASSIFICATION)
+
+
+def _right(outputs: Tensor, targets: Tensor, task: Task) -> Tensor | None:
+    """Whether each target is predicted right; None if that cannot be decided."""
+    if task is Task.BINARY or _one_output(outputs, task):
+        if not _one_output(outputs, task) or targets.numel() != len(outputs):
             return None
         return (outputs.reshape(-1) > 0) == (targets.reshape(-1) > 0)
     axis = -1 if task is Task.TOKENS else 1
