@@ -79,7 +79,9 @@ class Training:
         self.sampler = sampler
         self.model = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, CLASSES))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.mechanism = tacit.Mechanism(tacit.PerSampleClip(1.0), sampler, 1.0, seed=1)
+        # An engine that compiles nothing, so that all kinds take the same steps, to the last bit.
+        query = tacit.PerSampleClip(1.0, engine=tacit.engines.BookKeeping())
+        self.mechanism = tacit.Mechanism(query, sampler, 1.0, seed=1)
         self.ledger = tacit.Ledger(folder, tacit.Budget(epsilon=50.0, delta=1e-8))
         self.loss = tacit.losses.CrossEntropy()
 

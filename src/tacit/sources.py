@@ -189,21 +189,25 @@ def _described(kind: _Kind | None) -> str:
 @contextmanager
 def _draws_by_row(key: bytes) -> Iterator[Callable[[int], None]]:
     """Within it, `begin(row)` keys the generators of PyTorch, NumPy and Python for one row."""
-    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()
-    python_state = random.getstate()
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    numpy_generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    numpy_state: Any = np.random.get_state(legacy=False)
 
     def begin(row: int) -> None:
         place = row.to_bytes(8, "little")
         words = hashlib.blake2b(place, key=key, digest_size=32, person=b"tacit record").digest()
         torch.default_generator.manual_seed(int.from_bytes(words[:7], "little"))
-        np.random.seed(np.frombuffer(words[8:24], dtype=np.uint32))
+        own = np.random.Philox(key=np.frombuffer(words[8:24], dtype=np.uint64))
+        np.random.set_bit_generator(own)  # type: ignore[attr-defined]
         random.seed(words[24:])
 
     try:
         yield begin
     finally:
         torch.set_rng_state(torch_state)
-        np.random.set_state(numpy_state)
+        np.random.set_bit_generator(numpy_generator)  # type: ignore[attr-defined]
+        if numpy_state["has_gauss"]:
+            np.random.set_state(numpy_state)  # exchanging generators drops a kept number
         random.setstate(python_state)
 
 
@@ -239,10 +243,11 @@ class LazyRows:
         if kinds != self.template or any(len(t) != len(rows) for t in found):
             shapes = ", ".join(str(tuple(t.shape)) for t in found)
             wanted = ", ".join(str((len(rows), *shape)) for shape, _ in self.template)
+            name = type(getattr(self.source, "source", self.source)).__name__
             raise DataError(
-                f"{type(self.source).__name__} gave tensors of shapes {shapes} for {len(rows)} "
-                f"rows, and {wanted} in the types of the first row were wanted; give every row "
-                f"the same shapes and types ({PRIVATE_ROW})"
+                f"{name} gave tensors of shapes {shapes} for {len(rows)} rows, and {wanted} in the "
+                "types of the first row were wanted; give every row the same shapes and types "
+                f"({PRIVATE_ROW})"
             )
         return found
 

@@ -204,7 +204,8 @@ def _copy(reader: _Reader, inputs: list[str], target: str | None, folder: Path) 
         for batch in reader.batches([*inputs, *([] if target is None else [target])]):
             tensors = {name: batch[name] for name in lists}
             if numbers:
-                matrix = np.stack([batch[name].astype(np.float32) for name in numbers], axis=1)
+                with np.errstate(over="ignore"):
+                    matrix = np.stack([batch[name].astype(np.float32) for name in numbers], axis=1)
                 if not np.isfinite(matrix).all():
                     raise DataError(f"{reader.file} has a number that does not fit in float32")
                 tensors = {_FEATURES: matrix, **tensors}
