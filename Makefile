@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup train test lint types format docs clean
+.PHONY: setup train test lint types format docs site clean
 
 setup: $(STAMP)
 
@@ -35,6 +35,10 @@ format: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/api/generate.py
 	$(BIN)/python docs/reference/generate.py
+
+site: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
 
 clean:
 	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache

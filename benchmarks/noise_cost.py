@@ -6,8 +6,8 @@ clipping, noise, ledger on disk, optimizer) in four forms that alternate in one 
 
     stream   as it is
     torch    noise by torch.randn, and PyTorch's generators not keyed for each step
-    none     a kept vector of noise, generators not keyed: what drawing cannot cost less than
-    again    the same as `none`: how far two equal things differ
+    none     a stored vector of noise, generators not keyed: the least that drawing could cost
+    again    the same as `none`, to show how far two equal forms differ
 
     python benchmarks/noise_cost.py --device cuda --out result.json
 """

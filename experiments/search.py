@@ -1,8 +1,7 @@
-"""Searches for settings on held-out training records, and the runs of what they find best.
+"""Searches for settings on held-out training records, and runs of the best settings.
 
-A search of a task tries what is known to work, then settings that are drawn at large, then settings
-near the best so far, and ends with repeats of the best. It reads no test record. As usual, it is
-not charged for.
+The search of a task tries known settings, then random ones, then settings near the best so far, and
+ends with repeats of the best. It reads no test record. As usual, it is not charged to ε.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Task:
 
     Args:
         known: settings that are tried first; without a search the first of them is run.
-        draw: a setting drawn at large.
+        draw: a random setting of the whole space.
         near: a setting close to a good one.
     """
 
@@ -57,7 +56,7 @@ class Tasks:
     best: int = 1
 
     def scores(self, lines: Iterable[Mapping]) -> dict[str, Scores]:
-        """What runs on held-out records scored, by task and setting."""
+        """The scores of runs on held-out records, by task and setting."""
         scores: dict[str, Scores] = {}
         for line in lines:
             self.add(line, scores)
@@ -140,12 +139,12 @@ class Search:
         return min(top, key=lambda setting: len(scores[setting]))
 
     def _home(self, worker: int) -> str:
-        """Its only group, or, with fewer processes than groups, the one whose time it is."""
+        """The worker's group; with fewer workers than groups, each group gets a share of time."""
         own = self.groups[worker :: self.workers] or [self.groups[worker % len(self.groups)]]
         return own[min(len(own) - 1, int(len(own) * self._elapsed()))]
 
     def _share_of_time(self, name: str) -> float:
-        """Of the time that the task's group has: all of it, or its slot."""
+        """The share that has passed of the time of the task's group."""
         group = self.tasks.group(name)
         own = self.groups[self.groups.index(group) % self.workers :: self.workers]
         return len(own) * self._elapsed() - own.index(group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 import time
@@ -108,6 +109,13 @@ def test_there_are_no_cycles() -> None:
         for module in ready:
             del depends[module]
     assert not depends, f"these import each other: {sorted(depends)}"
+
+
+def test_the_architecture_page_lists_the_packages_in_this_order() -> None:
+    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    listed = [name.rstrip("/") for row in rows for name in re.findall(r"`(\w+/?)`", row)]
+    assert listed == [name for name in PACKAGES if any(package_of(m) == name for m in INNER)]
 
 
 def same_package(one: str, other: str) -> bool:

@@ -1,11 +1,47 @@
 """What has no public name in PyTorch, run on torch 2.9, 2.11 (CUDA), 2.13 and 2.14."""
 
+import re
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tacit import torch_internals
 from tacit.engines.programs import saved
-from tacit.torch_internals import Graph, SavedInBlocks, plain_program, saves_through_hooks
+from tacit.torch_internals import (
+    Graph,
+    SavedInBlocks,
+    plain_program,
+    saves_through_hooks,
+    tables_of,
+)
+
+# Private modules and functions, tables of modules and hooks, and what nodes and operators hold.
+PRIVATE = re.compile(
+    r"\btorch(\.\w+)*\._[a-z]\w*|from torch\S* import .*\b_[a-z]|_foreach_|\"_saved_"
+    r"|\b_(cdata|version|schema|parameters|buffers|non_persistent_buffers_set)\b"
+    r"|\b_(global_)?(forward|backward)(_pre)?_hooks|\b_(conv_forward|apply_instance_norm)\b"
+)
+STILL_OUTSIDE = {"make_trainable.py": 1, "residual.py": 1}  # lines
+
+
+def test_no_other_file_uses_private_parts_of_pytorch():
+    package = Path(torch_internals.__file__).parent
+    lines = {
+        file.name: [line for line in file.read_text("utf-8").splitlines() if PRIVATE.search(line)]
+        for file in package.rglob("*.py")
+    }
+    assert len(lines.pop("torch_internals.py")) > 20
+    assert {name: len(found) for name, found in lines.items() if found} == STILL_OUTSIDE
+
+
+def test_tables_hold_what_a_module_has_itself():
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    module.register_buffer("cache", torch.zeros(2), persistent=False)
+    own = tables_of(module)
+    assert (own.parameters, list(own.buffers), own.unsaved) == ({}, ["cache"], {"cache"})
+    assert list(own.children.values()) == list(module)
 
 
 def test_nodes_tell_their_names_shapes_and_saved_operands():

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import pytest
 import torch
-
-# Alive as long as the process: a library that is collected takes its operators with it.
-_declared: list[torch.library.Library] = []
 
 
 def tiny(name: str, **options):
     """A model of this class from a configuration of a few numbers, in evaluation mode."""
-    if importlib.util.find_spec("torchvision") and not hasattr(torch.ops.torchvision, "nms"):
-        # torchvision's wheel for CUDA does not load beside a CPU build of PyTorch, and its import
-        # stops at operators that are missing. Nobody here calls them.
-        library = torch.library.Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _declared.append(library)
     transformers = pytest.importorskip("transformers")
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)

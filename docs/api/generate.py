@@ -28,9 +28,9 @@ def packages() -> dict[str, ModuleType]:
     """The packages and modules that hold public names, by their names without `tacit.`."""
     found = {name: getattr(tacit, name) for name in tacit.__all__}
     modules = {name: value for name, value in found.items() if isinstance(value, ModuleType)}
-    for value in found.values():
+    for name, value in found.items():
         if not isinstance(value, ModuleType):
-            package = value.__module__.split(".")[1]
+            package = tacit._MODULE_OF[name].split(".")[1]
             modules[package] = importlib.import_module(f"tacit.{package}")
     return dict(sorted(modules.items()))
 
@@ -182,7 +182,7 @@ def index_page() -> str:
     for name in sorted(tacit.__all__, key=str.lower):
         value = getattr(tacit, name)
         module = isinstance(value, ModuleType)
-        package = name if module else value.__module__.split(".")[1]
+        package = name if module else tacit._MODULE_OF[name].split(".")[1]
         anchor = "" if module else f"#{name.lower()}"
         lines.append(f"| [`tacit.{name}`]({package}.md{anchor}) | {summary(value)} |")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""What is known to work in each task, the best first, and what its search may change."""
+"""For each task: settings that are known to work, the best first, and the space of its search."""
 
 from __future__ import annotations
 

@@ -105,8 +105,8 @@ def table_of(
     """(N, V, …) in half precision. The first copy is the image itself; the others are drawn.
 
     Two copies are the image and its mirror image where that is natural. Five copies of an image
-    that has no natural mirror image are itself and four that are moved by a pixel; what leaves on
-    one side comes in on the other. For digits that is background: one of 74 in MNIST has ink in
+    that has no natural mirror image are itself and four that are shifted by a pixel; what leaves on
+    one side enters on the other. For digits that is background: one of 74 in MNIST has ink in
     its outermost rows and columns.
     """
     images = records.inputs

@@ -59,5 +59,7 @@ def facts_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
 def table_text(table: Table, width: int) -> str:
     """The table as plain text, `width` characters wide at most."""
     text = io.StringIO()
-    Console(file=text, width=width, force_terminal=False).print(table)
+    # Plain in a notebook too, where rich would write HTML or colour codes.
+    console = Console(file=text, width=width, color_system=None, force_jupyter=False)
+    console.print(table)
     return text.getvalue()

@@ -52,10 +52,10 @@ class PendingRelease:
     ) -> None:
         self.plan = plan
         self.drawn = None if batch is None else batch.drawn
-        # The seeded stream that the batch was drawn from, by its public name, and where in it.
+        # The public name of the seeded stream that the batch was drawn from, and the place in it.
         self.sampling = None if self.drawn is None else self.drawn.sampling
         self.sampling_step = None if self.drawn is None else self.drawn.step
-        # Only within a shuffled epoch, and only for a sampler's own draw, are steps one event.
+        # The steps of a shuffled epoch are one event, if the batch is a sampler's own draw.
         self.epoch = None
         if batch is not None and batch.drawn is not None and batch.epoch is not None:
             self.epoch = batch.epoch if plan.scheme.steps_within(1) > 1 else None
@@ -96,9 +96,9 @@ class PendingRelease:
     def draw_into(self, model: nn.Module, *charge: str | int) -> None:
         """Draw the noise and set `.grad`. Only the ledger calls this, after it has charged.
 
-        `charge` names this charge among all that the ledger ever makes (identity, run, attempt,
-        number). The noise is addressed by it and by the mechanism's own count of steps, so a seed
-        that comes again on a ledger draws other noise; the same noise on two gradients cancels.
+        `charge` identifies this charge among all that the ledger makes (identity, run, attempt,
+        number). The noise is addressed by it and by the mechanism's count of steps. So a seed that
+        is used again on a ledger draws different noise: equal noise on two gradients would cancel.
         """
         for parameter in self.uncovered(model):
             parameter.grad = None  # a gradient from elsewhere has not been charged
@@ -160,8 +160,8 @@ class Mechanism:
         1/z² = Σ_h (Δ_h/s_h)² + Σ_b (Δ_b/s_b)².
 
     Noise, masks and views come from one secret stream (`tacit.randomness`), whatever
-    `torch.manual_seed` was given. With a `seed` all of them can be repeated, also by whoever else
-    knows the seed; on one ledger no two steps ever draw the same noise from it.
+    `torch.manual_seed` was given. With a `seed` all of them can be repeated by anyone who knows the
+    seed. On one ledger, no two steps ever draw the same noise from it.
 
     One mechanism is one run: a query that adapts starts from its initial state (`query.fresh()`),
     and the given object is not changed.
@@ -196,7 +196,7 @@ class Mechanism:
             self.query.expect(sampler.steps)
         self._randomness = Randomness(seed)
         self._steps = itertools.count()
-        # Of each parameter's released gradient, the noise's standard deviation. Public.
+        # The standard deviation of the noise in each parameter's released gradient. Public.
         self.noise_of: dict[str, float] = {}
 
     def __repr__(self) -> str:
@@ -216,7 +216,9 @@ class Mechanism:
         with step_draws(self._randomness, step, batch.indices.device):
             bounded = self.query(model, loss, batch)
         if bounded.unit is not self.plan.unit:
-            raise PlanChanged(f"the query bounds a {bounded.unit}, planned was a {self.plan.unit}")
+            raise PlanChanged(
+                f"the query bounds a {bounded.unit}; the plan is for a {self.plan.unit}"
+            )
         sensitivities = bounded.sensitivities(self.plan.relation)
         sizes = [block.size for block in bounded.blocks]
         of_statistics = bounded.statistic_sensitivities(self.plan.relation)

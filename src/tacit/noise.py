@@ -35,10 +35,10 @@ def joint_noise_multiplier(sensitivities: Sequence[float], stds: Sequence[float]
 
 
 def noise_left(noise_multiplier: float, taken: float) -> float:
-    """z_g, for the blocks, beside statistics of joint multiplier z_b, such that together it is z.
+    """z_g: the noise multiplier of the blocks, beside statistics of joint multiplier z_b.
 
-    1/z² = 1/z_g² + 1/z_b², so z_g = z·z_b/√(z_b² − z²): more noise than z, as the statistics tell
-    something too. Without statistics z_b = ∞, and z_g is z itself.
+    The step's multiplier z satisfies 1/z² = 1/z_g² + 1/z_b², so z_g = z·z_b/√(z_b² − z²). That is
+    more noise than z, as the statistics cost privacy too. Without statistics, z_b = ∞ and z_g = z.
     """
     if math.isinf(taken) or noise_multiplier == 0:
         return noise_multiplier

@@ -3,10 +3,10 @@
 Norms and sums are taken in at least float32, whatever precision the model runs in (`wide`).
 
 PyTorch may compute float32 products with fewer digits. Its older interface for that (`allow_tf32`,
-`set_float32_matmul_precision`) raises on reading once the newer one was used, so `fp32_precision`
-(torch 2.9 and later), which shows what was set through either, alone is used here. Its settings
-form a tree: an operation without a value of its own takes its backend's, and a backend without one
-the general value.
+`set_float32_matmul_precision`) raises on reading once the newer one was used. So this module uses
+only the newer one, `fp32_precision` (torch 2.9 and later), which shows what was set through either.
+Its settings form a tree: an operation without a value of its own takes its backend's, and a backend
+without one the general value.
 
   torch.backends.fp32_precision
     torch.backends.cudnn.fp32_precision      (all of CUDA, not cuDNN alone)

@@ -211,7 +211,7 @@ class Stream:
         device: torch.device,
         parameters: Sequence[int] | None = None,
     ) -> list[Tensor]:
-        """For each parameter so many independent draws of N(0, 1), in float64.
+        """Independent draws of N(0, 1) in float64: `sizes[i]` of them for parameter i.
 
         Draw i of parameter p is the same whatever the other sizes are, and on every device (but
         for the last digits of log and cos). Without `parameters` they are numbered from 0.
@@ -235,8 +235,8 @@ class Stream:
     def coins(self, count: int, probability: float) -> np.ndarray:
         """`count` independent coins, True with probability floor(2^80 p)/2^80: never above p.
 
-        Coin i has 16 bits at offset i. Only where they equal the first 16 bits of p, once in
-        65,536 coins, are 64 more bits of the coin's own looked at.
+        Coin i has 16 bits at offset i. If they equal the first 16 bits of p, which happens once in
+        65,536 coins, 64 more bits of the coin's own decide.
         """
         threshold = int(Fraction(probability) * (1 << 80))
         first, rest = threshold >> 64, threshold & ((1 << 64) - 1)
@@ -348,7 +348,7 @@ _one_at_a_time = ProcessLock()
 
 
 def view_stream() -> Stream:
-    """Where the step that is being computed draws its records' views; outside a step, a new one."""
+    """The stream for the views of the running step's records; outside a step, a new one."""
     return _views.get() or Randomness().stream("views")
 
 

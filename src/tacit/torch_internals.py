@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,7 @@ Node = Any  # torch.autograd.graph.Node
 without_functions = torch._C.DisableTorchFunction
 #: What is made inside belongs to no `vmap` or `grad` that is running.
 outside_transforms = torch._C._DisableFuncTorch
-#: The base class of all convolutions.
+#: The base classes of PyTorch's normalisations, convolutions and dropouts.
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm
 Convolution = torch.nn.modules.conv._ConvNd
 Dropout = torch.nn.modules.dropout._DropoutNd
@@ -70,8 +70,44 @@ def weak_memory(tensor: Tensor) -> StorageWeakRef:
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often a tensor was written to, except through `.data` and by some kernels."""
+    """How often a tensor was written to, not counting writes through `.data` and some kernels."""
     return tensor._version
+
+
+# --- modules ----------------------------------------------------------------------------------
+
+
+class ModuleTables(NamedTuple):
+    """The tables of one module, without its children's: what they hold, by name."""
+
+    parameters: dict[str, nn.Parameter | None]
+    buffers: dict[str, Tensor | None]
+    children: dict[str, nn.Module | None]
+    unsaved: set[str]  # buffers that `state_dict` leaves out
+
+
+def tables_of(module: nn.Module) -> ModuleTables:
+    """A module's tables, which can be written to.
+
+    `named_parameters` and the like are methods, which a class may override. They also leave out
+    entries that are None and second names of a shared tensor.
+    """
+    unsaved = module._non_persistent_buffers_set
+    return ModuleTables(module._parameters, module._buffers, module._modules, unsaved)
+
+
+#: The method in which an InstanceNorm normalises.
+INSTANCE_NORM_METHOD = "_apply_instance_norm"
+
+
+def unbatched_rank(norm: InstanceNorm) -> int:
+    """The number of axes of a single record, for this InstanceNorm."""
+    return norm._get_no_batch_dim()
+
+
+def explicit_padding(layer: Convolution) -> list[int]:
+    """The padding as `torch.nn.functional.pad` takes it: the last axis first, before and after."""
+    return list(layer._reversed_padding_repeated_twice)
 
 
 # --- the autograd graph -----------------------------------------------------------------------
@@ -196,6 +232,11 @@ def has_gradient_hooks(parameter: Tensor) -> bool:
 # --- operators and modes ----------------------------------------------------------------------
 
 
+def schema_of(func: Any) -> Any:
+    """The schema of an operator, with its name and arguments; None for other functions."""
+    return getattr(func, "_schema", None)
+
+
 def written_operands(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors that an operator writes to, as its schema declares."""
     found: list[Any] = []
@@ -207,7 +248,7 @@ def written_operands(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 @cache
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    schema = getattr(func, "_schema", None)
+    schema = schema_of(func)
     arguments = schema.arguments if schema is not None and schema.is_mutable else ()
     written = ((k, a) for k, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write)
     return tuple((place, argument.name) for place, argument in written)
@@ -366,13 +407,13 @@ def call_back_inside(mode: TorchFunctionMode, func: Any, args: Any, kwargs: dict
 
 @contextmanager
 def plain_program(functions: bool = True) -> Iterator[PlainFunctions | None]:
-    """Run a forward pass so that the autograd graph shows every operator, and nothing looks.
+    """Run a forward pass so that the autograd graph shows every operator, and no code reads values.
 
     - A model under `torch.compile` would be one opaque node: it runs as it was written.
-    - Libraries that look at values to save work (Transformers drops a mask that is all ones) do
-      not do so while a program is compiled. The step is compiled later, so it is asked to behave
-      that way now: one program, whatever the records hold.
-    - Distributions look at their parameters to refuse those out of range, unless told not to.
+    - Some libraries read values to save work (Transformers drops a mask that is all ones), but not
+      while a program is compiled. So they are told that it is: then there is one program, whatever
+      the records hold.
+    - Distributions read their parameters to refuse those out of range, unless told not to.
     - Fused attention blocks and recurrent layers hide their parameters: they are decomposed.
     - Embeddings with `sparse=True` give dense gradients here: the same numbers.
     - `torch.cond` compiles itself, which a dispatch mode prevents: it is a Python `if`.
@@ -506,12 +547,12 @@ def swapped(model: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
 
 # --- hooks that are not Tacit's, by the numbers of their handles, which are never used again ------
 
-# Tacit's own, and PyTorch's counters of operations, which only look.
+# Tacit's own, and PyTorch's counters of operations, which change nothing.
 _HARMLESS = ("tacit.", "torch.utils.module_tracker.", "torch.utils.flop_counter.")
 
 
 def foreign_hooks(module: nn.Module) -> dict[int, Callable]:
-    """What runs beside this module's forward or backward pass, and may change what it gives."""
+    """Hooks that run with this module's forward or backward pass, and may change its results."""
     forward, before = module._forward_hooks, module._forward_pre_hooks
     backward, before_that = module._backward_hooks, module._backward_pre_hooks
     if not (forward or before or backward or before_that):

@@ -100,8 +100,8 @@ def attack(
     # PyTorch takes other paths under a mode for some operators, so compare runs without one.
     outputs = [t.detach().clone() for t in run(function, [item.value.clone() for item in inputs])]
     # linalg functions look at whether a matrix was singular; their results are explicit.
-    looks = [event for event in shadow.looks if event.operator != "aten._linalg_check_errors"]
-    implicit = bool(looks or shadow.selections)
+    reads = [event for event in shadow.value_reads if event.operator != "aten._linalg_check_errors"]
+    implicit = bool(reads or shadow.selections)
     for record in range(1, N + 1):
         for seed in seeds:
             after = run(function, [item.changed(record, seed) for item in inputs])

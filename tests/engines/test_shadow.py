@@ -295,7 +295,7 @@ def test_meetings_are_found_with_their_source_line(
 )
 def test_harmless_twins_are_clean(body: Callable) -> None:
     shadow, _, losses = examine(body)
-    assert not shadow.meetings + shadow.looks + shadow.selections + shadow.unknown
+    assert not shadow.meetings + shadow.value_reads + shadow.selections + shadow.unknown
     assert layout(shadow.labels(losses), 6).kind == "blocks"
 
 
@@ -339,17 +339,17 @@ def suppress_all(act: Callable[[], object]) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_looks_are_noticed(look: Callable, operator: str) -> None:
+def test_value_reads_are_noticed(look: Callable, operator: str) -> None:
     def body(net: Net, z: Tensor) -> Tensor:
         look(z)
         look(torch.ones(3, 3))
         return z
 
     shadow, _, _ = examine(body)
-    assert operator in [event.operator for event in shadow.looks]
+    assert operator in [event.operator for event in shadow.value_reads]
     assert all(
         "look(z)" in e.where or "test_looks" in e.where or "lambda z" in e.where
-        for e in shadow.looks
+        for e in shadow.value_reads
     )
 
 
@@ -365,8 +365,8 @@ def test_looks_are_noticed(look: Callable, operator: str) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_tensors_from_what_is_no_private_scalar_are_no_looks(make: Callable) -> None:
-    assert not examine(lambda net, z: (make(z), z)[1])[0].looks
+def test_tensors_from_what_is_no_private_scalar_are_no_value_reads(make: Callable) -> None:
+    assert not examine(lambda net, z: (make(z), z)[1])[0].value_reads
 
 
 class LooksBack(torch.autograd.Function):
@@ -383,7 +383,7 @@ def grad_of(value: Tensor, at: Tensor, **options: bool) -> object:
     return torch.autograd.grad(value.sum(), at, **options)
 
 
-def looks_in_checkpoint(z: Tensor) -> Tensor:
+def reads_in_checkpoint(z: Tensor) -> Tensor:
     z.detach().numpy()
     return z.sin()
 
@@ -401,22 +401,22 @@ def looks_in_checkpoint(z: Tensor) -> Tensor:
         ),
     ],
 )
-def test_looks_are_noticed_in_code_that_pytorch_calls_back(differentiate: Callable) -> None:
+def test_value_reads_are_noticed_in_code_that_pytorch_calls_back(differentiate: Callable) -> None:
     def body(net: Net, z: Tensor) -> Tensor:
         differentiate(z.detach().requires_grad_())
         return z
 
     shadow, _, _ = examine(body)
-    assert "Tensor.numpy" in [event.operator for event in shadow.looks]
+    assert "Tensor.numpy" in [event.operator for event in shadow.value_reads]
 
 
-def test_looks_are_noticed_when_a_checkpointed_block_runs_again() -> None:
+def test_value_reads_are_noticed_when_a_checkpointed_block_runs_again() -> None:
     seen: list[int] = []
 
     def body(net: Net, z: Tensor) -> Tensor:
         a = z.detach().requires_grad_()
-        b = checkpoint(looks_in_checkpoint, a, use_reentrant=False)
-        seen.append(len(shadow.looks))
+        b = checkpoint(reads_in_checkpoint, a, use_reentrant=False)
+        seen.append(len(shadow.value_reads))
         shadow.phase = "backward"
         grad_of(b, a)
         return z
@@ -427,8 +427,8 @@ def test_looks_are_noticed_when_a_checkpointed_block_runs_again() -> None:
     with shadow:
         Net(body)(inputs)
     assert seen == [1]
-    assert [event.operator for event in shadow.looks] == ["Tensor.numpy"] * 2
-    assert [event.phase for event in shadow.looks] == ["forward", "backward"]
+    assert [event.operator for event in shadow.value_reads] == ["Tensor.numpy"] * 2
+    assert [event.phase for event in shadow.value_reads] == ["forward", "backward"]
 
 
 def test_differentiation_inside_a_program_is_what_it_is_outside() -> None:
@@ -535,7 +535,7 @@ def test_decompositions_that_draw_write_or_look_are_not_trusted(
         out = F.glu(a)
     assert [event.operator for event in shadow.unknown] == ["aten.glu"]
     assert (shadow.labels(out) == -1).all()
-    assert not shadow.looks
+    assert not shadow.value_reads
     assert torch.equal(a, before)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -590,7 +590,7 @@ def test_a_number_from_an_unknown_operator_is_denied() -> None:
 def test_selections_are_noticed_and_labels_follow(select: Callable, operator: str) -> None:
     shadow, _, losses = examine(lambda net, z: (select(z), z)[1])
     assert operator in [event.operator for event in shadow.selections]
-    assert not shadow.looks
+    assert not shadow.value_reads
     assert layout(shadow.labels(losses), 6).kind == "blocks"
 
 

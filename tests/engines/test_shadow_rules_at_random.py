@@ -99,7 +99,7 @@ class RandomCall:
         labels = [shadow.labels(x).clone() for x in self.run(self.tensors, shadow)]
         if shadow.unknown:
             return "unknown"
-        if shadow.looks or shadow.selections:
+        if shadow.value_reads or shadow.selections:
             return "implicit"
         before = self.run(self.tensors)
         for record in range(1, RECORDS + 1):

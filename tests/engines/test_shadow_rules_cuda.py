@@ -145,4 +145,4 @@ def test_which_kernel_of_ctc_runs_is_no_look_unless_it_reads_lengths(name, overl
     args = (torch.randn(5, RECORDS, 4), JOINED if joined else ROWS.clone(), lengths, lengths, 0)
     shadow = run_labelled(getattr(packet, overload), args, False)
     assert bool(shadow.unknown) == (joined and overload == "Tensor")
-    assert not shadow.looks
+    assert not shadow.value_reads

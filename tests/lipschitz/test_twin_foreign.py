@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import time
 
 import pytest
@@ -24,23 +23,6 @@ LOSS = CrossEntropy(0.1)
 def library(name):
     pytest.importorskip(name.split(".")[0], exc_type=ImportError)
     return importlib.import_module(name)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _torchvision_without_its_operators():
-    """On a CPU build of PyTorch, torchvision asks for operators that its wheel does not have."""
-    try:
-        importlib.import_module("torchvision")
-    except ImportError:
-        pass
-    except RuntimeError:
-        operators = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            operators.define(f"{name}(Tensor dets, Tensor scores, float threshold) -> Tensor")
-        for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        importlib.import_module("torchvision")
-        sys.modules["torchvision"].kept_operators = operators
 
 
 def resnet18():

@@ -28,7 +28,7 @@ def test_records_meet_in_weight_gradients_only(name):
         map_tensors(shadow.mark, tensors)
     with shadow, plain_program():
         losses = case.loss(call_model(model, inputs), targets)
-    assert not shadow.meetings + shadow.looks
+    assert not shadow.meetings + shadow.value_reads
     found = layout(shadow.labels(losses), LENGTH)
     assert (found.kind, found.dim, found.outer, found.inner) == ("blocks", 0, 1, 1)
 
@@ -38,5 +38,5 @@ def test_records_meet_in_weight_gradients_only(name):
     parameters = [p for p in model.parameters() if p.requires_grad]
     with shadow, plain_program():
         gradients = torch.autograd.grad(losses, parameters, ones, allow_unused=True)
-    assert not shadow.unknown + shadow.selections + shadow.looks
+    assert not shadow.unknown + shadow.selections + shadow.value_reads
     assert all(bool((shadow.labels(g) == -1).any()) for g in gradients if g is not None)

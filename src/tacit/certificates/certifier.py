@@ -33,6 +33,7 @@ from tacit.lipschitz.projection import Constrained
 from tacit.lipschitz.propagation import output_and_lipschitz
 from tacit.lipschitz.sets import SLACK
 from tacit.lipschitz.steps import located
+from tacit.torch_internals import tables_of
 
 
 def certified_radius(
@@ -178,15 +179,18 @@ def certified_copy(module: nn.Module) -> nn.Module:
         copied: nn.Module = whole(module)
     for _, layer in members(copied):
         layer.training = False
-        for name, parameter in layer._parameters.items():
+        parameters, buffers, *_ = tables_of(layer)
+        for name, parameter in parameters.items():
             if parameter is not None:
-                layer._parameters[name] = nn.Parameter(parameter.detach().double(), False)
-        for name, buffer in layer._buffers.items():
+                parameters[name] = nn.Parameter(parameter.detach().double(), False)
+        for name, buffer in buffers.items():
             if buffer is not None:
                 own = buffer.detach().clone()
-                layer._buffers[name] = own.double() if own.is_floating_point() else own
+                buffers[name] = own.double() if own.is_floating_point() else own
         if isinstance(layer, ClipGradient):
-            layer.max_norm = math.inf  # forwards it is the identity, whatever it does to gradients
+            layer.max_norm = (
+                math.inf
+            )  # certificates need the forward pass, where it is the identity
         if isinstance(layer, Constrained):
             _fit(layer)
     return copied
@@ -319,13 +323,18 @@ def _certifier(layers: list[nn.Module], x: Bound, device: torch.device) -> Certi
 def _with_head(layers: list[nn.Module], x: Bound) -> tuple[Program, nn.Linear | None]:
     """The network as a program, without the linear layer at its end, and that layer."""
     body = list(layers)
-    # Forwards these are the identity.
+    # In the forward pass these are the identity.
     while body and type(body[-1]) in (nn.Identity, ClipGradient):
         body.pop()
     head = body[-1] if body else None
     # By its forward, which a subclass may override.
     linear_head = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
-    if isinstance(head, nn.Linear) and linear_head and ours(type(head)) and not head._modules:
+    if (
+        isinstance(head, nn.Linear)
+        and linear_head
+        and ours(type(head))
+        and not tables_of(head).children
+    ):
         inner = compile_program(nn.Sequential(*body[:-1]))
         if len(output_and_lipschitz(inner, x)[0].shape) == 1:
             return inner, head
@@ -333,7 +342,8 @@ def _with_head(layers: list[nn.Module], x: Bound) -> tuple[Program, nn.Linear | 
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    parameters = (p for _, m in members(model) for p in m._parameters.values() if p is not None)
+    tables = (tables_of(module).parameters for _, module in members(model))
+    parameters = (p for table in tables for p in table.values() if p is not None)
     return next(parameters, torch.empty(0)).device
 
 

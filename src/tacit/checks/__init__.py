@@ -1,4 +1,4 @@
-"""What a model may not do, decided once for every route, engine and piece size.
+"""What a model may not do: decided once, for every route, engine and piece size.
 
 A bound on one record's share holds for models that keep records apart and carry nothing from one
 pass to the next. An engine tracks both by a pass in which every number carries the label of its

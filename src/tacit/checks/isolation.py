@@ -1,4 +1,4 @@
-"""Do records stay apart in a model? What a report must say to prove it, and what is refused.
+"""The report on isolation: whether records stay apart in a model, and the refusals if they do not.
 
 `tacit.engines.gradient_plan` makes the report from one forward and one backward pass in which every
 number carries the label of its record. It is a proof for the operators that ran, whatever values
@@ -25,7 +25,7 @@ _ALONE = (
 
 @dataclass(frozen=True)
 class Event:
-    """Something an operator did to private numbers, and the line of code that asked for it."""
+    """Something that an operator did to private numbers, and the line of code that called it."""
 
     operator: str
     where: str
@@ -37,20 +37,20 @@ class Event:
 
 @dataclass(frozen=True)
 class IsolationReport:
-    """What a pass with labelled records found. Empty tuples prove that records stay apart.
+    """The result of a pass with labelled records. Empty tuples prove that records stay apart.
 
     Attributes:
         meetings: operators by which a loss depends on several records.
-        looks: operators by which Python read a value of a record.
+        value_reads: operators by which Python read a value of a record.
         written: buffers and parameters that hold values of records after the pass.
         unknown: operators that shadow memory has no rule for.
         selections: operators that select rows by value: how many there are is private.
-        reorders: operators that put rows in an order that may be drawn anew.
+        reorders: operators that put rows in an order that may differ in the next pass.
         stale_reads: operators that read what an earlier pass has left behind.
     """
 
     meetings: tuple[Event, ...] = ()
-    looks: tuple[Event, ...] = ()
+    value_reads: tuple[Event, ...] = ()
     written: tuple[tuple[str, Event | None], ...] = ()
     unknown: tuple[Event, ...] = ()
     selections: tuple[Event, ...] = ()
@@ -59,9 +59,9 @@ class IsolationReport:
 
     @property
     def refutes(self) -> bool:
-        """Whether something speaks against it; what must run alone does not."""
+        """Whether the report shows a violation. The need to run record by record is none."""
         meetings = self.meetings and not self.alone
-        return bool(meetings or self.looks or self.written)
+        return bool(meetings or self.value_reads or self.written)
 
     @property
     def proves(self) -> bool:
@@ -69,10 +69,10 @@ class IsolationReport:
 
     @property
     def alone(self) -> str | None:
-        """Why nothing is proved of records in a batch, so that each must run alone.
+        """Why each record must run alone, or None.
 
-        Beside an operator without a rule labels are too coarse to say that records meet. Where
-        rows are selected by value, Python sees how many there are, which is no label's.
+        After an operator without a rule, labels are too coarse to prove anything. Where rows are
+        selected by value, Python sees their number, which no label covers.
         """
         if self.unknown:
             first = self.unknown[0]
@@ -84,14 +84,14 @@ class IsolationReport:
 
 
 def require_isolation(isolation: IsolationReport, model: nn.Module) -> None:
-    """Raise MixesRecords if records meet in the program, are looked at, or leave something."""
+    """Raise MixesRecords if records meet, if Python reads their values, or if any stay behind."""
     name = type(model).__name__
     require_no_writes(isolation, model)
     if isolation.stale_reads and isolation.refutes:
         refuse_stateful(isolation.stale_reads[0], model)
-    if isolation.looks:
+    if isolation.value_reads:
         raise MixesRecords(
-            f"{name} lets Python read values of the batch ({isolation.looks[0]}), so what it "
+            f"{name} lets Python read values of the batch ({isolation.value_reads[0]}), so what it "
             "computes for one record may depend on the others. Keep the decision in tensors "
             f"(torch.where, a mask, a fixed length), {_ALONE}"
         )

@@ -24,14 +24,14 @@ from torch.nn.parameter import is_lazy
 from tacit.checks.isolation import refuse_rewriting
 from tacit.errors import MixesRecords
 from tacit.pytrees import Tree, flat_rows, take_rows
-from tacit.torch_internals import foreign_hooks, process_wide_hooks, version_of
+from tacit.torch_internals import foreign_hooks, process_wide_hooks, tables_of, version_of
 
 _MOST_KEYS = 64
 
 
 @dataclass
 class Watch:
-    """The steps of one model under one key, and what was found of it before them."""
+    """The steps of one model under one key, and what was proved of the model before them."""
 
     steps: int = 0
     public: set[str] = field(default_factory=set)  # buffers that it may write
@@ -63,8 +63,8 @@ def watched_step(
     not exempt in a step that is not `proved`: one that runs another program.
 
     `check` runs before steps 1, 8, 64, 512 … of the model under the same `key`, settings and hooks,
-    so that what a model does only after many passes is found. It returns whether it was conclusive;
-    where it was not, for lack of records, it runs again before the next step.
+    to find what a model does only after many passes. It returns whether it was conclusive. If it
+    was not, for lack of records, it runs again before the next step.
     """
     # Whether a module rewrites weights follows from its settings and from this.
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -111,12 +111,12 @@ def watched_step(
 
 
 def current_watch(model: nn.Module) -> Watch:
-    """The record of the model's running step; an empty Watch outside of steps."""
+    """The watch of the model's running step; an empty Watch outside of steps."""
     return next((watch for watched, watch in reversed(_open) if watched is model), Watch())
 
 
 def _addresses_and_versions(tensors: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """What changes when a tensor is replaced or written, but for writes through `.data`."""
+    """What changes when a tensor is replaced or written to, except through `.data`."""
     return {name: (tensor.data_ptr(), version_of(tensor)) for name, tensor in tensors.items()}
 
 
@@ -125,7 +125,7 @@ def same_tensors(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-# --- is this the model that was checked? ------------------------------------------------------
+# --- the contents of a model, to notice changes -----------------------------------------------
 
 _MOST_CHANGES = 8
 _FLAGS: tuple[type, ...] = (bool, str, int, type(None))
@@ -165,11 +165,12 @@ class Contents:
             if callable(value) and not isinstance(value, nn.Module)
         )
         self._hooks = tuple(process_wide_hooks())
+        # While this is current, the modules have these same tables.
         self._tensors = [
-            (f"{path}.{name}" if path else name, i, kind, name)
-            for i, (path, module) in enumerate(modules.items())
-            for kind in ("_parameters", "_buffers")
-            for name in dict(getattr(module, kind).items())
+            (f"{path}.{name}" if path else name, table, name)
+            for path, module in modules.items()
+            for table in _tensors_in(module)
+            for name in dict(table.items())
         ]
         self.settings: Hashable = (*map(_settings_in, modules.values()), *self._hooks)
 
@@ -187,8 +188,7 @@ class Contents:
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers, by the first name of the module that holds them."""
-        modules = [module() for module in self._modules]  # all alive, if this is current
-        every = ((full, getattr(modules[i], kind)[name]) for full, i, kind, name in self._tensors)
+        every = ((full, table[name]) for full, table, name in self._tensors)
         return {name: t for name, t in every if t is not None and not is_lazy(t)}
 
     def recorded_state(self) -> Hashable:
@@ -209,6 +209,12 @@ def contents_of(model: nn.Module) -> Contents:
     if contents is None or not contents.is_current():
         contents = _latest_contents[model] = Contents(model)
     return contents
+
+
+def _tensors_in(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    """A module's own parameters, and its own buffers."""
+    tables = tables_of(module)
+    return tables.parameters, tables.buffers
 
 
 def _objects_in(module: nn.Module) -> list[Any]:
@@ -268,7 +274,7 @@ def values_of(function: Any) -> Hashable:
 
 
 def frozen(value: Any) -> Hashable:
-    """Lists and tuples all the way down; what is neither they nor plain is known by its place."""
+    """A value to compare: plain values and tuples; other objects by their type and identity."""
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):
@@ -276,14 +282,14 @@ def frozen(value: Any) -> Hashable:
     return type(value), id(value)
 
 
-# --- is this the loss that was checked? -------------------------------------------------------
+# --- the code and flags of a loss, to notice changes ------------------------------------------
 
 
 def function_kind(value: Any, _inside: tuple[int, ...] = ()) -> Hashable:
-    """What a function or an object does, as far as Python decides: code or type, and flags.
+    """A key for what a function or an object does: its code or type, and its flags.
 
     Flags are defaults, captured variables, arguments of a partial and attributes that are bool,
-    str, int or None. What is made anew for each step with the same flags has the same kind.
+    str, int or None. Two objects that are made in the same way, with the same flags, have one kind.
     """
     if id(value) in _inside:  # a function that calls itself holds itself
         return None
@@ -375,7 +381,7 @@ def require_isolated_views(
 
 
 def _exchanged(stay: Tensor, go: Tensor, x: Tensor) -> Iterator[Tensor]:
-    """Rows with those of `go` exchanged: for other records, among themselves, and for one."""
+    """Index rows in which `go` is replaced: by other records, by each other, and by one record."""
     by_sum = stay[x[stay].double().reshape(len(stay), -1).sum(dim=1).argsort()]
     ones = torch.cat([by_sum[-1:], by_sum[:1], stay[:2]])
     for instead in (stay[: len(go)], go.flip(0), *ones.split(1)):

@@ -41,10 +41,9 @@ from tacit.engines.clipping import (
     flattened,
     norms_of_blocks,
 )
-from tacit.engines.draws import State
 from tacit.engines.gradient_plan import (
+    ChainLookup,
     GradientPlan,
-    LookUp,
     Moves,
     Planned,
     Site,
@@ -52,6 +51,7 @@ from tacit.engines.gradient_plan import (
     pull_back_rows,
     share_no_element,
 )
+from tacit.engines.pass_state import PassState
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 from tacit.engines.programs import (
     Operators,
@@ -120,10 +120,10 @@ class _RecordEngine(abc.ABC):
 
 
 class PerRecord(_RecordEngine):
-    """An engine that runs every record alone, for models in which records would meet in a batch.
+    """An engine that runs every record alone, for models that would mix the records of a batch.
 
-    A branch on the values of a batch, padding to its longest record or statistics of the batch
-    then depend on one record alone. The sums are exact; a step takes one pass per record.
+    A branch on values, padding to the longest record and statistics of the batch then depend on one
+    record alone. The sums are exact; a step takes one pass per record.
 
         PerSampleClip(1.0, engine=PerRecord())
     """
@@ -157,7 +157,7 @@ class BookKeeping(_RecordEngine):
             return gradients_one_by_one(task, inputs, targets)
         known = _plans_for(plans, inputs, targets)
         rewrites = [plan.rewrites for plan in known.values()]
-        start = State(inputs, task.model, frozenset().union(*rewrites) if known else None)
+        start = PassState(inputs, task.model, frozenset().union(*rewrites) if known else None)
         if known and not any(plan.dynamic for plan in known.values()):
             fused = any(plan.fused_functions for plan in known.values())
             losses, graph, signature = planned_program(task, inputs, targets, fused)
@@ -236,7 +236,7 @@ class Automatic(BookKeeping):
             gradients = record_gradients(plan, graph, losses, task)
             return clip_and_sum(task, gradients, plan.num_records, mask.device, mask)
 
-        start = State(inputs, task.model, plan.rewrites)
+        start = PassState(inputs, task.model, plan.rewrites)
         try:
             return run_recorded(self.recorder, task, inputs, targets, piece.mask, work)
         except (ProgramChanged, NotFinite):  # another path through the model needs its own plan
@@ -307,7 +307,7 @@ def gradients_one_by_one(task: ClipTask, inputs: Tree, targets: Tree) -> Gradien
     """Each record's gradient, from a forward and a backward pass over its rows alone."""
     parameters = list(task.parameters.values())
     rows: dict[str, list[Tensor]] = {name: [] for name in task.parameters}
-    buffers, written = State(None, task.model), frozenset[str]()
+    buffers, written = PassState(None, task.model), frozenset[str]()
     for record in range(num_records(task, inputs)):
         written = buffers.changed() if record == 1 else written
         buffers.restore(written)  # every record meets the model as the first one did
@@ -329,7 +329,7 @@ def _loss_of_record(task: ClipTask, inputs: Tree, targets: Tree, record: int) ->
         reads.append(Event(operator_name(func), lines.where()))
 
     for row in range(record * task.views, (record + 1) * task.views):
-        # Cloned: what a model keeps of one record must not lie in the next one's memory.
+        # Cloned, so that what a model keeps of one record does not share memory with the next.
         x, y = map_tensors(torch.clone, take_rows((inputs, targets), slice(row, row + 1)))
         operators = Operators(tensors_of((x, y)), note)
         with torch.enable_grad(), uncompiled(), operators:
@@ -349,7 +349,7 @@ def run_program(
 ) -> Tensor:
     """One loss per row of the batch, with every operator in the autograd graph.
 
-    A program that was planned, and calls no fused functions, runs faster if it says so.
+    Pass False for a program that is known to call no fused functions: it then runs faster.
     """
     with plain_program(fused_functions), torch.enable_grad():
         return losses_of(loss, call_model(model, inputs), targets)
@@ -358,7 +358,7 @@ def run_program(
 def planned_program(
     task: ClipTask, inputs: Tree, targets: Tree, fused_functions: bool
 ) -> tuple[Tensor, Graph, Hashable]:
-    """The losses, their graph, and the signature by which the plan of such a pass is known."""
+    """The losses, their graph, and the signature that identifies the plan of such a pass."""
     with Operators(tensors_of((inputs, targets))) as operators:
         losses = run_program(task.model, task.loss, inputs, targets, fused_functions)
     graph = Graph(losses, operators)
@@ -455,7 +455,7 @@ def _rows(site: Site, uses: list[Use]) -> Tensor:
     return rows.reshape(len(rows), *site.shape)
 
 
-def _read(graph: Graph, site: Site, look_up: LookUp, uses: list[Use]) -> Form:
+def _read(graph: Graph, site: Site, look_up: ChainLookup, uses: list[Use]) -> Form:
     """The gradients of a table of which a site has rows that were read at public places."""
     rows = _rows(site, uses)
     for move in look_up.moves:

@@ -90,8 +90,8 @@ def clip_scale(
     """min(rule, C/‖g_i‖) for each of B records.
 
     Scaling in floating point can overshoot C by a few roundings, so C is first lowered by as
-    much: the bound holds for the numbers that are really added. `norms_B` may be upper bounds:
-    then gradients become only shorter. A norm below 1e-12 counts as 1e-12, since most of a gradient
+    much: the bound holds for the numbers that are really added. `norms_B` may be upper bounds,
+    which only makes gradients shorter. A norm below 1e-12 counts as 1e-12, since most of a gradient
     so short may be hidden (its squares vanish), and zero has no inverse.
     """
     if not isinstance(max_norm, Tensor):  # a recorded step has tensors, and must round alike
@@ -336,7 +336,7 @@ _for_compiler: ContextVar[bool] = ContextVar("_for_compiler", default=False)
 
 @contextmanager
 def left_to_the_compiler() -> Iterator[None]:
-    """Trace a step for a compiler, which does better with other operators than eager PyTorch."""
+    """Trace a step for a compiler, with operators that it can fuse better than eager ones."""
     token = _for_compiler.set(True)
     try:
         yield

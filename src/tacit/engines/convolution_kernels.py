@@ -60,10 +60,10 @@ if AVAILABLE:
         BLOCK_W: tl.constexpr,
         BLOCK_T: tl.constexpr,
     ):
-        """One tile: of some window entries over all positions, or of some channels place by place.
+        """One tile: some window entries over all positions, or some channels, place by place.
 
-        Place by place is for maps so small that b fits at once: it is read once, and the input
-        again from the cache.
+        The second way is for maps so small that b fits into a program at once: b is read once, and
+        the input is read again from the cache for each place of the window.
         """
         record = (tl.program_id(0) // num_tiles).to(tl.int64)
         tile = tl.program_id(0) % num_tiles
@@ -134,8 +134,8 @@ _SMALL_MAP = 64  # positions that one tile holds
 class Tiles(NamedTuple):
     """How much a program works on at once.
 
-    `over_places`: all positions of the map, and the window's places one after another; else some
-    entries of the window, and the map's positions one after another.
+    With `over_places`, a program holds all positions of the map and goes through the window's
+    places. Otherwise it holds some entries of the window and goes through the map's positions.
     """
 
     filters: int
@@ -147,7 +147,7 @@ class Tiles(NamedTuple):
 
 
 def tiles_for(filters: int, channels: int, positions: int) -> Tiles:
-    """What did best on an H200, over the layers of three networks."""
+    """The tiles that were fastest on an H200, over the layers of three networks."""
     block_p = min(128, max(32, _power_of_2(filters)))
     if channels < 16:
         return Tiles(block_p, 32, 64 if block_p == 32 else 32, 4, 3)

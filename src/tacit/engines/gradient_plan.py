@@ -1,9 +1,10 @@
-"""Which record every number of a step belongs to, and where parameters meet records.
+"""The gradient plan: where parameters meet records in a program, and the proof of isolation.
 
 One forward and one backward pass run with a label on every number (`shadow`). They give
 
-- a *report* on isolation: every loss depends on its own record alone, Python looked at no value of
-  a record, and nothing of a record stays behind; or what speaks against it, with operator and line;
+- a *report* on isolation. It proves that every loss depends on its own record alone, that Python
+  read no value of a record, and that nothing of a record stays in memory; or it names the operators
+  and lines that contradict this;
 - a *plan*: the frontier of the autograd graph. A node is *pure* if every element of its cotangent
   belongs to one record. An edge from a pure node to a parameter, or to a node whose cotangent mixes
   records, is where a record's gradient can last be told apart. Behind it lies a *chain*: operators
@@ -40,7 +41,7 @@ from torch import Tensor, nn
 from tacit.checks.isolation import Event, IsolationReport
 from tacit.checks.side_effects import current_watch, same_tensors
 from tacit.engines.clipping import added
-from tacit.engines.draws import State
+from tacit.engines.pass_state import PassState
 from tacit.engines.programs import Operators, gradients, saved, watch_backward
 from tacit.engines.rules import is_look_up, rule_for
 from tacit.engines.shadow import Shadow
@@ -53,8 +54,8 @@ Move = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class LookUp:
-    """Moves from a place to the output of a look-up, its node, and the shape of its table."""
+class ChainLookup:
+    """A look-up in a chain: moves to its output, its node, and the shape of its table."""
 
     moves: tuple[Move, ...]
     node: int
@@ -72,7 +73,7 @@ class Moves:
     parameter: str
     moves: tuple[Move, ...]
     transposed: bool | None
-    look_up: LookUp | None = None
+    look_up: ChainLookup | None = None
 
     def pull_back(self, total: Tensor) -> Tensor:
         for move in self.moves:
@@ -112,7 +113,7 @@ class GradientPlan:
     Attributes:
         signature: of the operators that ran, and of the autograd graph.
         alone: why each record must run alone, or None.
-        rewrites: buffers that the pass writes, as the power iteration of spectral norms does.
+        rewrites: buffers that the pass writes to, such as those of spectral normalisation.
         fused_functions: whether the program calls functions that `plain_program` replaces.
         in_python: what Python code did in the backward pass, in hooks and functions of the user's.
         dynamic: whether the next step may have other layouts, so that each step needs a new plan.
@@ -156,11 +157,11 @@ def make_plan(
     """Run `run()` under shadow memory, with the rows of every tensor of `private` marked.
 
     `run` gives one loss per row; rows iK … iK + K − 1 belong to record i where there are K rows
-    per record. What earlier passes have left behind counts as of several records. Without a
-    `backward` pass there are no sites. Buffers that are found to be written with public numbers
-    alone may be written in this step; for that, `private` must be a pair of inputs and targets.
+    per record. Memory that earlier passes left behind counts as belonging to several records.
+    Without a `backward` pass there are no sites. The step may write to buffers that are proved to
+    receive public numbers alone; for that, `private` must be a pair of inputs and targets.
     """
-    start = State(private, model)
+    start = PassState(private, model)
     shadow, stale_reads = Shadow(num_records), list[Event]()
 
     def left_behind(func: Any, tensor: Tensor) -> None:
@@ -189,7 +190,7 @@ def make_plan(
         backward_pass.run(losses, own, operators)
     isolation = IsolationReport(
         meetings=(*meetings, *shadow.misread, *backward_pass.meetings),
-        looks=tuple(shadow.looks),
+        value_reads=tuple(shadow.value_reads),
         written=tuple(
             (name, shadow.origin(tensor))
             for name, tensor in [*model.named_buffers(), *model.named_parameters()]
@@ -227,7 +228,7 @@ class _BackwardPass:
         layouts: the layouts of each node's cotangents.
         meetings: the first operators that let records meet where a single record's share is needed.
         in_python: what Python code did.
-        unplaced: nodes that gave numbers of which it is not known whose they are.
+        unplaced: nodes whose results belong to unknown records.
     """
 
     def __init__(self, shadow: Shadow, graph: Graph) -> None:
@@ -250,7 +251,7 @@ class _BackwardPass:
             if variable is None:
                 handles += [node.register_prehook(partial(self._enter, index))]
                 handles += [node.register_hook(self._leave)]
-        shadow.remember_results(losses)
+        shadow.keep_results(losses)
         ones = torch.ones_like(losses)
         shadow.mark(ones, own)
         shadow.phase, shadow.on_record = "backward", self._note_record
@@ -359,7 +360,7 @@ def _why_alone(
         return isolation.alone
     for index, node in ((e.node, graph.nodes[e.node]) for site in sites for e in site.edges):
         if index in unplaced:
-            return f"whose numbers {node.name()} gave is not known"
+            return f"it is not known which records the results of {node.name()} belong to"
         if is_python_node(node) and rule_for(node) is None:
             return (
                 f"{node.name().removesuffix('Backward')} is a torch.autograd.Function whose "
@@ -371,7 +372,7 @@ def _why_alone(
 def _public(
     isolation: IsolationReport, model: nn.Module, written: frozenset[str]
 ) -> frozenset[str]:
-    """Those of the written buffers that no record can have touched.
+    """The written buffers whose values cannot come from any record.
 
     Labels do not show whether a value of a record, or how many rows it selected, decided what
     Python did; nor what an operator does to memory that its schema does not declare.
@@ -381,7 +382,7 @@ def _public(
         space, _, name = operator.partition(".")
         return bool(name) and hasattr(getattr(torch.ops, space), name)
 
-    if isolation.looks or isolation.selections:
+    if isolation.value_reads or isolation.selections:
         return frozenset()
     if not all(has_schema(event.operator) for event in isolation.unknown):
         return frozenset()
@@ -395,9 +396,9 @@ def _public(
 
 
 def _entries_again(
-    model: nn.Module, names: frozenset[str], start: State, private: Tree, shadow: Shadow
+    model: nn.Module, names: frozenset[str], start: PassState, private: Tree, shadow: Shadow
 ) -> dict[str, Tensor]:
-    """What is written by a pass over another number of rows: that number is private as well."""
+    """The buffers' entries after a pass over another number of rows, which is private as well."""
     rows = num_rows(private)
     other = torch.arange(2 if rows > 2 else 2 * rows) % rows
     try:
@@ -421,14 +422,14 @@ def moves_to_parameter(
     """The chain from one output of a node, or None if it does more than move elements."""
     moves: list[Move] = []
     transposed: bool | None = False
-    look_up: LookUp | None = None
+    look_up: ChainLookup | None = None
     while (variable := graph.variable(index)) is None:
         child, *others = graph.next[index]
         if child is None or any(others):
             return None
         node, shape = graph.nodes[index], _shape(graph, *child)
         if look_up is None and is_look_up(node):
-            look_up = LookUp(tuple(moves), index, shape)
+            look_up = ChainLookup(tuple(moves), index, shape)
             moves, transposed = [], False
         elif node.name() not in _KEEP:
             move = _move(node, output, shape)

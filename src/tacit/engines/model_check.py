@@ -1,20 +1,19 @@
-"""Whether a model may be trained: proofs and comparisons on a few real records of the batch.
+"""Checks whether a model may be trained, by proofs and comparisons on a few records of the batch.
 
-A query comes here with its logical batch before steps 1, 8, 64 …, so the verdict does not depend
-on the engine or the piece size. Later plans, made for the shapes that run, meet the same verdict.
+A query runs these checks on its logical batch before steps 1, 8, 64 …, so the verdict does not
+depend on the engine or the piece size. Plans for other shapes are proved in the same way.
 There are three checks.
 
 - *Proof*, before the first step. Records stay apart, and nothing that a pass has left behind is in
-  the losses of a later one (`gradient_plan`). It need not be repeated: every step runs the
-  operators that were proved, on operands told apart by what they hold of records, or is planned
-  anew.
+  the losses of a later one (`gradient_plan`). The proof need not be repeated: a step that runs
+  other operators, or the same on other operands, gets a new plan and a new proof.
 - *Exactness*, before steps 1 and 8. The rules' gradients and norms are autograd's. Step 8 repeats
   it because weights that begin at zero hide what lies behind them.
-- *Answers*, every time. Some influences have no labels: a record's place in the batch, the number
-  of records, what a program reads behind the dispatcher's back (in a thread, in a compiled
-  extension), and numbers that Python keeps from pass to pass. So the same records run beside
-  others, beside copies of themselves, and again, with random draws that are the same for all, in
-  float64 where the model runs in it. Three records are enough: the proof says that they do not mix.
+- *Same results*, every time. Labels cannot show some influences: a record's place in the batch,
+  the number of records, what a program reads without PyTorch's dispatcher (in a thread, in a
+  compiled extension), and numbers that Python keeps from pass to pass. So the same records run
+  beside others, beside copies of themselves, and once more, with equal random draws, in float64
+  where the model runs in it. Three records are enough, as the proof says that they do not mix.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from tacit.checks.isolation import (
 from tacit.checks.side_effects import current_watch
 from tacit.engines.book_keeping import planned_pass, record_gradients, run_program
 from tacit.engines.clipping import ClipTask, RowScale
-from tacit.engines.draws import State, SteadyDraws
 from tacit.engines.gradient_plan import GradientPlan, Planned, make_plan
+from tacit.engines.pass_state import PassState, SteadyDraws
 from tacit.engines.programs import Operators, ProgramChanged, gradients
 from tacit.engines.rules import NotFinite
 from tacit.errors import MixesRecords, UnsupportedModule
@@ -52,7 +51,7 @@ Records = tuple[Tree, Tree]  # inputs and targets
 
 _RECORDS = 8  # so that a model that mixes only larger batches is found at every piece size
 _MOST_IN_SETS = 16
-_COMPARED = 3  # records whose answers are compared
+_COMPARED = 3  # records whose results are compared
 _MOST_ROWS = 4096  # of a batch whose losses are compared with those of a few
 _LAST_EXACT = 8  # the last step before which gradients are compared with autograd's
 
@@ -63,16 +62,16 @@ def check_model(
     """Raise MixesRecords or UnsupportedModule unless each record's gradient is of that record.
 
     Args:
-        first_views: makes of inputs what the model is given, one view of each record.
-        alone: for an engine that runs so many rows at a time, one record's or one set's. Then only
-            statefulness is checked.
+        first_views: turns inputs into what the model is given, one view of each record.
+        alone: for an engine that runs each record or mini-set in a pass of its own, the number of
+            rows in such a pass. Then only statefulness is checked.
 
-    Returns whether there were records to check with.
+    Returns whether there were enough records for the check.
     """
     if not alone:
         refuse_mixing(task.model)  # by name, where it is known
     most = min(max(_RECORDS, 2 * alone), _MOST_IN_SETS)
-    with ieee_float32():  # answers are compared, and TensorFloat-32 keeps ten bits of them
+    with ieee_float32():  # results are compared, and TensorFloat-32 keeps ten bits of them
         try:
             return _check_model(task, batch, most, first_views, alone)
         except torch.OutOfMemoryError:
@@ -85,7 +84,7 @@ def _check_model(
     inputs, targets = sample_records(batch, most)
     if num_rows(inputs) == 0:
         return False
-    watch, state = current_watch(task.model), State(inputs, task.model)
+    watch, state = current_watch(task.model), PassState(inputs, task.model)
     _require_known_gradients(task, bool(alone))
     try:
         records = first_views(inputs), targets
@@ -93,7 +92,7 @@ def _check_model(
         if alone:
             one, other = (take_rows(records, rows) for rows in (slice(alone), slice(-alone, None)))
             probe.require_stateless(one)
-            probe.require_same_answers(one, other, alone=True)
+            probe.require_same_results(one, other, alone=True)
             if alone > 1:
                 probe.require_stateless_for_one(take_rows(records, slice(1)))
             return True
@@ -104,7 +103,7 @@ def _check_model(
         few = take_rows(records, slice(_COMPARED))
         last = num_rows(few[0]) - 1
         pair = take_rows(few, torch.full((2,), last, device=device_of(inputs)))
-        probe.require_same_answers(few, pair, alone=not watch.proved)
+        probe.require_same_results(few, pair, alone=not watch.proved)
         if watch.proved:
             probe.require_any_size(batch, first_views)
         if watch.steps == 0:
@@ -131,7 +130,7 @@ def _require_known_gradients(task: ClipTask, alone: bool) -> None:
 
 
 def sample_records(batch: Batch, most: int = _RECORDS) -> Records:
-    """Two to `most` records: the batch's own, and others of its dataset where it has few."""
+    """Two to `most` records: from the batch, and from its dataset if the batch has too few."""
     own = batch.indices if batch.mask is None else batch.indices[batch.mask]
     rows = own[:most]
     wanted = min(most, _RECORDS)
@@ -150,7 +149,7 @@ class _Probe:
     """A model and its loss, and the state in which every pass over records begins."""
 
     task: ClipTask
-    state: State
+    state: PassState
 
     # --- proofs -----------------------------------------------------------------------------------
 
@@ -171,14 +170,14 @@ class _Probe:
         return planned.plan
 
     def require_stateless(self, records: Records) -> None:
-        """For the rows of one record, or of one set: they count as one."""
+        """The same for the rows of one record or one mini-set, which count as one record."""
         isolation = self._forward(records, 1)
         require_no_writes(isolation, self.task.model)
         if not isolation.alone and not isolation.meetings:
             self._require_no_stale_reads(records, 1)
 
     def require_stateless_for_one(self, record: Records) -> None:
-        """A model may take another path with one row. One that cannot run with one row does not."""
+        """With one row a model may take another path, if it can run with one row at all."""
         try:
             self.require_stateless(record)
         except MixesRecords:
@@ -187,9 +186,9 @@ class _Probe:
             return
 
     def _require_no_stale_reads(self, records: Records, num_records: int | None = None) -> None:
-        """What earlier passes have left behind does not reach the losses of a pass in new memory.
+        """Refuse a model if memory that earlier passes left behind reaches the losses of this one.
 
-        Whole storages tell at no cost; where they cannot tell, labels do.
+        Comparing whole storages costs nothing. Labels decide where that is not conclusive.
         """
         self.state.restore_entries()
         inputs, targets = map_tensors(torch.clone, records)
@@ -216,10 +215,10 @@ class _Probe:
         return planned.plan.isolation
 
     def _compare_gradients(self, planned: Planned) -> None:
-        """The rules' gradients of two records are autograd's, and their norms are not below.
+        """Require that the rules' gradients are autograd's, and that their norms are not smaller.
 
-        One record after the other: a hook may scale each cotangent to norm one, so that sums with
-        other weights than 0 and 1 are not those of the step.
+        Two records are compared one after the other. A hook may scale each cotangent to norm one;
+        then sums with weights other than 0 and 1 are not those of the step.
         """
         plan, losses, task = planned.plan, planned.losses, self.task
         try:
@@ -253,13 +252,13 @@ class _Probe:
                     "own? engine=tacit.engines.PerRecord() runs each record alone"
                 )
 
-    # --- answers ----------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
-    def require_same_answers(self, some: Records, others: Records, alone: bool) -> None:
-        """The same records have the same losses and gradients, later and beside any others.
+    def require_same_results(self, some: Records, others: Records, alone: bool) -> None:
+        """Require the same losses and gradients of the same records, later and beside any others.
 
-        `others` are copies of the last record of `some`, or, for an engine that runs records
-        `alone`, any. In float64, unless a model insists on its own type.
+        `others` are copies of the last record of `some`, or any records for an engine that runs
+        records `alone`. Passes run in float64, unless the model only runs in its own type.
         """
         try:
             self._compare(some, others, alone, double=not alone)
@@ -275,16 +274,16 @@ class _Probe:
         # The same operators on the same numbers: only the order of a GPU's additions may differ.
         again = 1e-7 if double else _tolerance(self.task, tensors_of(some)[0]) / 50
         beside = 1e-5 if double else 10 * again
-        first, other = self._answers(some, alone, double), self._answers(others, alone, double)
+        first, other = self._results(some, alone, double), self._results(others, alone, double)
         comparable = not alone and not self.state.drew()
-        if not _same(first, self._answers(some, alone, double), again):
+        if not _same(first, self._results(some, alone, double), again):
             refuse_stateful(None, self.task.model)
         if alone and self.state.attributes_changed():
             self._compare_from_the_first(some, others, again)
         if not comparable or _same([first[0][-1:].repeat(2), *first[1:]], other, beside):
             return
         rows = torch.arange(num_rows(some[0]), device=device_of(some)).roll(1)
-        turned = self._answers(take_rows(some, rows), alone, double)
+        turned = self._results(take_rows(some, rows), alone, double)
         if _same([first[0].roll(1)], turned[:1], beside):
             depends = (
                 "how many records are beside it, a number that is private, or on what they hold. "
@@ -302,22 +301,22 @@ class _Probe:
         )
 
     def _compare_from_the_first(self, some: Records, others: Records, tolerance: float) -> None:
-        """The same, of the model as it was before all checks, both ways round.
+        """The same comparison, from the model's state before all checks, in both orders.
 
-        A scale that is set once, or the largest number so far, was of the first records.
+        It shows a scale that the first records set once, or a running maximum.
         """
         for one, other in ((some, others), (others, some)):
             self.state.restore_all()
-            before = self._answers(one, True)
+            before = self._results(one, True)
             for buffers in (True, False):  # a cache that is filled once goes with its attribute
                 self.state.restore_all()
-                self._answers(other, True)
-                if _same(before, self._answers(one, True, buffers=buffers), tolerance):
+                self._results(other, True)
+                if _same(before, self._results(one, True, buffers=buffers), tolerance):
                     break
             else:
                 refuse_stateful(None, self.task.model)
 
-    def _answers(
+    def _results(
         self, records: Records, alone: bool, double: bool = False, buffers: bool = True
     ) -> list[Tensor]:
         """The losses, and the gradient of their sum or of the last one."""
@@ -334,7 +333,7 @@ class _Probe:
         return [losses.detach(), *(g.to_dense().flatten() for g in grads if g is not None)]
 
     def require_any_size(self, batch: Batch, first_views: Callable[[Tree], Tree]) -> None:
-        """The first records have the same losses in a whole batch, whatever its size."""
+        """Require that the first records have the same losses in a batch of any size."""
         most = min(len(batch), batch.max_physical or _MOST_ROWS, _MOST_ROWS)
         if most <= _RECORDS:
             return

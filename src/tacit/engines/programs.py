@@ -1,14 +1,14 @@
-"""Is this the program that was proved? Which operators ran, and on what.
+"""Compares the operators of a pass, and their operands, with those of the pass that was proved.
 
 A proof holds for the operators that ran, so a later step must run the same straight-line
-program, whatever way Python took to it. `Operators` notes the forward pass. A backward pass is the
-autograd graph's own, except for hooks, a user's `autograd.Function` and checkpointed blocks that
-run again; `PythonOperators` notes what those do. `gradients`, `saved` and `run_node` are the ways
-into autograd that let such code be noted.
+program, whatever path Python takes to it. `Operators` notes the forward pass. A backward pass is
+the autograd graph's own, except for hooks, a user's `autograd.Function` and checkpointed blocks
+that run again; `PythonOperators` notes what those do. `gradients`, `saved` and `run_node` call
+autograd in such a way that this code can be noted.
 
-Memory that a pass has computed from records, and that outlives it, is *left behind*: it has one
-name in all later passes, so a program that reads it is another one than a program that reads a
-public tensor in its place.
+Memory that a pass has computed from records, and that outlives the pass, is *left behind*. It has
+one name in all later passes, so a program that reads it differs from one that reads a public
+tensor in its place.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tacit.torch_internals import (
     run_backward,
     saved_name,
     saves_through_hooks,
+    schema_of,
     vmap_backward,
     weak_memory,
     without_functions,
@@ -148,7 +149,7 @@ class Operators(_OperatorLog):
         return tuple(self._ran)
 
     def has_left_behind(self, tensor: Tensor) -> bool:
-        """Whether something left behind may be in a result of this pass. Told by whole storages."""
+        """Whether something left behind may be in a result of this pass, by whole storages."""
         return _memory(tensor) in self._of_left_behind
 
     def saved(self, tensor: Tensor) -> Any:
@@ -157,7 +158,7 @@ class Operators(_OperatorLog):
             return _placed(self.names.get(_memory(tensor), 0), tensor)
 
     def _saved_again(self, before: Any, again: Callable[[], Tensor]) -> Tensor:
-        """What a checkpointed block gives for what it saved: noted like what arrives at a node."""
+        """The tensor that a checkpointed block recomputes; noted like one that reaches a node."""
         tensor = _watched(again)
         for mode in _watching[-1:]:
             mode.names.add(_number((before, mode.saved(tensor))))
@@ -212,7 +213,7 @@ class Operators(_OperatorLog):
 
 
 class PythonOperators(_OperatorLog):
-    """Notes the operators that Python code asks for in a backward pass, and what they give.
+    """Notes the operators that Python code calls in a backward pass, and their results.
 
     Each such operator gets a name, made from its own, its integers and the names of its operands;
     so does each result that arrives at a node (`arrived`), made from such operators alone or by
@@ -242,7 +243,7 @@ class PythonOperators(_OperatorLog):
         self.active = False
 
     def saved(self, tensor: Tensor) -> Any:
-        """What a block gives when it has run again, by the operator that wrote it last."""
+        """The result of a block that has run again, named by the operator that wrote it last."""
         with without_functions():
             return _placed(self._name_of(None, _memory(tensor), tensor), tensor)
 
@@ -333,7 +334,7 @@ def _computes(func: Any) -> bool:
 @cache
 def _returns_new_memory(func: Any) -> bool:
     """Whether an operator of ATen declares no result in the memory of an operand."""
-    schema = getattr(func, "_schema", None)
+    schema = schema_of(func)
     declared = schema is None or schema.is_mutable or func.is_view
     return not declared and func.namespace == "aten"
 

@@ -34,10 +34,10 @@ from torch.nn.functional import pad
 
 from tacit.checks.side_effects import contents_of
 from tacit.engines.clipping import left_to_the_compiler
-from tacit.engines.draws import State
+from tacit.engines.pass_state import PassState
 from tacit.precision import float32_settings, full_precision, uses_tensor_float
 from tacit.sampling.sampler import Batch
-from tacit.torch_internals import TorchDispatchMode, compile_graph, copy_each, swapped
+from tacit.torch_internals import TorchDispatchMode, compile_graph, copy_each, schema_of, swapped
 
 Outputs = dict[str, Tensor]
 Work = Callable[[Sequence[Tensor]], Outputs]
@@ -196,7 +196,7 @@ class Recorder:
         recording.replays += 1
         if recording.replays & (recording.replays - 1) or recording.replays > 2**20:
             return recording.replay(batch)
-        start = State(batch, step.model)
+        start = PassState(batch, step.model)
         expected = {name: t.clone() for name, t in step.run(batch).items()}
         # Inductor draws other random numbers than an eager pass; the traced graph draws the same.
         check = recording.traced if start.drew() and recording.traced else recording.replay
@@ -233,7 +233,7 @@ class Recorder:
         if how in recording.failed:
             return
         batch = step.batch
-        start = State(batch, step.model)
+        start = PassState(batch, step.model)
         try:
             if how == "compile":
                 recording.traced, compiled = compile_step(step)
@@ -403,7 +403,7 @@ def move_constants(graph: Any, device: torch.device) -> None:
 
 def _is_constant(node: Any, known: dict[Any, Tensor]) -> bool:
     """Whether an operator's result is the same in every step: it draws and writes nothing."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     if schema is None or schema.is_mutable or any(n not in known for n in node.all_input_nodes):
         return False
     return torch.Tag.nondeterministic_seeded not in node.target.tags and _device_of(node) == "cpu"
@@ -419,7 +419,7 @@ def _written(graph: Any) -> set[Any]:
     return {
         _origin(operand)
         for node in graph.graph.nodes
-        if (schema := getattr(node.target, "_schema", None)) is not None
+        if (schema := schema_of(node.target)) is not None
         for argument, operand in zip(schema.arguments, node.args, strict=False)
         if argument.is_write
     }

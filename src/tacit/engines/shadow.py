@@ -12,10 +12,10 @@ PyTorch executes, in the forward and in the backward pass, so they see what no n
     assert not shadow.meetings and layout(shadow.labels(losses), len(x)).kind == "blocks"
 
 Guarantee: an element that changes when record i changes has label i or -1, along the path that
-Python took. Where the path or a position depends on private data, the flow is implicit; it is named
-in `looks` and `selections`. What reads or writes memory without PyTorch's dispatcher is not seen,
-apart from `numpy`, `tolist`, `__dlpack__`, raw pointers handed out by a private tensor, and private
-scalars in a list that becomes a tensor.
+Python took. Where the path or a position depends on private data, the flow is implicit, and is
+listed in `value_reads` and `selections`. Code that reads or writes memory without PyTorch's
+dispatcher is not seen, apart from `numpy`, `tolist`, `__dlpack__`, raw pointers handed out by a
+private tensor, and private scalars in a list that becomes a tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from tacit.checks.isolation import Event
 from tacit.engines import shadow_indexing  # noqa: F401  (registers rules)
-from tacit.engines.shadow_calls import ALIASES, LOOKS, Call, Labels, flat, reads_no_value
+from tacit.engines.shadow_calls import ALIASES, VALUE_READS, Call, Labels, flat, reads_no_value
 from tacit.engines.shadow_events import PythonWatch, SourceLines, operator_name
 from tacit.engines.shadow_labels import (
     SEVERAL,
@@ -53,6 +53,7 @@ from tacit.torch_internals import (
     number_of,
     outside_modes,
     saves_through_hooks,
+    schema_of,
     without_functions,
     written_operands,
 )
@@ -67,7 +68,8 @@ class Shadow(TorchDispatchMode):
 
     Attributes, of which the first six are lists of events without repetitions:
         meetings: operators that made an element of several records from elements that were not.
-        looks: places where Python, or the shape of a tensor, saw a private value.
+        value_reads: places where Python read a private value, or the shape of a tensor depends on
+            one.
         selections: places where private data chose rows or positions of several records, or how
             many of them there are.
         reorders: places where public data, which may be drawn anew, chose whose row is where.
@@ -87,7 +89,7 @@ class Shadow(TorchDispatchMode):
             raise ValueError(f"num_records must be at least 1, got {num_records}")
         self.num_records = num_records
         self.meetings: list[Event] = []
-        self.looks: list[Event] = []
+        self.value_reads: list[Event] = []
         self.selections: list[Event] = []
         self.reorders: list[Event] = []
         self.misread: list[Event] = []
@@ -160,7 +162,7 @@ class Shadow(TorchDispatchMode):
             except (NotImplementedError, RuntimeError):
                 return False
 
-    def remember_results(self, *tensors: Any) -> None:
+    def keep_results(self, *tensors: Any) -> None:
         """Keep the labels of what the nodes of the autograd graph gave, for `misplaced`."""
         for tensor in tensors:
             if isinstance(tensor, Tensor) and has_elements(tensor) and tensor.grad_fn is not None:
@@ -218,7 +220,7 @@ class Shadow(TorchDispatchMode):
         shapes = _shapes(func, args)
         if self.phase == "forward" and not self._decomposed:
             with without_functions():  # before an operator that works in place
-                self.remember_results(*flat([args, *kwargs.values()]))
+                self.keep_results(*flat([args, *kwargs.values()]))
                 if saves_through_hooks():  # they may give a node the numbers of another record
                     self.note("unknown", "saved_tensors_hooks")
         try:
@@ -236,7 +238,7 @@ class Shadow(TorchDispatchMode):
                 for tensor in written_operands(func, args, kwargs):
                     self._counting.pop(memory_of(tensor), None)
             if self.phase == "forward" and not self._decomposed:
-                self._sources.remember()
+                self._sources.note()
             try:
                 self._label(func, args, kwargs, output, resized=shapes != _shapes(func, args))
             except Exception:  # a kind of tensor that no rule has met
@@ -255,7 +257,7 @@ class Shadow(TorchDispatchMode):
             except (NotImplementedError, RuntimeError):
                 opaque = True
         # The branches of a higher-order operator may reach what is no operand.
-        if getattr(func, "_schema", None) is None:
+        if schema_of(func) is None:
             return self._deny(func, args, kwargs, output)
         if not touched:
             return None
@@ -281,11 +283,11 @@ class Shadow(TorchDispatchMode):
                 self._memory.write(tensor, 0)
         elif not reads_no_value(call):
             checked = self._watch.inside_check and not self._decomposed
-            if private and call.name in LOOKS and not checked:
-                self._note("looks", func)
+            if private and call.name in VALUE_READS and not checked:
+                self._note("value_reads", func)
             if private and call.name == "_linalg_check_errors":
                 self._note("selections", func)  # a program may catch the error, and go another way
-            elif private and (resized or (not written and call.name not in LOOKS)):
+            elif private and (resized or (not written and call.name not in VALUE_READS)):
                 self._deny(func, args, kwargs, output)
             elif written:
                 self._apply(call, private, had_several=low < 0)
@@ -297,7 +299,7 @@ class Shadow(TorchDispatchMode):
             results = list(flat(rule(call)))
             results = results * len(call.outputs) if len(results) == 1 else results
             # What is returned in an operand's memory, and not declared as written, is as it was.
-            mutable = call.func._schema.is_mutable
+            mutable = schema_of(call.func).is_mutable
             given = set() if mutable else {memory_of(tensor) for tensor in call.reads()}
             targets = [
                 (tensor, _expand(label, tensor))
@@ -330,7 +332,7 @@ class Shadow(TorchDispatchMode):
         whatever an output depends on passes through rules. One that draws random numbers, or writes
         to an operand, is not run: that would change the program.
         """
-        tags, is_mutable = call.func.tags, call.func._schema.is_mutable
+        tags, is_mutable = call.func.tags, schema_of(call.func).is_mutable
         changes = is_mutable or torch.Tag.nondeterministic_seeded in tags
         program = None if changes else decomposition_of(call.func)
         if program is None or any(call.func is outer.func for outer in self._decomposed):
@@ -419,7 +421,7 @@ class Shadow(TorchDispatchMode):
         with without_functions():
             private = any(self.private(t) for t in flat(operands) if isinstance(t, Tensor))
             if private and not self._decomposed:
-                self.note("looks", f"the error of {name}")
+                self.note("value_reads", f"the error of {name}")
 
 
 def _expand(label: Any, tensor: Tensor | None) -> Any:

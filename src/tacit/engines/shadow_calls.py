@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from tacit.engines.shadow_labels import combine, public_labels, reduce_labels
-from tacit.torch_internals import written_operands
+from tacit.torch_internals import schema_of, written_operands
 
 Labels: TypeAlias = "Tensor | int | Sequence[Tensor | int | None]"
 Rule: TypeAlias = "Callable[[Call], Labels]"
@@ -66,7 +66,7 @@ _CTC_KERNELS = names("_use_cudnn_ctc_loss _use_miopen_ctc_loss")
 #: Operators that change what a tensor refers to, or alias their input: labels follow the storage.
 ALIASES = names("_unsafe_view _reshape_alias lift lift_fresh detach alias _resize_output")
 #: Operators that hand a value to Python or to the shape of their output.
-LOOKS = names(
+VALUE_READS = names(
     "_local_scalar_dense item is_nonzero equal allclose _is_all_true _is_any_true _assert_async "
     "_functional_assert_async _unique _unique2 unique_dim unique_consecutive "
     "unique_dim_consecutive bincount repeat_interleave"
@@ -188,9 +188,9 @@ class Parameter(NamedTuple):
 @cache
 def describe(func: Any) -> tuple[str, tuple[Parameter, ...]]:
     """The name of an operator without its namespace and underscore, and its parameters."""
-    name = func._schema.name.removeprefix("aten::")
+    name = schema_of(func).name.removeprefix("aten::")
     parameters = []
-    for position, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(schema_of(func).arguments):
         is_out = argument.kwarg_only and argument.alias_info and argument.alias_info.is_write
         is_read = not is_out and not (name in _OVERWRITES and position == 0)
         tensor = "Tensor" in str(argument.type)

@@ -33,6 +33,7 @@ from tacit.torch_internals import (
     number_of,
     run_backward,
     running_node,
+    schema_of,
 )
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ class SourceLines:
     def __init__(self) -> None:
         self._lines: dict[int, tuple[str, int]] = {}  # by the number of the backward node
 
-    def remember(self) -> None:
-        """Note which line the newest backward node belongs to."""
+    def note(self) -> None:
+        """Note the source line of the newest backward node."""
         frame = _user_frame()
         if frame is not None:
             line = frame.f_code.co_filename, frame.f_lineno
@@ -90,7 +91,7 @@ class SourceLines:
 
 def operator_name(func: Any) -> str:
     """The name of an operator without its overload, such as `aten.native_batch_norm`."""
-    schema = getattr(func, "_schema", None)
+    schema = schema_of(func)
     return str(func) if schema is None else schema.name.replace("::", ".")
 
 
@@ -140,11 +141,13 @@ class PythonWatch(TorchFunctionMode):
         if name == "__get__":
             name = getattr(getattr(getattr(func, "__self__", None), "fget", None), "__name__", "")
         if name in _HANDS_OUT_VALUES:
-            self._look_for("looks", name, args[:1])
+            self._note_private("value_reads", name, args[:1])
         elif name in _HANDS_OUT_MEMORY:
-            self._look_for("unknown", name, args[:1])
+            self._note_private("unknown", name, args[:1])
         elif name in _READS_ARGUMENT:
-            self._look_for("looks", name, [*args[_READS_ARGUMENT[name] :], *kwargs.values()])
+            self._note_private(
+                "value_reads", name, [*args[_READS_ARGUMENT[name] :], *kwargs.values()]
+            )
         elif func is F.gaussian_nll_loss or (
             func is F.one_hot and _num_classes(*args, **kwargs) >= 0
         ):
@@ -163,12 +166,12 @@ class PythonWatch(TorchFunctionMode):
                 index = args[1]
                 data = list(index) if isinstance(index, tuple) else [index]
             lists = [value for value in data if not isinstance(value, Tensor)]
-            self._look_for("looks", name, _scalars_in(lists))
+            self._note_private("value_reads", name, _scalars_in(lists))
         elif calls_back(func):
             return call_back_inside(self, func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _look_for(self, kind: str, name: str, values: Iterable[Any]) -> None:
+    def _note_private(self, kind: str, name: str, values: Iterable[Any]) -> None:
         if any(isinstance(value, Tensor) and self._shadow.private(value) for value in values):
             self._shadow.note(kind, f"Tensor.{name}")
 

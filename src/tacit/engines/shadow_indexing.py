@@ -33,6 +33,7 @@ from tacit.engines.shadow_labels import (
     reduce_labels,
     scatter_labels,
 )
+from tacit.torch_internals import schema_of
 
 
 class _Key:
@@ -182,7 +183,7 @@ def _note_order(call: Call, labels: Tensor, dims: Sequence[int], *indices: Tenso
 
 def _no_overlap(call: Call, indices: Sequence[Tensor]) -> None:
     # Values are read after the operator has run; an index that it overwrote is gone.
-    if call.func._schema.is_mutable:
+    if schema_of(call.func).is_mutable:
         written = {t.untyped_storage().data_ptr() for t in call.outputs if t is not None}
         if any(index.untyped_storage().data_ptr() in written for index in indices):
             raise ValueError("the index shares memory with what is written")

@@ -18,6 +18,7 @@ from torch import Tensor
 from tacit.engines.shadow_calls import RULES, Call, Labels, Rule, describe, flat, label_rule
 from tacit.engines.shadow_labels import combine, reduce_labels
 from tacit.pytrees import map_tensors
+from tacit.torch_internals import schema_of
 
 
 def find_rule(name: str) -> Rule | None:
@@ -56,7 +57,7 @@ def move(call: Call) -> Labels:
 
     def swap(tensor: Tensor) -> Tensor:
         labels = call.labels(tensor)
-        return labels.clone() if call.func._schema.is_mutable else labels
+        return labels.clone() if schema_of(call.func).is_mutable else labels
 
     named = {name: value for name, value in call.kwargs.items() if name in call.read_names}
     args, named = map_tensors(swap, (list(call.args), named))

@@ -309,7 +309,7 @@ class Points:
         """A normalised step along the gradient; on the sphere, straight to its direction.
 
         Cotangents are on the sphere, and the value is convex in them (the norm of a linear image):
-        moving to the normalised gradient is power iteration, which only ever rises.
+        moving to the normalised gradient is power iteration, which never decreases it.
         """
         flat = self.rows.detach().flatten(1)
         up = torch.zeros_like(flat) if uphill is None else uphill.flatten(1).nan_to_num(0.0)

@@ -1,4 +1,4 @@
-"""Checks that a module computes what its class computes, and the class what it did when imported.
+"""Checks that a module runs the code of its class, and that this code was not replaced.
 
 A class answers for its own code. Four things can make a module differ from it, and each is refused:
 hooks, attributes of the instance that hide those of the class, a subclass that changes code and
@@ -19,7 +19,7 @@ from torch import nn
 
 from tacit.errors import Refused, UnboundedLayer
 from tacit.lipschitz.bounds import Parameterless
-from tacit.torch_internals import foreign_hooks, has_gradient_hooks, process_wide_hooks
+from tacit.torch_internals import foreign_hooks, has_gradient_hooks, process_wide_hooks, tables_of
 
 THREE = ("output_norm", "lipschitz", "gradient_norms")
 COMPOSITE = ("walk_bounds",)
@@ -53,7 +53,9 @@ def members(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         seen.add(id(module))
         yield path, module
-        waiting.extend((joined(path, name), m) for name, m in reversed(module._modules.items()))
+        waiting.extend(
+            (joined(path, name), m) for name, m in reversed(tables_of(module).children.items())
+        )
 
 
 def joined(path: str, name: str) -> str:
@@ -168,7 +170,7 @@ def _acts(value: object) -> bool:
 
 def require_no_hidden_code(module: nn.Module, kind: type) -> None:
     """Refuse an attribute of the instance that hides code or an answer of its class."""
-    tables = (vars(module), module._parameters, module._buffers, module._modules)
+    tables = (vars(module), *tables_of(module)[:3])
     for name in (name for table in tables for name in table):
         own = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
         answers = name in RESERVED and (ours(kind) or own is not None)
@@ -185,8 +187,8 @@ def require_no_hidden_code(module: nn.Module, kind: type) -> None:
 _ORIGINALS: dict[type | ModuleType, dict[str, object]] = {}
 
 
-def remember_code(kind: type) -> tuple[type | ModuleType, ...]:
-    """Remember a class of ours, its bases and their files as they are now, once; return them.
+def record_original_code(kind: type) -> tuple[type | ModuleType, ...]:
+    """Record the code of a class of ours, of its bases and of their files, once; return them.
 
     Replacing a method of a class, or a function of its file, changes every layer at once. So does
     replacing a method of another class of Tacit's in that file, such as a backward pass.

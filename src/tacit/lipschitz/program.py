@@ -32,7 +32,7 @@ from tacit.lipschitz.integrity import (
     joined,
     members,
     ours,
-    remember_code,
+    record_original_code,
     require_no_hidden_code,
     require_no_hooks,
     require_original_code,
@@ -49,7 +49,7 @@ from tacit.lipschitz.steps import (
     trace,
 )
 from tacit.lipschitz.torch_modules import KNOWN
-from tacit.torch_internals import foreign_hooks
+from tacit.torch_internals import foreign_hooks, tables_of
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
@@ -69,7 +69,7 @@ class Program(Step):
         named = {
             joined(path, name): parameter
             for path, module in members(model)
-            for name, parameter in module._parameters.items()
+            for name, parameter in tables_of(module).parameters.items()
             if parameter is not None
         }
         self.names: dict[int, str] = {}
@@ -84,7 +84,7 @@ class Program(Step):
         kinds = {type(m) for m in (self.body, *inside)}
         self.own_answers = any(not ours(k) and gives_answers(k) for k in kinds)
         self._constrained = [m for m in dict.fromkeys(inside) if hasattr(type(m), "constraints")]
-        self._owners = tuple(dict.fromkeys(o for kind in kinds for o in remember_code(kind)))
+        self._owners = tuple(dict.fromkeys(o for kind in kinds for o in record_original_code(kind)))
         self.require_originals()
         self.constraints()
 
@@ -158,16 +158,16 @@ def _deferring(child: Callable[[str, nn.Module], Step]) -> Child:
     return step_or_container
 
 
-def _remember_layers(kind: type = nn.Module) -> None:
-    """Remember the code of every layer class that exists when Tacit is imported."""
+def _record_layer_classes(kind: type = nn.Module) -> None:
+    """Record the code of every layer class that exists when Tacit is imported."""
     if ours(kind):
-        remember_code(kind)
+        record_original_code(kind)
     derived: type
     for derived in kind.__subclasses__():
-        _remember_layers(derived)
+        _record_layer_classes(derived)
 
 
-_remember_layers()
+_record_layer_classes()
 
 
 # Attributes that every module has; a snapshot begins with its own.
@@ -188,22 +188,23 @@ def snapshot(module: nn.Module, kind: type, child: Child) -> Any:
         if value is not _LEFT_OUT:
             vars(copied)[name] = value
     copied.training = module.training
-    for name, parameter in module._parameters.items():
+    given, own = tables_of(module), tables_of(copied)
+    for name, parameter in given.parameters.items():
         # A subclass of Parameter may compute something else with every operation.
         if parameter is not None and type(parameter) is not nn.Parameter:
             raise Refused(
                 f"its {name} is a {type(parameter).__name__}; make it a plain torch.nn.Parameter"
             )
-        copied._parameters[name] = parameter
-    for name, buffer in module._buffers.items():
+        own.parameters[name] = parameter
+    for name, buffer in given.buffers.items():
         if ours(kind) and buffer is not None and type(buffer) is not Tensor:
             raise Refused(f"its {name} is a {type(buffer).__name__}; make it a plain torch.Tensor")
-        copied._buffers[name] = buffer
-    copied._non_persistent_buffers_set.update(module._non_persistent_buffers_set)
-    for name, part in module._modules.items():
+        own.buffers[name] = buffer
+    own.unsaved.update(given.unsaved)
+    for name, part in given.children.items():
         if part is not None and not isinstance(part, nn.Module):
             raise Refused(f"its child {name!r} is a {type(part).__name__} and no module")
-        copied._modules[name] = part if part is None else child(name, part)
+        own.children[name] = part if part is None else child(name, part)
     return copied
 
 
@@ -257,13 +258,14 @@ def fingerprint(model: nn.Module) -> Hashable:
 
 
 def _state(module: nn.Module) -> Hashable:
+    parameters, buffers, children, _ = tables_of(module)
     return (
         type(module),
         id(module),
         tuple(foreign_hooks(module)),
-        tuple([(n, id(part)) for n, part in module._modules.items()]),
-        tuple([(n, *_tensor(p)) for n, p in module._parameters.items()]),
-        tuple([(n, *_tensor(b)) for n, b in module._buffers.items()]),
+        tuple([(n, id(part)) for n, part in children.items()]),
+        tuple([(n, *_tensor(p)) for n, p in parameters.items()]),
+        tuple([(n, *_tensor(b)) for n, b in buffers.items()]),
         module.training,
         tuple([(n, frozen(v)) for n, v in vars(module).items() if n not in _TABLES]),
     )

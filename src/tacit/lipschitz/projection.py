@@ -79,7 +79,7 @@ def enforce(model: nn.Module, constraints: list[Constraint] | None = None) -> No
 
 @dataclass
 class _Group:
-    """Weights of one shape in one set, their values when last certified, and their norms then."""
+    """Weights of one shape in one set, with their last certified values and norms."""
 
     within: WeightSet
     weights: list[Tensor]

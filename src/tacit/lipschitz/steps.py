@@ -39,6 +39,7 @@ from tacit.lipschitz.tracing import (
     summands,
 )
 from tacit.precision import EXACT, Rounding
+from tacit.torch_internals import tables_of
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Notes:
     layers: list[LayerRow] = field(default_factory=list)
 
     def enlargement(self, answers: object) -> float:
-        """What rounding makes of answers that are for exact arithmetic."""
+        """The factor by which rounding enlarges answers that are for exact arithmetic."""
         return 1.0 if getattr(answers, "exact", False) else 1 + self.rounding.slack
 
 
@@ -139,7 +140,7 @@ class LayerStep(Step):
 
     def _global_name(self, local: str, notes: Notes) -> str:
         holder, _, last = local.rpartition(".")
-        parameter = self.layer.get_submodule(holder)._parameters.get(last)
+        parameter = tables_of(self.layer.get_submodule(holder)).parameters.get(last)
         if parameter is None or id(parameter) not in notes.names:
             with located(self.path, self.kind):
                 raise Refused(f"it answers for {local!r}, which is none of its parameters")

@@ -301,7 +301,7 @@ class Part(Layer):
         if self.index[0] != slice(None) or not all(map(_is_basic, self.index)):
             raise Refused(
                 f"x[{index}] chooses among records, or by a tensor; begin with a full slice, "
-                "x[:, …], and go on with numbers and slices"
+                "x[:, …], followed by numbers and slices"
             )
 
     def forward(self, x: Tensor) -> Tensor:

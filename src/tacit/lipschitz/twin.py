@@ -215,10 +215,10 @@ class _Conversion:
             centred = nn.Sequential(LayerCentering(), *after) if after else LayerCentering()
             return centred, "dividing by a deviation has no Lipschitz constant"
         if isinstance(module, Dropout) or type(module).__name__ in _STOCHASTIC_DEPTH:
-            return nn.Identity(), "it adds noise to what is noisy enough"
+            return nn.Identity(), "private training adds noise enough"
         if type(module) is nn.AvgPool2d:
             pool = ScaledL2NormPool2d(module.kernel_size, module.stride)
-            return pool, "an average shrinks what it averages"
+            return pool, "an average shrinks its input"
         return None
 
     def _linear(self, module: nn.Linear) -> tuple[nn.Module, str]:

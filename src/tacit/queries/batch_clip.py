@@ -13,8 +13,8 @@ from tacit.checks.side_effects import contents_of, watched_step
 from tacit.data.augmentation import Augmentation
 from tacit.engines.book_keeping import PerRecord, planned_pass
 from tacit.engines.clipping import CLIP, ClipRule, ClipTask
-from tacit.engines.draws import State
 from tacit.engines.model_check import check_model, sample_records
+from tacit.engines.pass_state import PassState
 from tacit.errors import MixesRecords
 from tacit.losses.record_loss import needs_pre_activations
 from tacit.losses.tailored import watched
@@ -53,9 +53,9 @@ class BatchClip(ClippedQuery):
 
     Sensitivity. The sum has one term per set. A record that is replaced, added or removed turns
     one term into another, both of norm at most C_h in block h: it moves by at most 2·C_h under
-    either relation. (Taking a record out of a set does not take the term out, so the factor 2
-    that Poisson sampling saves individual clipping is not saved here.) That needs sets by record
-    id, which `MiniSetSampler` draws: k of N/s without replacement, exactly C_{m/N}(G_{1/σ})^{⊗T}
+    either relation. (If a record is removed, the term of its set remains. So add-or-remove has the
+    factor 2 too, unlike individual clipping under Poisson sampling.) This needs sets by record id,
+    which `MiniSetSampler` draws: k of N/s without replacement, exactly C_{m/N}(G_{1/σ})^{⊗T}
     with m = sk; or each with a probability, whose pair is Poisson sampling under replace-one. Sets
     of one record are records, and are bounded and accounted as those.
 
@@ -106,7 +106,7 @@ class BatchClip(ClippedQuery):
         return Unit.RECORD if self.mini_set_size == 1 else Unit.MINI_SET
 
     def expect(self, steps: int) -> None:
-        """Nothing is decided by the number of steps."""
+        """Do nothing: batch clipping does not choose by the number of steps."""
 
     def forget(self) -> None:
         """Free the memory of recorded steps."""
@@ -160,10 +160,10 @@ class BatchClip(ClippedQuery):
         return batch.divisor
 
     def _engine_for(self, task: ClipTask, batch: Batch) -> SetEngine:
-        """The engine for this task, chosen by what is public alone.
+        """The engine for this task, chosen by public facts alone.
 
-        Two engines clip alike only up to their roundings. The proof does not depend on the
-        records' values, so any two of them will do.
+        The sums of two engines differ in their roundings. The proof does not depend on the records'
+        values, so it can use any two records.
         """
         if self.engine is not None:
             return self.engine
@@ -179,9 +179,9 @@ class BatchClip(ClippedQuery):
         return self._at_once if proved[key] else self._one_by_one
 
     def _keeps_apart(self, task: ClipTask, batch: Batch) -> bool:
-        """Whether a pass under shadow memory proves it, in a program that is planned once."""
+        """Whether a pass under shadow memory proves that records stay apart in the model."""
         inputs, targets = sample_records(batch, 2)
-        start = State(inputs, task.model)
+        start = PassState(inputs, task.model)
         try:
             plan = planned_pass(task, self._views.first(inputs), targets, 2).plan
         finally:

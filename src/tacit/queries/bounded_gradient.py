@@ -82,7 +82,7 @@ def blocks_from(
 
 @dataclass(frozen=True)
 class Statistic:
-    """A sum over records that a query wants to know for its next step, released with the gradient.
+    """A sum over records that a query needs for its next step, released with the gradient.
 
     To the mechanism it is one more block, without parameters: `value` is one number, `bound` the
     most that one unit adds to it, and `std` the deviation of its noise, a public constant that
@@ -139,15 +139,15 @@ class BoundedGradient:
 
 
 class Loss(Protocol):
-    """Outputs and targets of some records to a scalar, or to one number per record."""
+    """Maps outputs and targets of some records to a scalar, or to one number per record."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
 
 
 class GradientQuery(Protocol):
-    """Turns a batch into a bounded sum of gradients. The routes differ in this and nothing else.
+    """Turns a batch into a bounded sum of gradients. The routes differ in nothing but the query.
 
-    A query of one's own has a `unit` and returns blocks whose `bound` no record can exceed:
+    A query of your own has a `unit` and returns blocks whose `bound` no record can exceed:
 
         class SignedSum:
             unit = Unit.RECORD
@@ -236,7 +236,7 @@ def by_prefix(model: nn.Module, groups: Mapping[str, Sequence[str]]) -> Blocks:
 
 
 def check_cover(blocks: Blocks, model: nn.Module) -> None:
-    """Every trainable parameter must be in exactly one block; what is left out has no bound."""
+    """Require every trainable parameter in exactly one block: one left out would have no bound."""
     listed = [name for block in blocks for name in block]
     known = set(trainable(model))
     unknown = sorted(set(listed) - known)

@@ -1,9 +1,9 @@
 """Clipless: gradients of a Lipschitz network are bounded by construction, and summed as they are.
 
-The loss's gradient in the outputs is taken first, one row per record, and limited if asked. Then
-it is sent back through the network in one pass: Σ_i J_iᵀ g_i, with J_i the Jacobian of record i's
-outputs in the parameters. That is the work of plain training. All of it runs in float32 or wider
-(`in_wide_precision`): see `tacit.precision`.
+A step first takes the loss's gradient in the outputs, one row per record, and limits it to the
+bound that is accounted for. Then one backward pass gives Σ_i J_iᵀ g_i, with J_i the Jacobian of
+record i's outputs in the parameters. That is the work of plain training. All of it runs in float32
+or wider (`in_wide_precision`): see `tacit.precision`.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ _COUNT = "#count"
 class CliplessStep:
     """The two passes as a function of records, mask, limits and weights, which can be recorded.
 
-    `limit` is the bound that is accounted for: the clip, or the loss's own constant, which a loss
-    that keeps to it does not notice. `below` asks for the centred count of the records whose
-    output gradient is below it. `views` is how many rows a record has. A record with an entry
-    above `largest` in size adds nothing, since it may overflow on its way.
+    `limit` is the bound that is accounted for: the clip, or the loss's own constant. The latter
+    changes nothing for a loss whose gradients are within its constant. `below` asks for the centred
+    count of the records whose output gradient is below it. `views` is the number of rows per
+    record. A record with an entry above `largest` in size adds nothing, since it may overflow.
     """
 
     model: nn.Module
@@ -150,8 +150,8 @@ class Clipless(AdaptingQuery):
 
     One record's gradient of parameter θ is at most Δ_θ, the bound that `propagate` carries through
     the network; a block's is (Σ_θ Δ_θ²)^(1/2). That holds for weights in their layers' sets, so
-    weights that are not are shrunk first: soundness does not depend on whether the loop projects.
-    One forward and one backward pass of plain training, whatever the batch.
+    weights outside of them are shrunk first: soundness does not depend on a projection in the loop.
+    A step takes one forward and one backward pass, like plain training, for any batch size.
 
     The bounds are those of the program that runs. The model is compiled once into a
     `tacit.lipschitz` program of known steps; the bounds are propagated through these steps, and
@@ -159,19 +159,18 @@ class Clipless(AdaptingQuery):
 
     Args:
         gradient_clip: limits the norm of each record's loss gradient *in the outputs* to C. Then C
-            takes the place of the loss's constant, and less noise is needed than for the loss's
-            worst case; the constant itself is enforced in the same way. For a linear model on
-            inputs of one norm it is per-sample clipping. An `AdaptiveNorm` follows a quantile of
+            takes the place of the loss's constant, and the noise is less than for the loss's worst
+            case. Without it, the loss's constant is enforced in the same way. For a linear model on
+            inputs of one norm this is per-sample clipping. An `AdaptiveNorm` follows a quantile of
             those norms, for a count that is charged.
         blocks: a function of the model such as `by_parameter` (default), or its value.
         augmentation: averages each record's gradient over views, each within the bound.
         recorder: records the passes where that pays.
 
-    A record that is not finite adds nothing, nor one so large that it may overflow before anything
-    limits it. A model of bfloat16 or float16 weights, or one under autocast, runs in float32 all
-    the same: a sum over records that is rounded to 8 bits moves by many times the bound when one
-    record is added. The bound of a block is enlarged by what rounding can make of a sum in the
-    arithmetic that is used (`tacit.precision`).
+    A record adds nothing if it is not finite, or so large that it may overflow inside the network.
+    A model of bfloat16 or float16 weights, or one under autocast, still runs in float32: a sum over
+    records that is rounded to 8 bits moves by many times the bound when one record is added. The
+    bound of a block includes what rounding can add to a sum (`tacit.precision`).
 
         query = Clipless(gradient_clip=4.0)
         query.sensitivities(model, loss, input_shape=(1, 28, 28))
@@ -261,7 +260,7 @@ class Clipless(AdaptingQuery):
         self.recorder.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy compiles its models itself: programs are of the parameters they were made from."""
+        """A copy compiles its models itself, as a program belongs to one model's parameters."""
         return {n: v for n, v in vars(self).items() if n not in ("_programs", "_known")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -284,7 +283,7 @@ class Clipless(AdaptingQuery):
     ) -> Sensitivities:
         """The bounds on one record's gradient. They depend on the layers' sets, not on the weights.
 
-        A block's bound is that of its parameters, and what rounding can make of a sum.
+        A block's bound is that of its parameters, enlarged by what rounding can add to a sum.
         """
         return self._bounds(model, loss, input_shape).sensitivities
 

@@ -23,8 +23,8 @@ from tacit.engines.clipping import (
     coarsest,
     flattened,
 )
-from tacit.engines.draws import from_one_start
 from tacit.engines.model_check import check_model
+from tacit.engines.pass_state import from_one_start
 from tacit.losses.record_loss import needs_pre_activations
 from tacit.losses.tailored import watched
 from tacit.precision import ROWS_AT_ONCE, public_rows, slack_of_sum
@@ -60,7 +60,7 @@ MaxNorm = float | AdaptiveNorm | Sequence[float | AdaptiveNorm] | FromPublic
 
 
 class Frozen(Protocol):
-    """Says which entries of the parameters are still trained: see `Sparsification`."""
+    """Tells which entries of the parameters are still trained: see `Sparsification`."""
 
     def active(self, model: nn.Module) -> Mapping[str, Tensor]:
         """A public mask of each parameter that has frozen entries."""
@@ -90,7 +90,7 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
 
     @property
     def unit(self) -> Unit:
-        """What one clipped contribution is of."""
+        """The unit of one clipped contribution: a record, or a mini-set."""
         return Unit.RECORD
 
     def __repr__(self) -> str:
@@ -135,8 +135,8 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
     ) -> BoundedGradient:
         """The clipped sums of all pieces, with their bounds and what is released beside them.
 
-        A block's bound is C_h·(1 + s): s is what rounding can make of a sum over so many records
-        (`tacit.precision`), 0.2% in float32 and 10⁻¹¹ in float64.
+        A block's bound is C_h·(1 + s), where s covers the rounding of a sum over so many records
+        (`tacit.precision`): 0.2% in float32 and 10⁻¹¹ in float64.
         """
         total = accumulator(task.parameters.values())
         counts = total.new_zeros(len(task.norms))
@@ -192,7 +192,7 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
 
 
 def check_key(task: ClipTask, *more: object) -> Hashable:
-    """What a check depends on, apart from the model: who computes what of which loss."""
+    """What a check depends on, apart from the model: the loss, the engine, the parameters."""
     kinds = tuple(map(function_kind, (task.loss, *more)))
     return kinds, tuple(task.parameters), needs_pre_activations(task.loss)
 

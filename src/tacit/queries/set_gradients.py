@@ -1,7 +1,7 @@
-"""Mini-sets of records: what one proposes, g(w; S), and the clipped sum over several.
+"""Gradients of mini-sets: the vector g(w; S) of each set, and the clipped sum over several sets.
 
 Clipping bounds whatever g returns, so g may be any function of the weights and of the records of
-*one* mini-set [Nguyen 2023, Eq. 6]. It must not see another set, nor keep anything of an earlier
+*one* mini-set [Nguyen 2023, Eq. 6]. It must not read another set, or keep anything of an earlier
 one. An engine computes the clipped sum set by set, or all sets at once.
 """
 
@@ -27,7 +27,7 @@ from tacit.engines.clipping import (
     norms_of_blocks,
     sum_dtype,
 )
-from tacit.engines.draws import from_one_start
+from tacit.engines.pass_state import from_one_start
 from tacit.engines.recorder import Recorder
 from tacit.errors import UnsupportedEvent, UnsupportedModule
 from tacit.losses.record_loss import losses_of
@@ -80,7 +80,7 @@ def sets_of(batch: Batch) -> list[Batch]:
     return [batch.only(rows) for rows in order.split(sizes.tolist())]
 
 
-_TORCH_SAYS = "Expected more than 1 value per channel"
+_TOO_FEW_VALUES = "Expected more than 1 value per channel"
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def too_small_is_nothing() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if _TORCH_SAYS not in str(error):
+        if _TOO_FEW_VALUES not in str(error):
             raise
 
 
@@ -102,7 +102,7 @@ Parameters = dict[str, nn.Parameter]
 
 
 class SetGradient(Protocol):
-    """g(w; S): weights and the records of one mini-set to a vector, one tensor per parameter.
+    """g(w; S): maps weights and the records of one mini-set to one tensor per parameter.
 
     `inputs` and `targets` are tensors or pytrees of them, as in `Records`.
     """
@@ -131,7 +131,7 @@ class MeanGradient:
 
 @dataclass(frozen=True)
 class LocalRun:
-    """w − w', where w' is reached from w by a run of an optimizer over the records of the set.
+    """w − w', where an optimizer that runs over the records of the set moves w to w'.
 
     `optimizer` makes a new one of a list of tensors, such as
     `partial(torch.optim.SGD, lr=0.1, momentum=0.9)` or `partial(torch.optim.Adam, lr=1e-3)`: its
@@ -157,7 +157,7 @@ class LocalRun:
         local = {n: p.detach().clone().requires_grad_() for n, p in parameters.items()}
         tensors = list(local.values())
         stepper = self.optimizer(tensors)
-        # What a pass writes to a buffer from weights alone is private here: the weights have moved.
+        # The weights depend on the set by now, so even a buffer made from weights alone is private.
         buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
         for start in (*range(0, num_rows(inputs), self.at_once),) * self.epochs:
             x, y = take_rows((inputs, targets), slice(start, start + self.at_once))
@@ -255,7 +255,7 @@ def as_one_record(task: ClipTask, vector: dict[str, Tensor]) -> dict[str, Record
 
 
 class _Row(Stacked):
-    """One record's gradients: scaled by a multiplication, which a matrix product is slower than."""
+    """One record's gradients, scaled by a multiplication, which is faster than a matrix product."""
 
     def total(self, scale: RowScale) -> Tensor:
         return scale.of(self.rows_BP)[0]
@@ -267,8 +267,8 @@ class SetsAsRecords:
     The mean gradient of a set of s records is that of one record with s views, so book-keeping
     gives all sets in one forward and one backward pass, and proves for each shape that runs that
     sets stay apart: its plan has sets in the place of records. At s = 1 it is per-sample clipping.
-    All sets go this way, also one that is alone in its size: book-keeping clips by upper bounds of
-    norms, so a set that changed its way because of another's record would move as well.
+    All sets are computed like this, even if a size occurs once: book-keeping clips by upper bounds
+    of norms, so a set whose method depended on another set's records would depend on them too.
     """
 
     def __init__(self, engine: Engine | None = None) -> None:
@@ -310,7 +310,7 @@ class SetsAsRecords:
 
 
 def added_up(clipped: Iterable[Clipped]) -> Clipped:
-    """Sums and counts of all parts, as new tensors: a next replay writes over a recording's.
+    """Sums and counts of all parts, as new tensors: the next replay overwrites a recording's.
 
     In float64 where the device has it, as parts may be thousands of sets.
     """

@@ -10,8 +10,8 @@ step, the statistics to release beside its gradient, and what to do once it is r
   [Zhu 2022, Thm 10] covers the run, and its ε is that of a fixed C at the same z.
 - `LayerwiseNorms` and `LayerFactors`: e_h, the expected norm of block h of what is clipped (a
   record's gradient, or a mini-set's), is estimated on public records at the current weights
-  [Nguyen 2023]. Weights are released and the set is public, so e_h and all that is made of it is
-  post-processing: the analysis may treat every constant as known.
+  [Nguyen 2023]. Weights are released and the set is public, so everything that is computed from
+  e_h is post-processing: the analysis may treat every constant as known.
 - `group_by_norm`: few blocks instead of many, where layers have gradients of similar norms.
 """
 
@@ -193,7 +193,7 @@ class LayerFactors:
     The clipped vector (m_1·g_1 | … | m_L·g_L) has norm at most C, so all layers together are one
     block of bound C: there is no √L to pay. After division layer h has noise s/m_h, again in
     proportion to its gradients [Nguyen 2023, Appendix B.2]. All layers have norm near max e then,
-    so C wants to be about √L times the master constant of `LayerwiseNorms`. m_h is at most
+    so C should be about √L times the master constant of `LayerwiseNorms`. m_h is at most
     1/`floor`; `every` and `records` are those of `LayerwiseNorms`.
     """
 
@@ -260,7 +260,7 @@ class Thresholds:
 
 
 class Estimates:
-    """The e_h of one run: estimated at the steps when they are due, and kept in between.
+    """The e_h of one run: estimated when they are due, and constant in between.
 
     Steps count releases: a query that is called twice without a release uses the same constants.
     """

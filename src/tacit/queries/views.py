@@ -1,4 +1,4 @@
-"""Physical batches as an engine takes them: several views of each record, in consecutive rows."""
+"""Physical batches for engines, with several views of each record in consecutive rows."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 from tacit.checks.side_effects import require_isolated_views
 from tacit.data.augmentation import Augmentation
-from tacit.engines.draws import State
 from tacit.engines.model_check import sample_records
+from tacit.engines.pass_state import PassState
 from tacit.pytrees import Tree, map_tensors, tensors_of
 from tacit.sampling.sampler import Batch, batch_of
 
 
 class ViewBatches:
-    """The views of an augmentation: cuts a batch into pieces and draws each piece's views, once.
+    """Cuts a batch into pieces and draws the views of each piece, once.
 
-    Once: if a piece's views were drawn again because a record is not finite, that record would
-    change the others' views. `max_physical` counts rows, K of them per record; a single record's
-    views stay together, however many they are.
+    If a piece's views were drawn again because a record is not finite, that record would change
+    the others' views. `max_physical` counts rows, K per record. The views of one record stay
+    together, however many they are.
     """
 
     def __init__(self, augmentation: Augmentation | None) -> None:
@@ -56,7 +56,7 @@ class ViewBatches:
         if augmentation.rows_apart:
             return True
         inputs, _ = sample_records(batch, 256)
-        state = State(inputs)
+        state = PassState(inputs)
 
         def views_of(x: Tree) -> Tensor:
             state.restore_draws()

@@ -30,7 +30,7 @@ from tacit.statistics.tracking import (
     unfrozen_norms,
     without_running_statistics,
 )
-from tacit.torch_internals import BatchNorm, InstanceNorm
+from tacit.torch_internals import BatchNorm, InstanceNorm, unbatched_rank
 
 if TYPE_CHECKING:
     from tacit.ledger import Ledger
@@ -54,8 +54,8 @@ class PublicStatistics:
     For InstanceNorm mean and var are of each record alone, averaged over the records. Norms that
     are frozen stay as they are. Records that do not fill a mini-set are left out.
 
-    No private record is read, so there is nothing to charge. That `public` is public is the
-    user's word; the Trainer refuses the training records themselves.
+    No private record is read, so there is nothing to charge. The user declares that `public` is
+    public; the Trainer refuses the training records themselves.
     """
 
     public: Any  # Records, or what they are made from
@@ -209,7 +209,7 @@ class ReleasedStatistics:
     def _norms_in_order(self, model: nn.Module) -> Iterator[list[nn.Module]]:
         """The unfrozen norms as a pass of zeros, which are nobody's data, meets them.
 
-        Within it the model is in evaluation mode. Raises UnsupportedModule for a norm whose moments
+        Inside, the model is in evaluation mode. Raises UnsupportedModule for a norm whose moments
         have no bound.
         """
         unfrozen = unfrozen_norms(model)  # asked before evaluation mode freezes all
@@ -253,7 +253,7 @@ def clipped_moments(x_BCP: Tensor, scale: float, max_norm: float) -> Tensor:
     moments_BK = torch.cat((u_BCP.mean(2), u_BCP.square().mean(2) - 1), dim=1)
     norms_B = torch.linalg.vector_norm(moments_BK, dim=1)
     finite_B = norms_B.isfinite()
-    # NaN · 0 is NaN, so what is not finite is put out before it is scaled.
+    # NaN · 0 is NaN, so what is not finite becomes zero before it is scaled.
     moments_BK = torch.where(finite_B[:, None], moments_BK, 0.0)
     bound = moments_bound(x_BCP.shape[1], max_norm)
     scale_B = clip_scale(torch.where(finite_B, norms_B, 0.0), bound, [moments_BK.dtype])
@@ -313,7 +313,7 @@ def _require_records_apart(norm: nn.Module, model: nn.Module, records: Records) 
 def _mean_and_variance(norm: nn.Module, x: Tensor) -> Tensor:
     """(2, C): the mean and the unbiased variance that the norm itself would take from x."""
     if isinstance(norm, InstanceNorm):
-        x_BCP = (x if x.dim() > norm._get_no_batch_dim() else x[None]).flatten(2)
+        x_BCP = (x if x.dim() > unbatched_rank(norm) else x[None]).flatten(2)
         return torch.stack((x_BCP.mean(2).mean(0), x_BCP.var(2).mean(0)))
     x_CR = x.transpose(0, 1).flatten(1)
     return torch.stack((x_CR.mean(1), x_CR.var(1)))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tacit.errors import PrivateStatistics, UnsupportedModule
-from tacit.torch_internals import BatchNorm, InstanceNorm
+from tacit.torch_internals import INSTANCE_NORM_METHOD, BatchNorm, InstanceNorm
 
 _INITIAL = {"running_mean": 0, "running_var": 1, "num_batches_tracked": 0}
 _ORIGIN = "_origin_of_statistics"
@@ -86,12 +86,9 @@ def _fingerprint(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-_APPLY = "_apply_instance_norm"
-
-
 @contextmanager
 def without_running_statistics(model: nn.Module) -> Iterator[None]:
-    """Within it, no forward pass of the model changes its running statistics, bit for bit.
+    """Inside, no forward pass of the model changes its running statistics, bit for bit.
 
     In training mode BatchNorm computes γ·(x − mean_B)/√(var_B + ε) + β from its batch B, and then
     moves running_mean and running_var towards mean_B and var_B. The first is covered by a clip of
@@ -99,32 +96,34 @@ def without_running_statistics(model: nn.Module) -> Iterator[None]:
     place: `track_running_stats` is off, so that PyTorch is handed no buffers to write to.
     InstanceNorm writes to its buffers whatever that switch says, so its call is made without them.
 
-    Evaluation mode is unchanged: frozen statistics are used and kept. Nothing is copied, nothing is
-    read back from a GPU, and modules are as they were when it ends, also by an exception; within
-    it `functional_call`, `vmap` and the capture of CUDA graphs work. The capture of a graph must
-    be within it, its replays need not.
+    Evaluation mode is unchanged: frozen statistics are used and kept. Nothing is copied or read
+    back from a GPU. At the end, also after an exception, modules are as they were. Inside,
+    `functional_call`, `vmap` and the capture of CUDA graphs work. The capture of a graph must be
+    inside; its replays need not.
 
-    Raises UnsupportedModule for a BatchNorm whose forward pass is not PyTorch's own, since what
-    that one remembers is not known, and for a lazy one that has no channels yet.
+    Raises UnsupportedModule for a BatchNorm whose forward pass is not PyTorch's own, since it is
+    not known what that stores, and for a lazy one that has no channels yet.
     """
     norms = {name: m for name, m in model.named_modules() if tracks_statistics(m)}
     for name, module in norms.items():
         _require_known(name, module)
     batch_norms = [m for m in norms.values() if isinstance(m, BatchNorm) and m.track_running_stats]
     instance_norms = [
-        m for m in norms.values() if isinstance(m, InstanceNorm) and _APPLY not in vars(m)
+        m
+        for m in norms.values()
+        if isinstance(m, InstanceNorm) and INSTANCE_NORM_METHOD not in vars(m)
     ]
     try:
         for batch_norm in batch_norms:
             batch_norm.track_running_stats = False
         for instance_norm in instance_norms:
-            vars(instance_norm)[_APPLY] = partial(_instance_norm, instance_norm)
+            vars(instance_norm)[INSTANCE_NORM_METHOD] = partial(_instance_norm, instance_norm)
         yield
     finally:
         for batch_norm in batch_norms:
             batch_norm.track_running_stats = True
         for instance_norm in instance_norms:
-            vars(instance_norm).pop(_APPLY, None)
+            vars(instance_norm).pop(INSTANCE_NORM_METHOD, None)
 
 
 def tracks_statistics(module: nn.Module) -> bool:
@@ -161,8 +160,8 @@ def _require_known(name: str, module: nn.Module) -> None:
     if isinstance(module, BatchNorm):
         known = kind.forward in (BatchNorm.forward, nn.SyncBatchNorm.forward)
     else:
-        methods = (InstanceNorm.forward, InstanceNorm._apply_instance_norm)
-        known = (kind.forward, kind._apply_instance_norm) == methods  # type: ignore[attr-defined]
+        methods = ("forward", INSTANCE_NORM_METHOD)
+        known = all(getattr(kind, m) is getattr(InstanceNorm, m) for m in methods)
     if not known or "forward" in vars(module):
         raise UnsupportedModule(
             f"{where} ({kind.__name__}) has a forward pass of its own, and what it stores of "

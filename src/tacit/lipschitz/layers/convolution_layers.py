@@ -15,7 +15,7 @@ from tacit.lipschitz.layers.linear import ConstrainedWeight
 from tacit.lipschitz.layers.rearranging import Shift, SpaceToDepth
 from tacit.lipschitz.operator_norm import Axis
 from tacit.lipschitz.sets import ReshapedKernel, TrueConvolution, WeightSet, shrunk
-from tacit.torch_internals import Convolution
+from tacit.torch_internals import Convolution, explicit_padding
 
 KernelSet = Callable[[float, tuple[Axis, ...], int], WeightSet]
 
@@ -152,8 +152,7 @@ def axes_of(
 def _pads(layer: Convolution, dims: int) -> list[tuple[int, int]]:
     """Before and after each axis. PyTorch keeps a second copy, which zero padding does not read."""
     if layer.padding_mode != "zeros":
-        # As for torch.nn.functional.pad: the last axis first, before and after in turn.
-        pads = list(layer._reversed_padding_repeated_twice)
+        pads = explicit_padding(layer)  # the last axis first, before and after in turn
         return [(pads[2 * i], pads[2 * i + 1]) for i in reversed(range(dims))]
     if layer.padding == "same":
         kernel, dilations = layer.weight.shape[2:], per_axis(layer.dilation, dims)

@@ -1,13 +1,13 @@
-"""What does privacy's book-keeping cost? A step with everything but the gradient, over a bare step.
+"""How much time does a private step take apart from its gradient, relative to a bare step?
 
 The bare step takes the next slice of the data, runs forward and backward, and steps the
-optimizer. The other does the same through the pipe: Poisson sampling, the mechanism's noise, a
-ledger on disk, release into `.grad`. The gradient is in both the plain one of the batch, so what
-differs is the spine alone. (It is *not* bounded: nothing here is private.)
+optimizer. The other step does the same through Tacit's pipeline: Poisson sampling, the mechanism's
+noise, a ledger on disk, release into `.grad`. Both use the plain gradient of the batch, so only the
+pipeline differs. (The gradient is *not* bounded: nothing here is private.)
 
 Blocks of steps of the two kinds alternate in one process; times are medians over blocks.
 
-    python benchmarks/spine_overhead.py --device cpu --out result.json
+    python benchmarks/pipeline_overhead.py --device cpu --out result.json
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class PlainSum:
 
 
 class GivenSum:
-    """A gradient that is there already: what is left is the spine alone."""
+    """A gradient that was computed before, to time the pipeline alone."""
 
     unit = Unit.RECORD
 
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
         parameters = trainable(model)
-        _ = batch.inputs, batch.targets  # gathering the records is part of the spine
+        _ = batch.inputs, batch.targets  # gathering the records is part of the pipeline
         sums = tuple(p.detach() for p in parameters.values())
         block = Block(tuple(parameters), tuple(parameters.values()), sums, bound=1.0)
         return BoundedGradient((block,), batch.divisor)
@@ -82,7 +82,7 @@ class Bare:
         self.optimizer.step()
 
 
-class Spine:
+class Pipeline:
     """The same gradient through sampler, mechanism and ledger."""
 
     def __init__(
@@ -127,19 +127,23 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         total = (2 * blocks + 2) * steps
         bare = Bare(records, batch_size, device)
-        spine = Spine(records, batch_size, device, Path(folder) / "ledger.sqlite", total, pad_to)
-        kinds = {"bare": step_on(device, bare.step), "spine": step_on(device, spine.step)}
+        pipeline = Pipeline(
+            records, batch_size, device, Path(folder) / "ledger.sqlite", total, pad_to
+        )
+        kinds = {"bare": step_on(device, bare.step), "pipeline": step_on(device, pipeline.step)}
         alternate(kinds, 1, steps)
         times = alternate(kinds, blocks, steps)
-        alone = alternate({"alone": step_on(device, spine.alone)}, blocks + 1, steps)["alone"][1:]
-        spine.ledger.close()
-    over = ratios(times, "bare")["spine"]
+        alone = alternate({"alone": step_on(device, pipeline.alone)}, blocks + 1, steps)["alone"][
+            1:
+        ]
+        pipeline.ledger.close()
+    over = ratios(times, "bare")["pipeline"]
     return {
         "batch_size": batch_size,
         "pad_to": pad_to,
         "bare_ms": 1e3 * statistics.median(times["bare"]),
-        "spine_ms": 1e3 * statistics.median(times["spine"]),
-        "spine_alone_ms": 1e3 * statistics.median(alone),
+        "pipeline_ms": 1e3 * statistics.median(times["pipeline"]),
+        "pipeline_alone_ms": 1e3 * statistics.median(alone),
         "ratio_median": over["median"],
         "ratio_quartiles": over["quartiles"],
         "blocks": blocks,

@@ -1,7 +1,7 @@
-"""What a pass begins from besides weights and records, to run it again: generators and buffers.
+"""The state of a pass besides weights and records: random generators and a model's buffers.
 
-`State` takes both back. `SteadyDraws` makes random draws the same for every record, so that a
-model can be asked for the same answers in batches of other sizes.
+`PassState` saves and restores it, so that a pass can be run again. `SteadyDraws` makes random draws
+the same for every record, so that results can be compared between batches of different sizes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch.nn.parameter import is_lazy
 
 from tacit.checks.side_effects import current_watch, same_tensors
 from tacit.pytrees import Tree, device_of
-from tacit.torch_internals import TorchDispatchMode, version_of
+from tacit.torch_internals import TorchDispatchMode, schema_of, tables_of, version_of
 
 T = TypeVar("T")
 
 
-class State:
-    """The generators' states and a model's buffers and attributes now, to be restored later.
+class PassState:
+    """Saves the states of generators, and a model's buffers and attributes, to restore them later.
 
-    Generators are those of the process, for the device of `inputs`, and those that modules hold;
-    without inputs there are none. With `names`, only the modules that hold these buffers are kept.
+    Generators are those of the process, for the device of `inputs`, and those that modules hold.
+    Without inputs none is saved. With `names`, only modules that hold these buffers are saved.
     Spectral normalisation moves its buffers in every pass, from its weights alone, so a pass that
     is run twice must begin both times from the same ones. A module whose buffers are restored gets
     its attributes back too: one of them may say that a cache is filled.
@@ -44,43 +44,43 @@ class State:
         paths = None if names is None else {name.rpartition(".")[0] for name in names}
         modules = () if model is None or paths == set() else model.named_modules()
         self._inputs, self._model, self._names = inputs, model, names
-        self._modules = {
+        self._holders = {
             path: (module, dict(vars(module)))
             for path, module in modules
             if not isinstance(module, torch.jit.ScriptModule)  # whose attributes are out of reach
             if paths is None or path in paths
         }
-        self._buffers = self._current_buffers()
+        self._held_buffers = self._current_buffers()
         self._entries = {
             name: (version_of(buffer), buffer.detach().clone())
-            for name, buffer in self._buffers.items()
+            for name, buffer in self._held_buffers.items()
             if buffer is not None and not is_lazy(buffer)
         }
-        values = (value for _, held in self._modules.values() for value in held.values())
+        values = (value for _, held in self._holders.values() for value in held.values())
         generators = [] if inputs is None else [*_of_the_process(inputs), *map(_own, values)]
         self._draws = [(*pair, pair[0]()) for pair in generators if pair is not None]
 
     def _current_buffers(self) -> dict[str, Tensor | None]:
         return {
             f"{path}.{name}".lstrip("."): buffer
-            for path, (module, _) in self._modules.items()
-            for name, buffer in module._buffers.items()
+            for path, (module, _) in self._holders.items()
+            for name, buffer in tables_of(module).buffers.items()
         }
 
     def drew(self) -> bool:
-        """Whether any generator has drawn since."""
+        """Whether any generator has drawn since this state was saved."""
         return any(not _same_state(before, get()) for get, _, before in self._draws)
 
     def changed(self) -> frozenset[str]:
-        """The names of the buffers that were written since. Reads their values."""
-        before, now = self._buffers, self._current_buffers()
+        """The names of the buffers that were written since. It reads their values."""
+        before, now = self._held_buffers, self._current_buffers()
         replaced = {name for name, buffer in before.items() if now.get(name, self) is not buffer}
         written = {name for name in self._entries if self._is_written(name)}
         names = (now.keys() - before.keys()) | replaced | written
         return frozenset(names if self._names is None else names & self._names)
 
     def _is_written(self, name: str) -> bool:
-        (version, entries), buffer = self._entries[name], self._buffers[name]
+        (version, entries), buffer = self._entries[name], self._held_buffers[name]
         assert buffer is not None
         return version_of(buffer) != version or not same_tensors(buffer, entries)
 
@@ -88,7 +88,7 @@ class State:
         return any(
             vars(module).keys() != before.keys()
             or any(vars(module)[name] is not value for name, value in before.items())
-            for module, before in self._modules.values()
+            for module, before in self._holders.values()
         )
 
     def restore_draws(self) -> None:
@@ -96,48 +96,49 @@ class State:
             put(before)
 
     def restore_entries(self) -> None:
-        """Generators, and what buffers hold. Not attributes: what a model keeps is looked for."""
+        """Restore generators and the buffers' entries. Attributes stay, for checks to compare."""
         self.restore_draws()
         for name in self._entries:
             self._restore_entries_of(name)
 
     def _restore_entries_of(self, name: str) -> None:
-        (_, entries), buffer = self._entries[name], self._buffers[name]
+        (_, entries), buffer = self._entries[name], self._held_buffers[name]
         assert buffer is not None
         if not same_tensors(buffer, entries):  # a write would spoil the caller's own graphs
             buffer.detach().copy_(entries)
 
     def restore(self, names: Iterable[str] | None = None, *, copies: bool = False) -> None:
-        """Generators, and these buffers with their modules' attributes; by default, the changed.
+        """Restore generators, and these buffers with their modules' attributes.
 
-        With `copies`, the buffers themselves stay as they are, and copies take their places.
+        By default, all buffers that have changed. With `copies`, the present buffers keep their
+        entries, and copies take their places in the modules.
         """
         self.restore_draws()
         for name in self.changed() if names is None else names:
             path, _, own = name.rpartition(".")
-            module, attributes = self._modules[path]
+            module, attributes = self._holders[path]
             _replace_attributes(module, attributes)
-            if name not in self._buffers:
-                module._buffers.pop(own, None)
+            if name not in self._held_buffers:
+                tables_of(module).buffers.pop(own, None)
                 continue
-            module._buffers[own] = self._buffers[name]
+            tables_of(module).buffers[own] = self._held_buffers[name]
             if name in self._entries and copies:
-                module._buffers[own] = self._entries[name][1].clone()
+                tables_of(module).buffers[own] = self._entries[name][1].clone()
             elif name in self._entries:
                 self._restore_entries_of(name)
 
     def restore_all(self) -> None:
-        for module, attributes in self._modules.values():
+        for module, attributes in self._holders.values():
             _replace_attributes(module, attributes)
-        self.restore({*self._buffers, *self._current_buffers()})
+        self.restore({*self._held_buffers, *self._current_buffers()})
 
     @contextmanager
     def as_before(self, names: frozenset[str]) -> Iterator[None]:
-        """Within it, generators and modules that hold these buffers are as they were.
+        """Restore generators and modules that hold these buffers while the context lasts.
 
-        What is written to the buffers is lost, and no tensor that a graph has saved is touched.
+        Writes to the buffers are lost. Tensors that a graph has saved are not touched.
         """
-        now = State(self._inputs, self._model)
+        now = PassState(self._inputs, self._model)
         try:
             self.restore(names, copies=True)
             yield
@@ -146,16 +147,17 @@ class State:
 
 
 def from_one_start(passes: Iterable[T], model: nn.Module) -> Iterator[T]:
-    """What the passes give, each begun from the same buffers; what the last one wrote stays.
+    """The passes' results, where each pass begins from the same buffers.
 
-    How many passes a step takes depends on the number of records, which is private. So a buffer
-    that counts passes counts steps, and no record's gradient depends on the passes before its own.
+    Only the writes of the last pass stay. The number of passes in a step depends on the number of
+    records, which is private. So a buffer that counts passes counts steps instead, and no record's
+    gradient depends on the passes before its own.
     """
     names = frozenset(current_watch(model).public)
-    start, end = State(None, model, names), None
+    start, end = PassState(None, model, names), None
     for result in passes:
         yield result
-        end = State(None, model, names)
+        end = PassState(None, model, names)
         start.restore(names)
     if end is not None:
         end.restore(names)
@@ -200,9 +202,9 @@ def _same_state(one: Any, other: Any) -> bool:
 class SteadyDraws(TorchDispatchMode):
     """Random numbers that are the same for every record, place and batch size.
 
-    Uniform and normal draws are a constant, coins fall on one if they can (dropout keeps all),
-    permutations keep the order. So a model with random draws can be asked twice, in batches of
-    other sizes. Draws of other kinds are left as they are.
+    Uniform and normal draws become a constant, coins become 1 if they can (dropout keeps all), and
+    permutations keep the order. So a model with random draws can run in batches of different sizes
+    and give comparable results. Other kinds of draws are unchanged.
     """
 
     def __torch_dispatch__(
@@ -213,7 +215,7 @@ class SteadyDraws(TorchDispatchMode):
             return func(*args, **kwargs)
         steady = _STEADY.get(func.overloadpacket.__name__)
         if steady is None:  # a fused kernel of attention draws by itself
-            names = [argument.name for argument in func._schema.arguments[: len(args)]]
+            names = [argument.name for argument in schema_of(func).arguments[: len(args)]]
             pairs = zip(names, args, strict=True)
             args = tuple(0.0 if name == "dropout_p" else value for name, value in pairs)
             return func(*args, **kwargs | ({"dropout_p": 0.0} if "dropout_p" in kwargs else {}))
