@@ -308,6 +308,11 @@ def _bytes_of(dataset: Any) -> int:
 
 def _lazily(data: Any, reading: Reading) -> tuple[Tree, Tree]:
     """Inputs and targets as columns, of which nothing but the first row has been read."""
+    if isinstance(data, Records):
+        raise TypeError(
+            "Records.lazy was given Records, which are read already as they were made to be; give "
+            "it the arrays or the dataset that they were made from"
+        )
     arrays = (data, ()) if isinstance(data, Tensor) or _is_array(data) else _arrays_of(data)
     if arrays is not None:
         inputs, targets = arrays
@@ -322,7 +327,7 @@ def _lazily(data: Any, reading: Reading) -> tuple[Tree, Tree]:
 
 
 def _item_of(item: Any) -> tuple[Tree, Tree]:
-    """One record of a dataset as trees of tensors."""
+    """One record of a dataset, or rows of a source, as trees of tensors."""
     inputs, targets = _inputs_and_targets(item)
     return _record_tensors(inputs, "inputs"), _record_tensors(targets, "targets")
 
@@ -335,14 +340,13 @@ def _record_tensors(tree: Tree, name: str) -> Tree:
 class _Converted:
     """A user's source, whose rows may be arrays and come in any of the forms of `as_records`."""
 
-    source: RowSource
+    wrapped: RowSource
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.wrapped)
 
     def read_rows(self, rows: Tensor) -> Tree:
-        inputs, targets = _inputs_and_targets(self.source.read_rows(rows))
-        return as_tensors(inputs, "inputs"), as_tensors(targets, "targets")
+        return _item_of(self.wrapped.read_rows(rows))
 
 
 def as_tensors(tree: Tree, name: str) -> Tree:
@@ -422,8 +426,11 @@ def _converted(tree: Tree, name: str, numbers_too: bool = False) -> Tree:
                 f"{name} is an array of {array.dtype}; give numbers, and text by a tokenizer or a "
                 "table of categories"
             )
-        if isinstance(tree, np.memmap) and array.ndim and len(array):
+        # A record of a mapped array is mapped as well; it is read with the record.
+        if isinstance(tree, np.memmap) and array.ndim and len(array) and not numbers_too:
             return as_column(tree, Reading())
+        if numbers_too and not array.flags.writeable:
+            array = array.copy()
         # Not for a single number, which would get a dimension.
         return torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array)
     if isinstance(tree, tuple | list) and _are_numbers(tree):

@@ -78,9 +78,8 @@ class ArrayRows:
         self._rows: Any = array if isinstance(array, Tensor) else np.asarray(array)
         self._mapping = _read_only_mapping(array)
         self._resident = 0
-        self.place: object = self  # where the rows are: other arrays of one file share it
-        if isinstance(array, np.memmap) and array.filename is not None:
-            self.place = os.path.realpath(array.filename), array.offset
+        # Where the rows are, so that two arrays over one file or memory are known as such.
+        self.place, self._first = _place(array)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -98,11 +97,34 @@ class ArrayRows:
                 self._resident = 0
         return torch.from_numpy(taken)
 
+    def positions(self, rows: Tensor) -> Tensor:
+        """Where these rows begin in `place`, in bytes."""
+        if isinstance(self._rows, Tensor):
+            return self._first + rows * self._rows.stride(0) * self._rows.element_size()
+        return self._first + rows * self._rows.strides[0]
+
+
+def _place(array: np.ndarray | Tensor) -> tuple[str, int]:
+    """The file or memory that holds the array, and where in it the first row begins."""
+    if isinstance(array, Tensor):
+        return str(array.device), array.data_ptr()
+    address = array.__array_interface__["data"][0]
+    mapping = _mapping_of(array)
+    if mapping is None or not isinstance(array, np.memmap) or array.filename is None:
+        return "cpu", address
+    begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+    base = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+    return os.path.realpath(array.filename), begin + address - base
+
 
 def _read_only_mapping(array: object) -> mmap.mmap | None:
     """The mapping of a file that was opened for reading, so that its pages can be let go."""
     if not isinstance(array, np.memmap) or array.mode != "r" or not hasattr(mmap, "MADV_DONTNEED"):
         return None
+    return _mapping_of(array)
+
+
+def _mapping_of(array: object) -> mmap.mmap | None:
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -117,11 +139,11 @@ class DatasetRows:
     """
 
     def __init__(self, dataset: Any, convert: Callable[[Any], Tree]) -> None:
-        self.dataset, self.convert = dataset, convert
+        self.wrapped, self.convert = dataset, convert
         self._first: Tree = None
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.wrapped)
 
     def read_rows(self, rows: Tensor, key: bytes | None = None) -> Tree:
         with _draws_by_row(key or secrets.token_bytes(32)) as begin:
@@ -131,7 +153,7 @@ class DatasetRows:
     def _item(self, row: int, begin: Callable[[int], None]) -> Tree:
         begin(row)
         try:
-            item = self.convert(self.dataset[row])
+            item = self.convert(self.wrapped[row])
         except Exception as error:
             raise DataError(
                 f"record {row} cannot be read: {type(error).__name__}: {error} ({PRIVATE_ROW})"
@@ -243,7 +265,7 @@ class LazyRows:
         if kinds != self.template or any(len(t) != len(rows) for t in found):
             shapes = ", ".join(str(tuple(t.shape)) for t in found)
             wanted = ", ".join(str((len(rows), *shape)) for shape, _ in self.template)
-            name = type(getattr(self.source, "source", self.source)).__name__
+            name = type(getattr(self.source, "wrapped", self.source)).__name__
             raise DataError(
                 f"{name} gave tensors of shapes {shapes} for {len(rows)} rows, and {wanted} in the "
                 "types of the first row were wanted; give every row the same shapes and types "
@@ -409,10 +431,18 @@ def taken(tree: T, rows: Tensor | slice) -> T:
 
 
 def share_rows(one: Column, other: Column) -> bool:
-    """Whether the two columns read one row of one source or of one file."""
-    a, b = (getattr(c.lazy.source, "place", c.lazy.source) for c in (one, other))
-    if a is not b and a != b:
-        return False
-    if one.lazy.rows is None or other.lazy.rows is None:
-        return bool(len(one) and len(other))
-    return bool(torch.isin(one.lazy.rows, other.lazy.rows).any())
+    """Whether the two columns read one row of one source, file or memory."""
+    a, b = one.lazy.source, other.lazy.source
+    if isinstance(a, ArrayRows) and isinstance(b, ArrayRows):
+        same = a.place == b.place
+        places = (a.positions(_rows_of(one)), b.positions(_rows_of(other))) if same else ()
+    else:
+        # A dataset may have been wrapped twice.
+        same = getattr(a, "wrapped", a) is getattr(b, "wrapped", b)
+        places = (_rows_of(one), _rows_of(other)) if same else ()
+    return bool(places) and bool(torch.isin(*places).any())
+
+
+def _rows_of(column: Column) -> Tensor:
+    rows = column.lazy.rows
+    return torch.arange(len(column)) if rows is None else rows

@@ -14,6 +14,7 @@ from tacit import Records
 from tacit.data import as_records
 from tacit.errors import DataError, NotPublic
 from tacit.pytrees import tensors_of
+from tacit.queries.record_overlap import require_held_out, require_public
 
 SAMPLERS = {
     "poisson": lambda r, **kw: tacit.PoissonSampler(r, expected_batch_size=9, steps=6, **kw),
@@ -275,3 +276,47 @@ def test_training_records_are_refused_as_held_out_ones(tmp_path):
     other = Records({"input_ids": IDS + 1000, "x": X + 9}, Y)
     run = trainer(Records.lazy((other.inputs, Y))).fit()
     assert run.history[-1].accuracy is not None
+
+
+def test_rows_of_a_mapped_array_are_read_as_items_and_by_a_source(tmp_path):
+    np.save(tmp_path / "x.npy", X.numpy())
+    array = np.load(tmp_path / "x.npy", mmap_mode="r")
+
+    class Source:
+        def __len__(self):
+            return N
+
+        def read_rows(self, rows):
+            first = int(rows[0]) if len(rows) else 0
+            return array[first : first + len(rows)], Y[rows]
+
+    items = Items(lambda row: (array[row], int(Y[row])))
+    for records in (Records.lazy(items), Records.lazy(Source()), as_records(items)):
+        assert equal(records.read().inputs, X)
+
+
+def test_views_of_one_file_are_told_apart_by_their_rows(tmp_path):
+    np.save(tmp_path / "x.npy", X.numpy())
+    one, other = (np.load(tmp_path / "x.npy", mmap_mode="r") for _ in range(2))
+    private = Records(one[:30], Y[:30], public_size=30)
+    for held_out in (other[30:], other[30::2]):
+        require_held_out(Records(held_out, Y[: len(held_out)]), private)
+    for held_out in (other[29:], other[20:22], one[::39]):
+        with pytest.raises(NotPublic):
+            require_held_out(Records(held_out, Y[: len(held_out)]), private)
+    public, rest = tacit.split_public(Records(one, Y, public_size=N), 0.5)
+    require_held_out(public, rest)
+    require_public(public, rest)
+    with pytest.raises(NotPublic):
+        require_public(Records(other, Y, name="other"), rest)
+
+
+def test_larger_sets_are_compared_by_source_and_rows_alone(tmp_path):
+    rows, width = 1 << 10, 1 << 19  # 2 GiB that take no disk space
+    with open(tmp_path / "rows", "wb") as file:
+        file.truncate(rows * width * 4)
+    array = np.memmap(tmp_path / "rows", np.float32, "r", shape=(rows, width))
+    private = Records(array, torch.zeros(rows), public_size=rows)
+    require_held_out(Records(torch.ones(3, width), torch.zeros(3)), private)
+    with pytest.raises(NotPublic):
+        require_held_out(private.take(slice(3)), private)

@@ -295,9 +295,10 @@ class Sampler(abc.ABC):
             self._passes, self._steps_drawn = self._passes + 1, 0
             self._ahead.clear()
         columns = self._columns()
-        fetched = read_ahead(columns, self._rows_ahead()) if columns else None
+        steps = self.steps
+        fetched = read_ahead(columns, self._rows_ahead(steps)) if columns else None
         if fetched is None:
-            for _ in range(self.steps):
+            for _ in range(steps):
                 yield self.next_batch()
             return
         with closing(fetched):
@@ -310,9 +311,9 @@ class Sampler(abc.ABC):
     def _columns(self) -> list[Column]:
         return columns_of((self.records.inputs, self.records.targets))
 
-    def _rows_ahead(self) -> Iterator[Rows]:
+    def _rows_ahead(self, steps: int) -> Iterator[Rows]:
         """The rows to read for the steps to come, each step drawn when it is asked for."""
-        for _ in range(self.steps):
+        for _ in range(steps):
             with _lock:
                 if not self._ahead or self._scout is None:
                     self._scout = object.__new__(type(self))
