@@ -181,7 +181,9 @@ def measure_memory(path: str, rows: int, given: argparse.Namespace, answer: Any)
                     pass
             elif what == "evaluation":
                 started = time.perf_counter()
-                tacit.evaluate(training.model, sampler.records, training.loss)
+                some = sampler.records.take(slice(given.evaluated))
+                tacit.evaluate(training.model, some, training.loss)
+                found["evaluated_rows"] = len(some)
                 found["evaluation_seconds"] = time.perf_counter() - started
             memory.ended.set()
             memory.join()
@@ -207,6 +209,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=10, help="steps of a round left out")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--memory-steps", type=int, default=2000)
+    parser.add_argument("--evaluated", type=int, default=1_000_000)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)

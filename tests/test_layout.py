@@ -29,6 +29,7 @@ PACKAGES = [
     "randomness_cuda",
     "randomness",
     "sources",
+    "columns",
     "prefetch",
     "records",
     "sampling",

@@ -21,9 +21,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from tacit.columns import Column, LazyRows, Reading
 from tacit.errors import DataError, TacitError
 from tacit.pytrees import Tree, map_tensors
-from tacit.sources import Column, DatasetRows, LazyRows, Reading
+from tacit.sources import DatasetRows
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")

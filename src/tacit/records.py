@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit.columns import Reading, as_column, columns_of, lazy_columns, taken
 from tacit.errors import UndeclaredConstant
 from tacit.prefetch import HeldRows
 from tacit.pytrees import (
@@ -28,15 +29,7 @@ from tacit.pytrees import (
     take_rows,
     tensors_of,
 )
-from tacit.sources import (
-    DatasetRows,
-    Reading,
-    RowSource,
-    as_column,
-    columns_of,
-    lazy_columns,
-    taken,
-)
+from tacit.sources import DatasetRows, RowSource
 
 # Where a mapping holds its targets, by the convention of Hugging Face.
 _TARGET_KEYS = ("labels", "label")

@@ -320,3 +320,13 @@ def test_larger_sets_are_compared_by_source_and_rows_alone(tmp_path):
     require_held_out(Records(torch.ones(3, width), torch.zeros(3)), private)
     with pytest.raises(NotPublic):
         require_held_out(private.take(slice(3)), private)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_nobody_is_a_batch_of_padding(prefetch):
+    every = Records.lazy((X, Y), prefetch=prefetch, public_size=N)
+    for nobody in (every.take(slice(0, 0)), Records.lazy((X[:0], Y[:0]), public_size=N)):
+        for batch in tacit.PoissonSampler(nobody, 0.5, steps=2, padded=True, max_physical_batch=5):
+            assert not batch.mask.any()
+            assert torch.equal(batch.inputs, torch.zeros(5, 3))
+        assert len(tacit.PoissonSampler(nobody, 0.5).next_batch().inputs) == 0

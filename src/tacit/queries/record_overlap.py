@@ -15,10 +15,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from tacit.columns import Column, columns_of, share_rows
 from tacit.errors import NotPublic
 from tacit.pytrees import flat_rows, tensors_of
 from tacit.records import Records
-from tacit.sources import Column, columns_of, share_rows
 
 _ROWS_TO_COMPARE = 64
 _CHUNK = 1 << 23  # entries at once

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit.columns import Column, columns_of
 from tacit.prefetch import HeldRows, Rows, read_ahead
 from tacit.pytrees import Tree, map_tensors, take_rows
 from tacit.randomness import ProcessLock, Randomness, Stream
 from tacit.records import Records, as_records
 from tacit.sampling.scheme import Scheme, whole_number
-from tacit.sources import Column, columns_of
 
 T = TypeVar("T")
 _lock = ProcessLock()  # several threads may draw from one sampler
