@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from functools import partial
+from itertools import cycle, islice
 from typing import Any, TypeVar
 
 import torch
@@ -138,7 +139,7 @@ def _ahead(
     With `remote`, each thread has a worker process that calls it. Whatever ends the iteration ends
     threads and processes, and drops what was read.
     """
-    pid, ahead = os.getpid(), how.prefetch
+    pid = os.getpid()
     lanes: list[_Lane] = []
     waiting: deque[_Lane] = deque()
     try:
@@ -146,20 +147,18 @@ def _ahead(
             lanes.append(_Lane(read, remote))
         for lane in lanes:  # all processes are forked before the first thread starts
             lane.start()
-        turn, ahead = 0, max(ahead, len(lanes))
-        while True:
-            while len(waiting) < ahead:
-                try:
-                    request = next(requests)
-                except StopIteration:
-                    break
-                lane = lanes[turn % len(lanes)]
-                lane.todo.put(request)
-                waiting.append(lane)
-                turn += 1
-            if not waiting:
-                return
-            yield waiting.popleft().result(how.timeout)
+        turns, ahead = cycle(lanes), max(how.prefetch, len(lanes))
+
+        def ask() -> None:
+            for request in islice(requests, ahead - len(waiting)):
+                waiting.append(next(turns))
+                waiting[-1].todo.put(request)
+
+        ask()
+        while waiting:
+            found = waiting.popleft().result(how.timeout)
+            ask()
+            yield found
             if os.getpid() != pid:
                 raise RuntimeError(
                     "an iteration that reads ahead was carried into a forked process, which has "
