@@ -158,7 +158,7 @@ def test_the_help_begins_with_what_most_people_need() -> None:
     first, _, rest = text.partition(" Data ")
     common = {o.name for o in options_of(TrainSettings).values() if o.common}
     assert common == {
-        *("dataset", "data", "target", "epsilon", "delta"),
+        *("dataset", "data", "schema", "target", "epsilon", "delta"),
         *("model", "query", "batch_size", "epochs", "out"),
     }
     for o in options_of(TrainSettings).values():

@@ -16,7 +16,8 @@ import typer
 import tacit
 from tacit.cli.accounting_commands import epsilon, noise, trade_off
 from tacit.cli.console import PLUGIN, import_plugin
-from tacit.cli.show_commands import certify, data, inspect, ledger_app
+from tacit.cli.data_commands import data_app
+from tacit.cli.show_commands import certify, inspect, ledger_app
 from tacit.cli.train_command import train_command
 from tacit.errors import TacitError
 
@@ -34,7 +35,7 @@ app.command()(epsilon)
 app.command()(noise)
 app.command(name="trade-off")(trade_off)
 app.add_typer(ledger_app, name="ledger")
-app.command()(data)
+app.add_typer(data_app, name="data")
 app.command()(certify)
 app.command()(inspect)
 

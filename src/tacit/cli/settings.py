@@ -51,13 +51,19 @@ class DataSettings:
         common=True,
     )
     data: Path | None = option(
-        "A file of your own: .csv, .parquet or .npz.",
+        "A table of your own: .csv, .tsv, .parquet or .npz.",
+        common=True,
+    )
+    schema: Path | None = option(
+        "File that says what the columns of --data mean; `tacit data describe` makes one.",
+        usual="every column but the target is a number",
+        goes_with=_OF_FILE,
         common=True,
     )
     target: str | None = option(
-        "Column (or array) of --data that holds the classes.",
+        "Column (or array) of --data to predict: it holds the classes, or is what --schema says.",
+        usual="that of --schema",
         goes_with=_OF_FILE,
-        needed="the column that holds the classes",
         common=True,
     )
     test_data: Path | None = option(
@@ -67,6 +73,7 @@ class DataSettings:
         "Classes of --data, declared public: a,b,c.",
         form="their names, such as a,b,c",
         goes_with=_OF_FILE,
+        not_with=Rule("schema", (), "which declares them"),
     )
     public_size: int | None = option(
         "Number of records in --data, declared public.",
@@ -76,6 +83,15 @@ class DataSettings:
         "Range of the features of --data, declared public: lower,upper.",
         form="lower,upper such as 0,255",
         goes_with=_OF_FILE,
+        not_with=Rule("schema", (), "which declares a range for each column"),
+    )
+    range_noise: float | None = option(
+        "Noise multiplier with which the ranges of columns that nobody declared are released; the "
+        "ledger charges it. 0 leaves such columns unscaled.",
+        usual="such that training has about 5% more noise",
+        range=NOISE,
+        goes_with=_OF_FILE,
+        not_with=Rule("feature_range", (), "which declares the range"),
     )
     unit_norm: bool = option("Divide each record by its own norm. Costs no privacy.", False)
     scale_noise: float | None = option(

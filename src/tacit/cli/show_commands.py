@@ -1,4 +1,4 @@
-"""`tacit data`, `inspect`, `certify` and `ledger`: what a dataset, network, run or ledger holds."""
+"""`tacit inspect`, `certify` and `ledger`: what a network, run or ledger holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from tacit.budget import Budget, Relation
 from tacit.cli.accounting_commands import DELTA
-from tacit.cli.console import JSON, print_facts, print_json
+from tacit.cli.console import JSON, print_json
 from tacit.cli.schema import options_of
 from tacit.cli.settings import TrainSettings
 
@@ -147,43 +147,6 @@ def inspect(
     for change in changes:
         typer.echo(change, err=True)
     Console().print(sensitivity_table(bounds))
-
-
-def data(
-    name: str | None = typer.Argument(
-        None, help="Dataset to fetch, verify and describe. Without it, all are listed."
-    ),
-    as_json: bool = JSON,
-) -> None:
-    """List the named datasets, or fetch, verify and describe one.
-
-    Example: tacit data fashion-mnist
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from tacit.data.catalogue import available
-    from tacit.data.loading import load
-
-    if name is not None:
-        train, test = load(name)
-        facts = {
-            "name": train.name,
-            "train_records": train.public_size,
-            "test_records": test.public_size,
-            "shape": "×".join(map(str, train.shape)),
-            "classes": train.num_classes,
-            "notes": list(train.notes) if as_json else "\n".join(train.notes),
-        }
-        print_facts(facts, as_json, "dataset")
-    elif as_json:
-        print_json({"datasets": list(available())})
-    else:
-        table = Table("dataset")
-        for dataset in available():
-            table.add_row(dataset)
-        Console().print(table)
-        typer.echo("use one: tacit train --dataset NAME, or tacit.load(NAME) in Python")
 
 
 # ---- ledgers -------------------------------------------------------------------------------------

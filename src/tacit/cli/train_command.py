@@ -98,7 +98,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         statistics=statistics,
         evaluate_on=data.test,
         callbacks=callbacks,
-        ledger=LedgerRun(name=run_name, prelude=build_data.scaling_event(s)),
+        ledger=LedgerRun(name=run_name, prelude=data.releases),
         seed=s.seed,
     )
     trainer.notes += build_model.change_note(changes)
@@ -141,8 +141,8 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         trainer.notes.append(run_directory.REPLACED_NOTE)
     trainer.ledger = ledger
     preprocessing = data.preprocessing
-    if s.scale_noise is not None:
-        preprocessing = preprocessing.then(build_data.release_scaling(trainer, s))
+    if data.releases:
+        preprocessing = build_data.release_scaling(trainer, s, data)
     preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
 
     run = trainer.fit()

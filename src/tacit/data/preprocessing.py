@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tacit.data.download import whole_file
+from tacit.data.private_ranges import ColumnRanges
 from tacit.data.private_scaling import Centre
 from tacit.data.scaling import HSV, RGB, YIQ, YUV, Greyscale, PublicScaler, RangeScaler, UnitNorm
 from tacit.data.scattering import ScatteringMap
@@ -41,7 +42,7 @@ class Stage(Protocol):
 _STAGES: dict[str, Any] = {
     stage.__name__: stage
     for stage in (
-        *(PublicScaler, RangeScaler, UnitNorm, Centre, ScatteringMap),
+        *(PublicScaler, RangeScaler, ColumnRanges, UnitNorm, Centre, ScatteringMap),
         *(RGB, YUV, YIQ, Greyscale, HSV),
     )
 }
@@ -52,7 +53,8 @@ class Preprocessing:
     """Stages in turn: `preprocessing(inputs)` is what the network was given in training.
 
     For a named dataset, `inputs` are those of `tacit.load(name, scale=None)`: pixels in [0, 1]. For
-    your own file they are its columns, in the training file's order.
+    your own file they are its columns, in the training file's order, or what a schema makes of
+    them: `schema.inputs(table)`.
     """
 
     stages: tuple[Stage, ...] = ()

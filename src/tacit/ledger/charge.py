@@ -217,6 +217,23 @@ class Ledger:
             if self.path is not None:
                 _under_way.add(self)
 
+    def require_room(self, plan: Plan, budget: Budget | None = None) -> None:
+        """Raise BudgetExceeded unless a new run with this plan could take all of its steps.
+
+        Nothing is charged or reserved: another process may take the room before the run does.
+        """
+        with self._lock:
+            with self._log.transaction() as state:
+                pass  # accounting is slow: the file is not locked meanwhile
+            if state.has_room(plan, budget or self.budget):
+                return
+        raise BudgetExceeded(
+            f"{plan.steps} steps of noise multiplier {plan.noise_multiplier:.4g} do not fit into "
+            f"what is left of this ledger's epsilon {self.budget.epsilon:g} at delta "
+            f"{self.budget.delta:g}; nothing is charged. Give the run a smaller epsilon; tacit "
+            "ledger show says what was spent"
+        )
+
     def release(self, pending: Pending, into: nn.Module) -> None:
         """Charge a step, then draw its noise and set `.grad`; or raise BudgetExceeded.
 

@@ -166,6 +166,13 @@ class Trainer:
         """What is accounted for: scheme, noise multiplier, steps and earlier releases."""
         return self.mechanism.plan
 
+    def epsilon_after(self, step: int) -> float:
+        """ε spent after this step of the run: a slight over-estimate, on a coarse grid."""
+        events = self._events_before + self.plan.scheme.num_events(step)
+        spent = self.plan.epsilon_of_count(events, self.budget.delta, COARSE)
+        # The run's own ε is on a finer grid, and holds for any part of the run.
+        return min(spent, self._epsilon)
+
     def stop(self) -> None:
         """End the run after this step. Its ε is that of the whole plan."""
         self._stop_asked = True
@@ -320,11 +327,7 @@ class Trainer:
         metrics = evaluate(self.model, records, self.loss)
         if metrics.loss is None:  # no records
             return
-        events = self._events_before + self.plan.scheme.num_events(step)
-        spent = self.plan.epsilon_of_count(events, self.budget.delta, COARSE)
-        # The run's own ε is on a finer grid, and holds for any part of the run.
-        spent = min(spent, self._epsilon)
-        evaluation = Evaluation(step, spent, metrics)
+        evaluation = Evaluation(step, self.epsilon_after(step), metrics)
         history.append(evaluation)
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
