@@ -1,6 +1,6 @@
 """Columns of records whose rows are read when they are needed.
 
-A `Column` is a tensor of records without values: its shape and type are known, and its rows are
+A `LazyColumn` is a tensor of records without values: its shape and type are known, and its rows are
 read from a source. It stands wherever a tensor of records stands. Columns of one source are read
 together, so an item of a dataset is fetched once for its inputs and its targets.
 """
@@ -84,21 +84,21 @@ def lazy_columns(source: RowSource, reading: Reading, example: Tree | None = Non
     kinds = tuple((t.shape[1:], t.dtype) for t in tensors_of(example))
     rows = LazyRows(source, reading, template=kinds)
     places = iter(range(len(kinds)))
-    return map_tensors(lambda _: Column(rows, next(places)), example)
+    return map_tensors(lambda _: LazyColumn(rows, next(places)), example)
 
 
-def as_column(rows: np.ndarray | Tensor, reading: Reading) -> Column:
+def as_column(rows: np.ndarray | Tensor, reading: Reading) -> LazyColumn:
     """A column of the rows of an array or a tensor; of a column, the same with this reading."""
-    if isinstance(rows, Column):
+    if isinstance(rows, LazyColumn):
         return rows.of(replace(rows.lazy, reading=reading))
-    column: Column = lazy_columns(ArrayRows(rows), reading)
+    column: LazyColumn = lazy_columns(ArrayRows(rows), reading)
     return column
 
 
 _CPU = torch.device("cpu")
 
 
-class Column(Tensor):
+class LazyColumn(Tensor):
     """A tensor of lazily read records: it has a shape, a type and a device, and no values.
 
     `column[rows]` reads rows. Whatever else would need values raises DataError.
@@ -115,7 +115,7 @@ class Column(Tensor):
         place: int,
         device: torch.device = _CPU,
         dtype: torch.dtype | None = None,
-    ) -> Column:
+    ) -> LazyColumn:
         shape, own = lazy.template[place]
         empty = torch.empty((len(lazy), *shape), dtype=dtype or own, device="meta")
         column = empty.as_subclass(cls)
@@ -126,14 +126,14 @@ class Column(Tensor):
         pass
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"Column(shape={tuple(self.shape[1:])}, dtype={self.dtype}, read when needed)"
+        return f"LazyColumn(shape={tuple(self.shape[1:])}, dtype={self.dtype}, read when needed)"
 
     def __hash__(self) -> int:
         return id(self)
 
-    def of(self, lazy: LazyRows) -> Column:
+    def of(self, lazy: LazyRows) -> LazyColumn:
         """The same column of other rows."""
-        return Column(lazy, self.place, self.delivered_to, self.dtype)
+        return LazyColumn(lazy, self.place, self.delivered_to, self.dtype)
 
     def delivered(self, values: Tensor) -> Tensor:
         """Values of this column in its type, on its device."""
@@ -145,7 +145,7 @@ class Column(Tensor):
     ) -> Any:
         if func in _DESCRIPTIONS:
             return super().__torch_function__(func, types, args, kwargs or {})
-        known = isinstance(args[0], Column) or func is Tensor.to if args else False
+        known = isinstance(args[0], LazyColumn) or func is Tensor.to if args else False
         if not known or func not in _METHODS:
             name = getattr(func, "__name__", str(func))
             raise DataError(  # a TypeError of an operator would be replaced by Python's own
@@ -155,7 +155,7 @@ class Column(Tensor):
         return _METHODS[func](*args, **(kwargs or {}))
 
 
-def _moved(column: Column, *args: Any, **kwargs: Any) -> Column:
+def _moved(column: LazyColumn, *args: Any, **kwargs: Any) -> LazyColumn:
     device, dtype = column.delivered_to, column.dtype
     kwargs.pop("non_blocking", None)
     for value in (*args, *kwargs.values()):
@@ -163,10 +163,10 @@ def _moved(column: Column, *args: Any, **kwargs: Any) -> Column:
             dtype = value
         elif isinstance(value, torch.device | str | int) and not isinstance(value, bool):
             device = torch.device(value)
-    return Column(column.lazy, column.place, device, dtype)
+    return LazyColumn(column.lazy, column.place, device, dtype)
 
 
-def _read_rows(column: Column, rows: Any) -> Tensor:
+def _read_rows(column: LazyColumn, rows: Any) -> Tensor:
     if not isinstance(rows, slice | Tensor):
         raise TypeError(
             f"a column of lazily read records is indexed by a slice, a mask or row numbers, not by "
@@ -176,14 +176,14 @@ def _read_rows(column: Column, rows: Any) -> Tensor:
     return column.delivered(some.read(torch.arange(len(some)))[column.place])
 
 
-def _zeros(column: Column, size: Any) -> Tensor:
+def _zeros(column: LazyColumn, size: Any) -> Tensor:
     return torch.zeros(size, dtype=column.dtype, device=column.delivered_to)
 
 
 def _to(values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    if isinstance(values, Column):
+    if isinstance(values, LazyColumn):
         return _moved(values, *args, **kwargs)
-    (like,) = (a for a in args if isinstance(a, Column))
+    (like,) = (a for a in args if isinstance(a, LazyColumn))
     return values.to(like.delivered_to, like.dtype)
 
 
@@ -214,9 +214,9 @@ _METHODS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def columns_of(tree: Tree) -> list[Column]:
+def columns_of(tree: Tree) -> list[LazyColumn]:
     """The lazily read tensors of a tree."""
-    return [t for t in tensors_of(tree) if isinstance(t, Column)]
+    return [t for t in tensors_of(tree) if isinstance(t, LazyColumn)]
 
 
 def taken(tree: T, rows: Tensor | slice) -> T:
@@ -224,7 +224,7 @@ def taken(tree: T, rows: Tensor | slice) -> T:
     chosen: dict[LazyRows, LazyRows] = {}
 
     def of(leaf: Tensor) -> Tensor:
-        if not isinstance(leaf, Column):
+        if not isinstance(leaf, LazyColumn):
             return take_rows(leaf, rows)
         if leaf.lazy not in chosen:
             chosen[leaf.lazy] = leaf.lazy.select(rows)
@@ -233,7 +233,7 @@ def taken(tree: T, rows: Tensor | slice) -> T:
     return map_tensors(of, tree)
 
 
-def share_rows(one: Column, other: Column) -> bool:
+def share_rows(one: LazyColumn, other: LazyColumn) -> bool:
     """Whether the two columns read one row of one source, file or memory."""
     a, b = one.lazy.source, other.lazy.source
     if isinstance(a, ArrayRows) and isinstance(b, ArrayRows):
@@ -246,6 +246,6 @@ def share_rows(one: Column, other: Column) -> bool:
     return bool(places) and bool(torch.isin(*places).any())
 
 
-def _rows_of(column: Column) -> Tensor:
+def _rows_of(column: LazyColumn) -> Tensor:
     rows = column.lazy.rows
     return torch.arange(len(column)) if rows is None else rows

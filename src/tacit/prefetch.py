@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.columns import Column, LazyRows, Reading
+from tacit.columns import LazyColumn, LazyRows, Reading
 from tacit.errors import DataError, TacitError
 from tacit.pytrees import Tree, map_tensors
 from tacit.sources import DatasetRows
@@ -40,7 +40,7 @@ class HeldRows:
     in pieces. `key` is that of the items' own draws.
     """
 
-    def __init__(self, columns: list[Column], key: bytes | None = None) -> None:
+    def __init__(self, columns: list[LazyColumn], key: bytes | None = None) -> None:
         self._columns = columns
         self._groups = list(dict.fromkeys(column.lazy for column in columns))
         self._key, self._filled = key, False
@@ -58,7 +58,7 @@ class HeldRows:
         places = self._places(indices)
 
         def at(leaf: Tensor) -> Tensor:
-            if isinstance(leaf, Column):
+            if isinstance(leaf, LazyColumn):
                 return self._values[leaf.lazy, leaf.place].index_select(0, places)
             return leaf.index_select(0, indices)
 
@@ -90,7 +90,7 @@ class HeldRows:
 
 
 def read_ahead(
-    columns: list[Column], requests: Iterator[Rows]
+    columns: list[LazyColumn], requests: Iterator[Rows]
 ) -> Generator[tuple[Tensor, Values], None, None] | None:
     """What `HeldRows` takes, request by request, read while the caller does something else.
 

@@ -15,7 +15,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from tacit.columns import Column, columns_of, share_rows
+from tacit.columns import LazyColumn, columns_of, share_rows
 from tacit.errors import NotPublic
 from tacit.pytrees import flat_rows, tensors_of
 from tacit.records import Records
@@ -83,8 +83,8 @@ def are_training_records(evaluated: Records, private: Records) -> bool:
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
-    if isinstance(a, Column) or isinstance(b, Column):
-        return isinstance(a, Column) and isinstance(b, Column) and share_rows(a, b)
+    if isinstance(a, LazyColumn) or isinstance(b, LazyColumn):
+        return isinstance(a, LazyColumn) and isinstance(b, LazyColumn) and share_rows(a, b)
     # A row that every record shares, such as a mask of ones, is no record's own.
     if a.stride(0) == 0 or b.stride(0) == 0 or len(b) == 0 or a.device != b.device:
         return False
@@ -93,7 +93,7 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
 
 def _rows_in_common(a: Tensor, b: Tensor) -> bool:
     """Whether a row of `a` begins where a row of `b` does, in one memory or source."""
-    if isinstance(a, Column):
+    if isinstance(a, LazyColumn):
         return True  # `_same_memory` has compared the rows
 
     def places(rows: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.columns import Column, columns_of
+from tacit.columns import LazyColumn, columns_of
 from tacit.prefetch import HeldRows, Rows, read_ahead
 from tacit.pytrees import Tree, map_tensors, take_rows
 from tacit.randomness import ProcessLock, Randomness, Stream
@@ -308,7 +308,7 @@ class Sampler(abc.ABC):
                 batch.held.fill(*rows_and_values)
                 yield batch
 
-    def _columns(self) -> list[Column]:
+    def _columns(self) -> list[LazyColumn]:
         return columns_of((self.records.inputs, self.records.targets))
 
     def _rows_ahead(self, steps: int) -> Iterator[Rows]:
