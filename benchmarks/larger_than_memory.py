@@ -94,13 +94,14 @@ class Training:
             yield
 
 
-def seconds(training: Training, warm_up: int) -> float:
-    """The time of a step, without the first ones of the pass."""
-    started = 0.0
+def seconds(training: Training, warm_up: int) -> tuple[float, float]:
+    """The time of a step, and its time of all processors, without the first steps of the pass."""
+    started = 0.0, 0.0
     for step, _ in enumerate(training.steps()):
         if step + 1 == warm_up:
-            started = time.perf_counter()
-    return (time.perf_counter() - started) / (training.sampler.steps - warm_up)
+            started = time.perf_counter(), time.process_time()
+    ended, steps = (time.perf_counter(), time.process_time()), training.sampler.steps - warm_up
+    return (ended[0] - started[0]) / steps, (ended[1] - started[1]) / steps
 
 
 def compare(array: np.memmap, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -112,6 +113,7 @@ def compare(array: np.memmap, given: argparse.Namespace, folder: Path) -> dict[s
     runs = {k: Training(s, folder / f"{k}.sqlite") for k, s in samplers.items()}
     ahead = tacit.PoissonSampler(records_of(array, 0), **how)
     times: dict[str, list[float]] = {kind: [] for kind in runs}
+    processor: dict[str, list[float]] = {kind: [] for kind in runs}
     for round_ in range(given.rounds + 1):
         rows = torch.cat([batch.indices for batch in ahead] + [torch.tensor([0])]).unique()
         loaded = ahead.records.take(rows).read()
@@ -121,10 +123,11 @@ def compare(array: np.memmap, given: argparse.Namespace, folder: Path) -> dict[s
             sampler = runs[kind].sampler
             if isinstance(sampler, InMemory):
                 sampler.rows, sampler.loaded = rows, loaded
-            took = seconds(runs[kind], given.warm_up)
+            took, busy = seconds(runs[kind], given.warm_up)
             drop_cached(array)
             if round_:
                 times[kind].append(took)
+                processor[kind].append(busy)
     weights = [torch.cat([p.flatten() for p in run.model.parameters()]) for run in runs.values()]
     assert all(torch.equal(weights[0], other) for other in weights), "other weights"
     speeds = {
@@ -134,6 +137,7 @@ def compare(array: np.memmap, given: argparse.Namespace, folder: Path) -> dict[s
     }
     return {
         "step_ms": {kind: spread([1e3 * t for t in own]) for kind, own in times.items()},
+        "processor_ms": {kind: spread([1e3 * t for t in own]) for kind, own in processor.items()},
         "speed_over_memory": {kind: spread(ratios) for kind, ratios in speeds.items()},
         "same_weights": True,
     }
