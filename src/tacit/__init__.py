@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "tacit": (
         "accounting certificates data diagnostics engines errors ledger lipschitz losses models "
-        "noise queries sampling statistics training"
+        "noise queries report sampling statistics training"
     ),
     "tacit.accounting": "calibrate epsilon steps_within trade_off",
     "tacit.budget": "Budget Relation",
@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from tacit import models as models
     from tacit import noise as noise
     from tacit import queries as queries
+    from tacit import report as report
     from tacit import sampling as sampling
     from tacit import statistics as statistics
     from tacit import training as training

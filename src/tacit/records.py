@@ -7,6 +7,7 @@ does not fit in memory is read row by row when it is needed (`Records.lazy`).
 from __future__ import annotations
 
 import numbers
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -71,6 +72,8 @@ class Records:
     class_names: tuple[str, ...] | None = None
     feature_names: tuple[str, ...] | None = None
     row_numbered: bool = False  # no ids were given, so they are the rows' numbers
+    # Of records without ids of their own: row numbers name records within one origin only.
+    origin: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", as_tensors(self.inputs, "inputs"))
@@ -85,12 +88,15 @@ class Records:
             ids = torch.arange(count, device=self.device)
             object.__setattr__(self, "record_ids", ids)
             object.__setattr__(self, "row_numbered", True)
+            object.__setattr__(self, "origin", self.origin or secrets.token_hex(8))
         elif len(self.record_ids) != count:
             raise ValueError(
                 f"{count} inputs and {len(self.record_ids)} record ids; give one id per record"
             )
-        if self.public_size is not None and self.public_size < 1:
-            raise ValueError(f"public_size is {self.public_size}; declare a positive number")
+        for name in ("public_size", "num_classes", "num_ids"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _declared(name, value))
 
     def __repr__(self) -> str:
         """What is public: neither values nor the number of records."""
@@ -159,11 +165,17 @@ class Records:
         inputs, targets = held.gather((self.inputs, self.targets), everyone)
         return replace(self, inputs=inputs, targets=targets)
 
-    def to(self, device: torch.device | str) -> Records:
+    def to(self, device: torch.device | str, floating: torch.dtype | None = None) -> Records:
+        """The records on a device; with `floating`, inputs that are real numbers in that type.
+
+        Targets that are real numbers get it too, but at least float32.
+        """
+        # Real targets are compared with outputs, in 16 bits there would be little left of them.
+        of_targets = floating and torch.promote_types(floating, torch.float32)
         return replace(
             self,
-            inputs=map_tensors(lambda t: t.to(device), self.inputs),
-            targets=map_tensors(lambda t: t.to(device), self.targets),
+            inputs=map_tensors(lambda t: _moved(t, device, floating), self.inputs),
+            targets=map_tensors(lambda t: _moved(t, device, of_targets), self.targets),
             record_ids=self.record_ids.to(device),
         )
 
@@ -220,6 +232,18 @@ class Records:
                 "declare Records(..., num_ids=...) so that it covers all ids"
             )
         return declared
+
+
+def _declared(name: str, value: Any) -> int:
+    """A declared number as an int."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value < 1:
+        raise ValueError(f"{name} is {value!r}; declare a positive whole number")
+    return int(value)
+
+
+def _moved(column: Tensor, device: torch.device | str, floating: torch.dtype | None) -> Tensor:
+    return column.to(device, floating if column.is_floating_point() else None)
 
 
 def as_records(data: object) -> Records:

@@ -23,7 +23,7 @@ from tacit.data.scaling import PublicScaler, Scaler, UnitNorm
 from tacit.data.scattering import ScatteringMap, scattering_features, usual_size
 from tacit.data.splits import split_public
 from tacit.data.table_schema import Schema
-from tacit.data.tables import UNSCALED, file_scalers, load_file, unreleased_note
+from tacit.data.tables import file_scalers, load_file, unreleased_note, unscaled_note
 from tacit.ledger import Ledger
 from tacit.records import Records
 from tacit.training.trainer import Trainer
@@ -205,7 +205,7 @@ def range_releases(s: TrainSettings, data: RunData) -> RunData:
                 f"--range-noise is {s.range_noise:g}, and no column of this run has a range to be "
                 "released; leave it out"
             )
-        return _warned(data, UNSCALED_INPUTS) if UNSCALED in data.private.notes else data
+        return _warned(data, UNSCALED_INPUTS) if unscaled_note() in data.private.notes else data
     asked = data.schema is not None or bool(s.range_noise)
     z = s.range_noise
     if z is None and s.noise_multiplier != 0:
@@ -301,7 +301,7 @@ def release_scaling(trainer: Trainer, s: TrainSettings, data: RunData) -> Prepro
 
 def _apply(trainer: Trainer, scaler: Scaler, schema: Schema | None) -> None:
     """Put the trainer's records through a scaler that was released, and note it."""
-    before = UNSCALED if schema is None else unreleased_note(schema)
+    before = unscaled_note() if schema is None else unreleased_note(schema)
     train, test = trainer.sampler.records, trainer.evaluate_on
     assert isinstance(test, Records)
     extra = [note for note in trainer.notes if note not in train.notes]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import datetime
 import json
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +24,11 @@ from tacit.budget import Budget
 from tacit.cli.build_model import network_for
 from tacit.cli.schema import options_of, read_sections
 from tacit.cli.settings import TrainSettings
-from tacit.errors import BudgetExceeded
-from tacit.ledger import Ledger
+from tacit.errors import BudgetExceeded, TacitError
+from tacit.ledger import Ledger, read_statement
+from tacit.report.page import PAGE
 from tacit.report.run_folder import FILES
+from tacit.report.saved_facts import DIAGNOSTICS, plan_of
 from tacit.training.run import Run
 
 REPLACED_NOTE = (
@@ -33,7 +37,7 @@ REPLACED_NOTE = (
 )
 _LEDGER = tuple(f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm"))
 # Written by other commands, or not by every run: they would describe the earlier run.
-_DERIVED = ("certificate.json", "certified.png", "trade_off.png")
+_DERIVED = ("certificate.json", "certified.png", "trade_off.png", PAGE, DIAGNOSTICS)
 
 
 # ---- before and after training -------------------------------------------------------------------
@@ -69,6 +73,39 @@ def check_folder(folder: Path, overwrite: bool, shared: Path | None = None) -> N
             f"{folder} holds a run already; give another --out, or, if its ledger has budget left "
             "for another run, --overwrite: the ledger stays, and is charged"
         )
+
+
+@contextmanager
+def removed_if_unused(folder: Path, ledger: Path) -> Iterator[None]:
+    """If what is inside fails before anything was charged, remove the files that it made.
+
+    A charge is never removed, and neither is a file or a folder that was there before.
+    """
+    before = {file for file in (folder, ledger, *folder.glob("*")) if file.exists()}
+    missing = [parent for parent in folder.parents if not parent.exists()]
+    try:
+        yield
+    except BaseException:
+        if ledger.exists() and not _is_unused(ledger):
+            raise
+        for name in (*FILES, *_LEDGER):
+            if folder / name not in before and not (ledger in before and name in _LEDGER):
+                (folder / name).unlink(missing_ok=True)
+        if ledger not in before:
+            ledger.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty
+            for made in (folder, *missing):
+                if made not in before:
+                    made.rmdir()
+        raise
+
+
+def _is_unused(ledger: Path) -> bool:
+    """Whether the ledger holds no run: one that ends before it was charged is dropped."""
+    try:
+        return not read_statement(ledger).runs
+    except (TacitError, ValueError, OSError, sqlite3.Error):
+        return False
 
 
 def clear_folder(folder: Path) -> bool:
@@ -199,8 +236,11 @@ def read_run(folder: Path) -> SavedRun:
             options, stored = options_of(TrainSettings), config["options"]
             given = {n: v for n, v in stored.items() if n in options and v is not None}
             values = {name: options[name].read(value, name) for name, value in given.items()}
+        for name, o in options_of(TrainSettings).items():
+            if values.get(name) is not None:
+                o.require(values[name])
         return SavedRun(folder, TrainSettings(**values), tuple(shape), int(num_classes))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ValueError(
             f"{folder}/run.json does not say how to build the run's network "
             f"({type(error).__name__}: {error}); it was not made by tacit train. In Python: "
@@ -221,13 +261,12 @@ def read_plan(folder: Path) -> SavedPlan:
     """The plan of the run in `folder`, or an error that says what is missing."""
     facts = _facts(folder)
     try:
-        stored = facts["plan"] if "plan" in facts else facts["config"]["used"]["plan"]
-        plan = Plan.from_json(stored if isinstance(stored, str) else json.dumps(stored))
+        plan = plan_of(facts)
         # A run that its budget ended answers for the steps it took, any other for its whole plan.
         taken = int(facts["steps"])
         steps = taken if facts["stopped"] == "budget" or plan.steps is None else plan.steps
         return SavedPlan(plan, steps, float(facts["delta"]), float(facts["epsilon"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ValueError(
             f"{folder}/run.json does not hold a run's plan ({type(error).__name__}: {error}); "
             "in Python: tacit.trade_off(noise_multiplier, sampling, steps)"
@@ -238,7 +277,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     _require(folder, "run.json")
     try:
         facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{folder}/run.json is not JSON ({error}); it was not made by tacit train"
         ) from error

@@ -52,7 +52,8 @@ ONE_OR_MORE = Range("at least 1", lambda v: v >= 1)
 BELOW_ONE = Range("at least 0 and less than 1", lambda v: 0 <= v < 1)
 SHARE = Range("a number between 0 and 1", lambda v: 0 < v < 1)
 FACTOR = Range("a number above 0 and at most 1", lambda v: 0 < v <= 1)
-LIMIT = Range("a finite number above 0, or 0 for no limit", lambda v: 0 <= v < math.inf)
+NORM = Range("a number above 0, and at most 1e30", lambda v: 0 < v <= 1e30)
+LIMIT = Range("a number above 0 and at most 1e30, or 0 for no limit", lambda v: 0 <= v <= 1e30)
 SEED = Range("0 or more, and less than 2**63", lambda v: 0 <= v < 2**63)
 NOISE = Range(
     f"0, or {LEAST_NOISE:g} or more: less noise cannot be accounted for, and protects nobody",
@@ -138,6 +139,8 @@ class Option:
         taken, words = _TAKEN[self.kind]
         if not isinstance(value, taken) or (isinstance(value, bool) and self.kind is not bool):
             raise ValueError(f"{where} is {value!r}; give {words}")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError(f"{where} is too large a number; give less than 2**63")
         return self.kind(value)
 
     def _read_items(self, value: Any, where: str) -> tuple[Any, ...]:

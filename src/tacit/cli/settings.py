@@ -15,6 +15,7 @@ from tacit.cli.schema import (
     FACTOR,
     LIMIT,
     NOISE,
+    NORM,
     ONE_OR_MORE,
     POSITIVE,
     SEED,
@@ -197,7 +198,7 @@ class ClippingSettings:
     max_norm: float | None = option(
         "Clipping norm C; with --layerwise, the master constant that the blocks share.",
         usual=BY_RECIPE,
-        range=POSITIVE,
+        range=NORM,
         not_with=Rule(
             "layerwise", ("original",), "which clips each block to its own norm on public records"
         ),

@@ -26,6 +26,7 @@ def train(s: TrainSettings) -> None:
     facts, folder = run_training(s)
     if s.json:
         print_json(facts)
+        _exit_as(facts)
         return
     from rich.console import Console
 
@@ -34,6 +35,13 @@ def train(s: TrainSettings) -> None:
     console = Console()
     console.print(summary_table(facts))
     console.print(f"written to {folder}/", highlight=False)
+    _exit_as(facts)
+
+
+def _exit_as(facts: dict[str, Any]) -> None:
+    """A run that Ctrl-C ended is saved, and the command exits as interrupted."""
+    if facts["stopped"] == "interrupted":
+        raise typer.Exit(130)
 
 
 def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
@@ -130,22 +138,25 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         },
     }
 
-    # The ledger admits the run before an earlier one in the folder is replaced.
+    # What can be refused is refused before the ledger admits the run, and leaves no file; and the
+    # ledger admits it before an earlier one in the folder is replaced.
+    trainer.rehearse()
     charged, limit = 0, 0
     file = s.ledger or folder / "ledger.sqlite"
     may_hold_runs = file.exists() or s.ledger is not None
-    ledger = run_directory.open_ledger(file, budget)
-    if may_hold_runs:
-        charged, limit = run_directory.admit_run(ledger, trainer.plan, trainer.run_name, budget)
-    if run_directory.clear_folder(folder) and s.ledger is None:
-        trainer.notes.append(run_directory.REPLACED_NOTE)
-    trainer.ledger = ledger
-    preprocessing = data.preprocessing
-    if data.releases:
-        preprocessing = build_data.release_scaling(trainer, s, data)
-    preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
+    with run_directory.removed_if_unused(folder, file):
+        ledger = run_directory.open_ledger(file, budget)
+        if may_hold_runs:
+            charged, limit = run_directory.admit_run(ledger, trainer.plan, trainer.run_name, budget)
+        if run_directory.clear_folder(folder) and s.ledger is None:
+            trainer.notes.append(run_directory.REPLACED_NOTE)
+        trainer.ledger = ledger
+        preprocessing = data.preprocessing
+        if data.releases:
+            preprocessing = build_data.release_scaling(trainer, s, data)
+        preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
 
-    run = trainer.fit()
+        run = trainer.fit()
     run.notes += run_directory.no_step_note(run, charged, limit)
     run.config["used"] |= build_query.query_facts(trainer, sparsification)
     facts = save_run(run, folder, trainer.evaluate_on, preprocessing=preprocessing)

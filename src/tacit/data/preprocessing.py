@@ -126,7 +126,7 @@ def load_preprocessing(folder: str | os.PathLike[str]) -> Preprocessing:
         return Preprocessing(tuple(_stage(i, values, tensors) for i, values in enumerate(stages)))
     except DataError:
         raise
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise DataError(
             f"{file} cannot be read ({type(error).__name__}: {error}); copy it from the run's "
             "folder again"

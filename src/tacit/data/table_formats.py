@@ -177,6 +177,9 @@ def _read_npz(path: Path, target: str) -> Table:
                 f"so that they can be told from {target!r} and the others"
             )
         inputs, where = _array_in(archive, path, input_names[0]), f"array {input_names[0]!r}"
+    for name, found in ((where, inputs), (f"array {target!r}", labels)):
+        if not isinstance(found, np.ndarray):  # a member of the archive that is no .npy file
+            raise DataError(f"{name} of {path} is no array; write the file with numpy.savez")
     if inputs.ndim < 2:
         raise DataError(
             f"{where} of {path} has shape {inputs.shape}; give one row per record, "
@@ -187,7 +190,13 @@ def _read_npz(path: Path, target: str) -> Table:
     if inputs.dtype.kind not in "biuf":
         raise _not_numeric(where, path, f"it has type {inputs.dtype}")
     if labels.dtype.kind == "S":
-        labels = np.char.decode(labels, "utf-8")
+        try:
+            labels = np.char.decode(labels, "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"array {target!r} of {path} is not text in UTF-8 ({error.reason}); save numbers "
+                "or strings instead"
+            ) from error
     return Table(path, _as_float32(inputs, path, where), labels)
 
 

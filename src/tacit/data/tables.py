@@ -21,7 +21,7 @@ from tacit.data.scaling import Constants, RangeScaler, Scaler, as_scalers, scale
 from tacit.data.splits import split_by_content
 from tacit.data.table_formats import read_table
 from tacit.data.table_schema import Schema
-from tacit.errors import DataError, UndeclaredConstant
+from tacit.errors import DataError, UndeclaredConstant, argument, in_words
 from tacit.records import Records
 
 MAX_CLASSES = 1000
@@ -64,10 +64,12 @@ def load_file(
     if not 0 <= test_fraction < 1:
         raise ValueError(f"test_fraction is {test_fraction}; give a number from 0 to below 1")
     if public_size is not None and public_size < 1:
-        raise ValueError(f"public_size is {public_size}; declare a positive number of records")
+        raise ValueError(
+            f"{argument('public_size')} is {public_size}; declare a positive number of records"
+        )
     if schema is not None:
         if classes is not None or feature_range is not None:
-            given = "classes" if classes is not None else "feature_range"
+            given = argument("classes" if classes is not None else "feature_range")
             raise ValueError(f"a schema declares classes and ranges; leave {given} out")
         schema = schema if isinstance(schema, Schema) else Schema.read(schema)
         schema = schema if target is None else schema.with_target(target)
@@ -96,7 +98,7 @@ def load_file(
         f"split: {split}",
         _class_note(names, declared is not None),
         _size_note(public_size),
-        *([scaler.describe() for scaler in scalers] or [UNSCALED]),
+        *([scaler.describe() for scaler in scalers] or [unscaled_note()]),
     )
     sizes = _sizes(public_size, share)
 
@@ -192,7 +194,10 @@ def _split(
     """The rows for training and for test, by a hash of each record, and a note about it."""
     rows = split_by_content(features, labels, test_fraction)
     if not len(rows[0]):
-        raise DataError(f"no record of {source} is left for training; give test_path")
+        raise DataError(
+            f"no record of {source} is left for training; give "
+            f"{argument('test_path', '--test-data')}"
+        )
     return rows, (
         f"each record by a hash of itself, about {test_fraction:g} of all for test; epsilon "
         "is for a training record, and one in its place that falls to training too"
@@ -222,7 +227,7 @@ def file_scalers(
     if feature_range is None:
         return scalers
     if len(feature_range) != 2:
-        raise ValueError(f"feature_range is {feature_range}; give (lower, upper)")
+        raise ValueError(f"{argument('feature_range')} is {feature_range}; give (lower, upper)")
     return (RangeScaler(*feature_range), *scalers)
 
 
@@ -266,12 +271,12 @@ def _names_in(labels: Sequence[np.ndarray], origin: str) -> tuple[str, ...]:
     if len(distinct) > MAX_CLASSES:
         raise DataError(
             f"{origin} has {len(distinct)} distinct values, more than {MAX_CLASSES}; if these are "
-            "classes, declare them with classes=; for a regression, give a schema"
+            f"classes, declare them with {argument('classes')}; for a regression, give a schema"
         )
     if len(distinct) == 1:
         raise DataError(
             f"{origin} has the one class {distinct.pop()!r}; give at least two classes, "
-            "or declare them with classes="
+            f"or declare them with {argument('classes')}"
         )
     return tuple(map(str, sorted(distinct) if whole else sorted(set(map(str, distinct)))))
 
@@ -279,7 +284,9 @@ def _names_in(labels: Sequence[np.ndarray], origin: str) -> tuple[str, ...]:
 def _names_of(classes: int | Sequence[object]) -> tuple[str, ...]:
     """The declared labels of classes 0..K-1; 3, 3.0 and "3" are the same label."""
     if isinstance(classes, str) or (isinstance(classes, int) and classes < 2):
-        raise ValueError(f"classes is {classes!r}; give their number, at least 2, or their labels")
+        raise ValueError(
+            f"{argument('classes')} is {classes!r}; give their number, at least 2, or their labels"
+        )
     labels = range(classes) if isinstance(classes, int) else classes
     names = tuple(
         str(int(label))
@@ -288,7 +295,8 @@ def _names_of(classes: int | Sequence[object]) -> tuple[str, ...]:
         for label in labels
     )
     if len(set(names)) != len(names) or len(names) < 2:
-        raise ValueError(f"classes is {list(labels)}; give at least two, each of them once")
+        given = in_words(str(list(labels)), ",".join(map(str, labels)))
+        raise ValueError(f"{argument('classes')} is {given}; give at least two, each of them once")
     return names
 
 
@@ -301,15 +309,16 @@ def _encode(labels: np.ndarray, names: tuple[str, ...], origin: str) -> np.ndarr
             record = int(np.flatnonzero(labels == label)[0]) + 1
             raise DataError(
                 f"{origin} is {label!r} in record {record}, which is none of the classes "
-                f"{', '.join(names[:20])}; declare all of them with classes="
+                f"{', '.join(names[:20])}; declare all of them with {argument('classes')}"
             )
     return np.array([position[str(label)] for label in distinct.tolist()], dtype=np.int64)[inverse]
 
 
-UNSCALED = (
-    "inputs were not scaled; declare a range with feature_range=, or constants with "
-    "scale=PublicScaler(mean, std)"
-)
+def unscaled_note() -> str:
+    return "inputs were not scaled; declare a range with " + in_words(
+        "feature_range=, or constants with scale=PublicScaler(mean, std)",
+        "--feature-range lower,upper, or divide each record by its norm with --unit-norm",
+    )
 
 
 _SCHEMA_NOTE = "inputs were encoded by a schema, whose ranges and categories were declared public"
@@ -338,7 +347,7 @@ def _class_note(names: tuple[str, ...], declared: bool) -> str:
         return f"classes were declared: {shown}"
     return (
         "classes were read from the file and are treated as public; "
-        f"declare them with classes= ({shown})"
+        f"declare them with {argument('classes')} ({shown})"
     )
 
 

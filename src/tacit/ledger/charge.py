@@ -39,7 +39,7 @@ from torch import nn
 from tacit.accounting.events import Release
 from tacit.accounting.plan import Plan, check_counts
 from tacit.budget import Budget
-from tacit.errors import BudgetExceeded, PlanChanged, TacitError
+from tacit.errors import BudgetExceeded, PlanChanged, TacitError, argument
 from tacit.ledger.policy import LedgerState, RunState, budget_fields, event_limit
 from tacit.ledger.statement import Statement, statement_of
 from tacit.ledger.store import LedgerLog
@@ -181,7 +181,7 @@ class Ledger:
                 if relation is not self.budget.relation:
                     raise ValueError(
                         f"the run is for {relation}, the ledger for {self.budget.relation}; "
-                        "give both the same relation"
+                        f"give both the same {argument('relation')}"
                     )
             stored = json.loads(plan.to_json())  # refuses what could not be read back
             check_counts(plan.scheme)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tacit.errors import argument
 from tacit.losses.record_loss import LipschitzLoss, positive
 from tacit.losses.registry import Task, register_loss
 
@@ -209,7 +210,9 @@ class Focal(LipschitzLoss):
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma < math.inf:
-            raise ValueError(f"gamma is {self.gamma}; give 0 (cross-entropy) or a number above")
+            raise ValueError(
+                f"{argument('gamma')} is {self.gamma}; give 0 (cross-entropy) or a number above"
+            )
 
     def lipschitz_for(self, num_outputs: int) -> float:
         require_outputs(num_outputs, self, at_least=2)

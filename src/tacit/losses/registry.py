@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tacit.errors import in_words
+
 Kind = TypeVar("Kind", bound=Callable[..., Any])
 
 
@@ -140,7 +142,8 @@ def _known(name: str) -> Callable[..., Any]:
     if name not in _REGISTERED:
         raise ValueError(
             f"no loss is named {name!r}; known are {', '.join(registered_losses())}. A loss of "
-            "your own is registered with @tacit.register_loss, and its module imported before"
+            "your own is registered with @tacit.register_loss, "
+            + in_words("and its module imported before", "in a file: tacit --plugin FILE train")
         )
     return _REGISTERED[name]
 

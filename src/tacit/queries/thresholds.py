@@ -28,6 +28,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from tacit.engines.clipping import COUNT_BOUND, LEAST_NORM
+from tacit.errors import argument, in_words
 from tacit.queries.bounded_gradient import Blocks, Statistic
 from tacit.records import Records
 
@@ -105,9 +106,12 @@ def as_max_norms(
         or not all(LEAST_NORM <= float(m) < math.inf for m in fixed)
     ):
         raise ValueError(
-            f"max_norm is {max_norm!r}; give a finite number of at least {LEAST_NORM}, an "
-            "AdaptiveNorm, or one of these per block; constants from public records, or by a "
-            "schedule such as Decaying, go into LayerwiseNorms or LayerFactors"
+            f"{argument('max_norm')} is {max_norm!r}; give a finite number of at least {LEAST_NORM}"
+            + in_words(
+                ", an AdaptiveNorm, or one of these per block; constants from public records, or "
+                "by a schedule such as Decaying, go into LayerwiseNorms or LayerFactors",
+                "",
+            )
         )
     norms = tuple(m if isinstance(m, AdaptiveNorm) else float(m) for m in given)
     return norms[0] if single else norms
@@ -342,7 +346,10 @@ def group_by_norm(blocks: Blocks, expected: Sequence[float], groups: int) -> Blo
     if len(expected) != len(blocks):
         raise ValueError(f"{len(expected)} norms for {len(blocks)} blocks; give one per block")
     if not 1 <= groups <= len(blocks):
-        raise ValueError(f"{groups} groups of {len(blocks)} blocks; give 1 up to {len(blocks)}")
+        raise ValueError(
+            f"{argument('groups')} is {groups}, and there are {len(blocks)} blocks; give 1 up to "
+            f"{len(blocks)}"
+        )
     if not all(math.isfinite(e) and e >= 0 for e in expected):
         raise ValueError(f"expected norms are {list(expected)}; give finite numbers of at least 0")
     least = 1e-12 * (max(expected) or 1.0)

@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import tacit
 from tacit.canvas import blank
 from tacit.data.preprocessing import FILE as PREPROCESSING
 from tacit.data.preprocessing import Preprocessing, Stage
+from tacit.diagnostics.predictions import confusion_matrix
 from tacit.records import Records
 from tacit.statistics.tracking import refuse_private_statistics
 from tacit.training.run import Run
@@ -131,6 +133,7 @@ def save_run(
     target.mkdir(parents=True, exist_ok=True)
     facts = run.facts(test)
     facts["environment"] = environment()
+    facts["confusion"] = _confusion(run, test, facts)
     # Copies, since safetensors refuses the shared memory of tied weights.
     weights = {
         name: torch.clone(tensor.detach().cpu(), memory_format=torch.contiguous_format)
@@ -149,6 +152,23 @@ def save_run(
         (target / "progress.png").unlink(missing_ok=True)  # of a run that is overwritten
     write_json(facts, target / "run.json")
     return facts
+
+
+# A matrix of more classes is no picture, and long as JSON.
+_MOST_CLASSES = 40
+
+
+def _confusion(run: Run, test: Records | None, facts: dict[str, Any]) -> list[list[int]] | None:
+    """Counts of the held-out records, a row for each true class; None where there are no classes.
+
+    What the records are measured on is not covered by ε, as their accuracy is not.
+    """
+    if test is None or facts["accuracy"] is None or (test.num_classes or 2) > _MOST_CLASSES:
+        return None
+    with suppress(ValueError):  # several targets per record, or several tensors of outputs
+        counts: list[list[int]] = confusion_matrix(run.model, test).tolist()
+        return counts if len(counts) <= _MOST_CLASSES else None
+    return None
 
 
 def write_json(facts: dict[str, Any], path: Path) -> None:

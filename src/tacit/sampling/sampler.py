@@ -25,7 +25,7 @@ from tacit.prefetch import HeldRows, Rows, read_ahead
 from tacit.pytrees import Tree, map_tensors, take_rows
 from tacit.randomness import ProcessLock, Randomness, Stream
 from tacit.records import Records, as_records
-from tacit.sampling.scheme import Scheme, whole_number
+from tacit.sampling.scheme import Scheme, require_batch_size, whole_number
 
 T = TypeVar("T")
 _lock = ProcessLock()  # several threads may draw from one sampler
@@ -233,8 +233,7 @@ class Sampler(abc.ABC):
         seed: int | None = None,
         epochs: float | None = None,
     ) -> None:
-        if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
-            raise ValueError(f"expected_batch_size is {expected_batch_size}; give a number above 0")
+        require_batch_size(expected_batch_size)
         for name, value in (("max_physical_batch", max_physical_batch), ("pad_to", pad_to)):
             if value is not None:
                 whole_number(name, value, least=1)
@@ -391,9 +390,12 @@ class Sampler(abc.ABC):
     def device(self) -> torch.device:
         return self.records.device
 
-    def to(self, device: torch.device | str) -> None:
-        """Move the data to `device` once; batches are gathered there from then on."""
-        self.records = self.records.to(device)
+    def to(self, device: torch.device | str, floating: torch.dtype | None = None) -> None:
+        """Move the data to `device` once, and real numbers to the type `floating` if it is given.
+
+        Batches are gathered there from then on.
+        """
+        self.records = self.records.to(device, floating)
 
     def _on_device(self, indices: np.ndarray) -> Tensor:
         """Indices as a tensor, without waiting for the work queued on the device."""

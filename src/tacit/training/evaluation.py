@@ -16,8 +16,9 @@ from tacit.losses.registry import Task, task_of
 from tacit.losses.tailored import watched
 from tacit.pytrees import Tree, call_model, logits_of, tensors_of
 from tacit.queries.bounded_gradient import Loss
-from tacit.records import Records
+from tacit.records import Records, as_records
 from tacit.statistics.tracking import evaluating
+from tacit.training.rehearsal import floating_type
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,14 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
 
     The guarantee covers the training records only: metrics of other records are not private.
     """
+    records = as_records(records)
     if len(records) == 0:
         return Metrics()
-    device = next(model.parameters()).device
+    device, floating = next(model.parameters()).device, floating_type(model)
     total, parts = 0.0, []
     with evaluating(model):
         for piece in pieces_of(records, batch_size):
-            piece = piece.to(device)
+            piece = piece.to(device, floating)
             with watched(model, loss):
                 outputs = call_model(model, piece.inputs)
                 total += float(losses_of(loss, outputs, piece.targets).double().sum())

@@ -21,7 +21,7 @@ from tacit.errors import UnboundedLayer
 from tacit.lipschitz.projection import constraints_of
 from tacit.queries.bounded_gradient import Loss
 from tacit.queries.record_overlap import are_training_records
-from tacit.records import Records
+from tacit.records import Records, as_records
 from tacit.training.callbacks import Evaluation
 from tacit.training.evaluation import Metrics, evaluate, metric_rows
 from tacit.training.preconditions import TRAINING_METRICS
@@ -158,6 +158,7 @@ class Run:
 
         Of `test` records that were trained on, a note says that ε does not cover what they show.
         """
+        test = None if test is None else as_records(test)
         metrics = self.evaluate(test) if test is not None else Metrics()
         warnings = [no_privacy_note(self.epsilon, self.budget.delta), self._not_covered(test)]
         return {

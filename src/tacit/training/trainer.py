@@ -32,6 +32,7 @@ from tacit.training import preconditions
 from tacit.training.callbacks import Callback, Evaluation, MovingAverage, ProgressBar
 from tacit.training.evaluation import evaluate
 from tacit.training.preconditions import HeldOut, LedgerRun, Statistics, Unprotected
+from tacit.training.rehearsal import finite_weights, floating_type, rehearse
 from tacit.training.run import ENDED_EARLY, OVER_BUDGET, SEEDED, Run, peak_memory_bytes
 
 
@@ -65,7 +66,8 @@ class Trainer:
         seed: fixes the noise, the model's own draws (dropout, views), and the sampling where the
             sampler has no seed of its own. Without it all of them are secret.
 
-    Training runs on the model's device. `notes` and `config` are copied into the finished run.
+    Training runs on the model's device and in its floating-point type: float64 inputs of a float32
+    model are rounded to float32. `notes` and `config` are copied into the finished run.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Trainer:
         ledger: LedgerRun | Ledger | str | os.PathLike[str] | None = None,
         seed: int | None = None,
     ) -> None:
+        preconditions.check_arguments(locals())
         noise = noise or Noise()
         every = evaluate_on.every if isinstance(evaluate_on, HeldOut) else None
         charged = ledger if isinstance(ledger, LedgerRun) else LedgerRun(ledger)
@@ -97,7 +100,7 @@ class Trainer:
         first = next(iter(model.parameters()), None)
         if first is None:
             raise ValueError("the model has no parameters to train")
-        self._device = first.device
+        self._device, self._floating = first.device, floating_type(model)
         preconditions.check_statistics(model, statistics, sampler.records, query)
         self.statistics = statistics
         self.evaluate_every = every or max(1, sampler.steps // 20)
@@ -121,7 +124,7 @@ class Trainer:
                 statistics.seed = seed
         self.config: dict[str, Any] = {}
         self._given_records = weakref.ref(sampler.records)
-        sampler.to(self._device)
+        sampler.to(self._device, self._floating)
         self.ledger = charged.ledger
         self.mechanism = Mechanism(
             query,
@@ -159,7 +162,9 @@ class Trainer:
             self.notes.append(preconditions.UNPROTECTED_METRICS)
         elif records is not None:
             require_held_out(records, self.sampler.records)
-        self._evaluate_on = None if records is None else records.to(self._device)
+        if records is not None:
+            records = records.to(self._device, self._floating)
+        self._evaluate_on = records
 
     @property
     def plan(self) -> Plan:
@@ -177,6 +182,15 @@ class Trainer:
         """End the run after this step. Its ε is that of the whole plan."""
         self._stop_asked = True
 
+    def rehearse(self) -> None:
+        """Raise ValueError unless model, loss and records go together; `fit` begins with it.
+
+        Nothing is charged, and nothing of what is seen goes into the run.
+        """
+        rehearse(self.model, self.loss, self.sampler.records, "the training records")
+        if self.evaluate_on is not None:
+            rehearse(self.model, self.loss, self.evaluate_on, "the records of evaluate_on")
+
     def fit(self) -> Run:
         """Train until the steps are done or the budget is spent, and return what happened.
 
@@ -191,6 +205,7 @@ class Trainer:
                 "that one ledger counts both runs"
             )
         budget = self.budget  # a callback may assign another
+        self.rehearse()
         if self.moving_average is not None:
             self.moving_average.begin()
         self._ledger_key = preconditions.ledger_key(given)
@@ -244,6 +259,7 @@ class Trainer:
             ENDED_EARLY: charged < planned,
             OVER_BUDGET: charged > limit,
             preconditions.TRAINED_OUTSIDE_LEDGER: len(on_this_ledger) < len(earlier),
+            preconditions.DIVERGED: not finite_weights(self.model),
             preconditions.RESUMED: self._events_before > 0,
             preconditions.TRAINED_BY_OTHER_RUN: bool({*on_this_ledger} - {self._attempt[0]}),
         }
