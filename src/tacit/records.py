@@ -289,7 +289,7 @@ def _random_access(data: Any) -> Any:
     if isinstance(data, torch.utils.data.DataLoader):
         raise TypeError(
             "a DataLoader decides itself which records are in a batch, and the guarantee needs "
-            "them drawn by a sampler of Tacit's; give its dataset, loader.dataset"
+            "them drawn by a sampler of Tacit's; give its dataset: loader.dataset"
         )
     other = isinstance(data, Sequence | Tensor) or _is_array(data)
     if other or isinstance(data, torch.utils.data.IterableDataset):
