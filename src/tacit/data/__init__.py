@@ -1,13 +1,14 @@
 """Data as `Records`: tensors, with the constants about them that are public.
 
 `load` reads a named dataset and `load_file` a user's own table, whose columns a `Schema` may
-declare. Scalers rescale each record with
-public constants, or with constants that `release_statistics` and its relatives release with noise
-and charge. `Preprocessing` keeps what a run's inputs went through in the run's folder.
+declare; `open_file` leaves a large one on disk. Scalers rescale each record with public constants,
+or with constants that `release_statistics` and its relatives release with noise and charge.
+`Preprocessing` keeps what a run's inputs went through in the run's folder.
 """
 
 from tacit.data.augmentation import Augmentation, RandomCropFlip
 from tacit.data.catalogue import available, register_dataset
+from tacit.data.columnar import open_file
 from tacit.data.loading import load
 from tacit.data.preprocessing import Preprocessing, load_preprocessing
 from tacit.data.private_ranges import ColumnRanges, release_ranges
@@ -19,6 +20,7 @@ from tacit.data.table_description import describe
 from tacit.data.table_schema import Schema
 from tacit.data.tables import load_file
 from tacit.records import Records, as_records
+from tacit.sources import RowSource
 
 __all__ = [
     "Augmentation",
@@ -33,6 +35,7 @@ __all__ = [
     "RandomCropFlip",
     "RangeScaler",
     "Records",
+    "RowSource",
     "Schema",
     "UnitNorm",
     "as_records",
@@ -41,6 +44,7 @@ __all__ = [
     "load",
     "load_file",
     "load_preprocessing",
+    "open_file",
     "register_dataset",
     "release_channel_scaler",
     "release_ranges",

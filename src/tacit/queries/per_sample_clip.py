@@ -169,7 +169,7 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
                 require_public(public, batch.records)
                 constants.checked = id(batch.records.inputs)
             if constants.due:
-                some = public.take(slice(constants.source.records)).to(batch.indices.device)
+                some = public.take(slice(constants.source.records)).to(batch.indices.device).read()
                 constants.take(self.expected_norms(model, loss, some))
         else:
             one_each = isinstance(self.max_norm, tuple)

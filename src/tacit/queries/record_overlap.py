@@ -18,12 +18,14 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from tacit.columns import LazyColumn, columns_of, share_rows
 from tacit.errors import NotPublic
 from tacit.pytrees import tensors_of
 from tacit.records import Records
 
 _ROWS_TO_COMPARE = 256
 _CHUNK = 1 << 20  # numbers at once, which stay in the cache
+_MOST_BYTES_READ = 1 << 30
 _NAN = 1.2345e-38  # what every NaN counts as
 _SECRET = torch.Generator()
 _SECRET.seed()  # from the operating system
@@ -90,6 +92,8 @@ def _rows_of_one_memory(some: Records, private: Records) -> bool:
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
+    if isinstance(a, LazyColumn) or isinstance(b, LazyColumn):
+        return isinstance(a, LazyColumn) and isinstance(b, LazyColumn) and share_rows(a, b)
     # A row that every record shares, such as a mask of ones, is no record's own.
     if a.stride(0) == 0 or b.stride(0) == 0 or len(b) == 0 or a.device != b.device:
         return False
@@ -97,7 +101,9 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def _rows_in_common(a: Tensor, b: Tensor) -> bool:
-    """Whether a row of `a` begins where a row of `b` does, in one memory."""
+    """Whether a row of `a` begins where a row of `b` does, in one memory or source."""
+    if isinstance(a, LazyColumn):
+        return True  # `_same_memory` has compared the rows
 
     def places(rows: Tensor) -> Tensor:
         begin, stride = int(rows.storage_offset()), int(rows.stride(0))
@@ -107,7 +113,7 @@ def _rows_in_common(a: Tensor, b: Tensor) -> bool:
 
 
 def _mostly_copied(evaluated: Records, private: Records) -> bool:
-    if evaluated.shape != private.shape:
+    if evaluated.shape != private.shape or _too_large(private):
         return False
     some = _some(evaluated)
     shapes = ([t.shape[1:] for t in tensors_of(r.targets)] for r in (some, private))
@@ -119,12 +125,20 @@ def share_among(public: Records, private: Records) -> float:
     """The share of some public rows whose inputs equal those of a private row."""
     if public.shape != private.shape or len(private) == 0 or len(public) == 0:
         return 0.0
+    if _too_large(private):
+        return 0.0
     return _share_of(_some(public), private, with_targets=False)
 
 
 def _some(records: Records) -> Records:
     """At most `_ROWS_TO_COMPARE` rows from all over."""
-    return records.take(slice(None, None, -(-len(records) // _ROWS_TO_COMPARE)))
+    return records.take(slice(None, None, -(-len(records) // _ROWS_TO_COMPARE))).read()
+
+
+def _too_large(records: Records) -> bool:
+    """Whether comparing with all of these records would read too much from disk."""
+    columns = columns_of((records.inputs, records.targets))
+    return sum(c.numel() * c.element_size() for c in columns) > _MOST_BYTES_READ
 
 
 def _share_of(some: Records, private: Records, *, with_targets: bool) -> float:
@@ -156,7 +170,7 @@ def _fingerprints(
         return
     at_once = max(1, _CHUNK // width)
     for start in range(0, len(records), at_once):
-        piece = records.take(slice(start, start + at_once))
+        piece = records.take(slice(start, start + at_once)).read()
         tensors = tensors_of(piece.inputs) + (tensors_of(piece.targets) if with_targets else [])
         total = torch.zeros(len(tensors[0]), dtype=torch.int64, device=tensors[0].device)
         for place, column in enumerate(tensors):

@@ -57,7 +57,7 @@ class PoissonSampler(Sampler):
     read from `len(data)`, which differs between neighbours. Other arguments: see `Sampler`.
 
     Example:
-        >>> sampler = tacit.PoissonSampler(train, expected_batch_size=256, steps=1000)
+        >>> sampler = tacit.PoissonSampler(train, expected_batch_size=256, epochs=20)
     """
 
     scheme: Poisson

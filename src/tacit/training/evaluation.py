@@ -117,8 +117,6 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
     if len(records) == 0:
         return Metrics()
     device, floating = next(model.parameters()).device, floating_type(model)
-    every_target = _only(records.targets)
-    by_sign = every_target is not None and two_classes(every_target)
     total, parts = 0.0, []
     with evaluating(model):
         for piece in pieces_of(records, batch_size):
@@ -126,21 +124,25 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
             with watched(model, loss):
                 outputs = call_model(model, piece.inputs)
                 total += float(losses_of(loss, outputs, piece.targets).double().sum())
-            parts.append(_part_of(loss, outputs, piece, by_sign))
+            parts.append(_part_of(loss, outputs, piece))
     mean = total / len(records)
+    kept = [part.targets for part in parts if part.targets is not None]
+    every_target = torch.cat(kept) if kept else None
     tasks = {part.task for part in parts}
     if tasks == {Task.REGRESSION}:
         assert every_target is not None
         return _errors(parts, every_target, mean)
     decided = sum(part.decided for part in parts)
+    if every_target is not None and not two_classes(every_target):  # signs decide
+        return Metrics(loss=mean)
     if not tasks <= _DECIDING or not decided:
         return Metrics(loss=mean)
     accuracy = sum(part.right for part in parts) / decided
     (task,) = tasks if len(tasks) == 1 else {None}
-    kept = [(part.scores, part.truth) for part in parts if part.scores is not None]
-    if len(kept) < len(parts):
+    scored = [(part.scores, part.truth) for part in parts if part.scores is not None]
+    if len(scored) < len(parts):
         return Metrics(accuracy, mean, task=task)
-    scores, truth = (torch.cat(column) for column in zip(*kept, strict=True))
+    scores, truth = (torch.cat(column) for column in zip(*scored, strict=True))
     balanced, auroc, log_loss = _of_scores(scores, truth, temperature_of(loss))
     return Metrics(accuracy, mean, balanced, auroc, log_loss, task=task)
 
@@ -262,6 +264,8 @@ def baseline_of(records: Records, task: Task | None) -> Baseline | None:
     y = _only(records.targets)
     if y is None or len(records) == 0:
         return None
+    if records.is_lazy:
+        y = torch.cat([tensors_of(piece.targets)[0] for piece in pieces_of(records, 2048)])
     if task is Task.REGRESSION:
         errors = y.double() - y.double().mean(dim=0)
         return Baseline(
@@ -288,9 +292,9 @@ def baseline_of(records: Records, task: Task | None) -> Baseline | None:
 
 
 def pieces_of(records: Records, size: int) -> Iterator[Records]:
-    """The records in order, `size` at a time."""
+    """The records in order, `size` at a time, in memory."""
     for start in range(0, len(records), size):
-        yield records.take(slice(start, start + size))
+        yield records.take(slice(start, start + size)).read()
 
 
 def _only(targets: Tree) -> Tensor | None:
@@ -301,8 +305,8 @@ def _only(targets: Tree) -> Tensor | None:
 class _Part(NamedTuple):
     """What one batch adds: how many targets are right, of how many, or sums of errors.
 
-    `scores` are the outputs on the CPU, one column per class or label, and `truth` the classes (N,)
-    or whether each column holds (N, L).
+    `targets` are kept where the metric depends on all of them. `scores` are the outputs on the CPU,
+    one column per class or label, and `truth` the classes (N,) or whether each column holds (N, L).
     """
 
     task: Task | None
@@ -310,11 +314,12 @@ class _Part(NamedTuple):
     decided: float = 0.0
     absolute: float = 0.0
     squared: float = 0.0
+    targets: Tensor | None = None
     scores: Tensor | None = None
     truth: Tensor | None = None
 
 
-def _part_of(loss: Loss, outputs: Tree, piece: Records, by_sign: bool) -> _Part:
+def _part_of(loss: Loss, outputs: Tree, piece: Records) -> _Part:
     h, y = logits_of(outputs), _only(piece.targets)
     if h is None or y is None:
         return _Part(None)
@@ -326,12 +331,14 @@ def _part_of(loss: Loss, outputs: Tree, piece: Records, by_sign: bool) -> _Part:
         y = inner.aligned(y)
     if task is Task.REGRESSION and h.numel() == y.numel():
         errors = h.double().reshape(-1) - y.double().reshape(-1)
-        return _Part(task, absolute=float(errors.abs().sum()), squared=float(errors.square().sum()))
-    right = None if task in (None, Task.REGRESSION) else _right(h, y, task, by_sign)
+        absolute, squared = float(errors.abs().sum()), float(errors.square().sum())
+        return _Part(task, absolute=absolute, squared=squared, targets=y)
+    right = None if task in (None, Task.REGRESSION) else _right(h, y, task)
     if task is None or right is None:
         return _Part(None)
     counted = y.reshape(right.shape) != getattr(inner, "ignore_index", -100)
-    part = _Part(task, float((right & counted).sum()), float(counted.sum()))
+    by_sign = y if _signs_decide(h, task) else None
+    part = _Part(task, float((right & counted).sum()), float(counted.sum()), targets=by_sign)
     scores = h.unsqueeze(1) if h.dim() == 1 else h
     if task is Task.TOKENS or scores.dim() != 2 or not counted.all():
         return part
@@ -377,24 +384,27 @@ def _undeclared(outputs: Tensor, targets: Tensor, classes: int | None, named: bo
     return None
 
 
+def _signs_decide(outputs: Tensor, task: Task | None) -> bool:
+    """Whether the sign of one output decides between two classes, or of each between yes and no."""
+    one = outputs.dim() == 1 or outputs.shape[1:] == (1,)
+    return task is Task.MULTI_LABEL or (one and task in (Task.BINARY, Task.CLASSIFICATION))
+
+
 def decide(outputs: Tensor, task: Task) -> Tensor:
     """The class of each record or position, or, where signs decide, whether each is positive."""
-    one = outputs.dim() == 1 or outputs.shape[1:] == (1,)
     if task is Task.MULTI_LABEL:
         return outputs > 0
-    if task is Task.BINARY or (one and task is Task.CLASSIFICATION):
+    if task is Task.BINARY or _signs_decide(outputs, task):
         return outputs.reshape(-1) > 0
     return outputs.argmax(dim=-1 if task is Task.TOKENS else 1)
 
 
-def _right(outputs: Tensor, targets: Tensor, task: Task, by_sign: bool) -> Tensor | None:
+def _right(outputs: Tensor, targets: Tensor, task: Task) -> Tensor | None:
     """Whether each target is predicted right; None if that cannot be decided."""
-    one = outputs.dim() == 1 or outputs.shape[1:] == (1,)
     if task is Task.MULTI_LABEL:
-        same = outputs.shape == targets.shape
-        return decide(outputs, task) == (targets > 0) if same and by_sign else None
-    if task is Task.BINARY or (one and task is Task.CLASSIFICATION):
-        if not (one and by_sign) or targets.numel() != len(outputs):
+        return decide(outputs, task) == (targets > 0) if outputs.shape == targets.shape else None
+    if task is Task.BINARY or _signs_decide(outputs, task):
+        if not _signs_decide(outputs, task) or targets.numel() != len(outputs):
             return None
         return decide(outputs, task) == (targets.reshape(-1) > 0)
     if targets.is_floating_point() or outputs.dim() != targets.dim() + 1:

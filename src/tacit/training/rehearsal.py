@@ -35,6 +35,7 @@ from tacit.statistics.tracking import evaluating
 
 _RUN = 4  # records that run through the model
 _MOST_NUMBERS = 1 << 26  # of inputs and targets that are looked at; of more, rows from all over
+_MOST_ROWS_READ = 256
 _MOST_TARGETS = 256  # distinct targets that are given to the loss
 
 
@@ -71,11 +72,13 @@ def rehearse(model: nn.Module, loss: Loss, records: Records, called: str) -> Non
 
 
 def _from_all_over(records: Records) -> Records:
-    """At most `_MOST_NUMBERS` numbers: every so many records, where there are more."""
+    """At most `_MOST_NUMBERS` numbers: every so many records, where there are more; in memory."""
     of_one = records.take(slice(0, 1))
     width = sum(t.numel() for t in (*tensors_of(of_one.inputs), *tensors_of(of_one.targets)))
     stride = -(-len(records) * width // _MOST_NUMBERS)
-    return records if stride <= 1 else records.take(slice(None, None, stride))
+    if records.is_lazy:  # each of them is read from disk
+        stride = max(stride, -(-len(records) // _MOST_ROWS_READ))
+    return (records if stride <= 1 else records.take(slice(None, None, stride))).read()
 
 
 # ---- numbers -------------------------------------------------------------------------------------
