@@ -235,7 +235,7 @@ def test_a_network_and_a_query_of_ones_own(blobs: tuple[np.ndarray, np.ndarray])
         ({"ledger": "nowhere.sqlite"}, "make it once"),
         ({"schema": {"columns": []}}, "format"),
     ],
-    ids=str,
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else value,
 )
 def test_wrong_parameters_end_in_a_sentence(
     options: dict, said: str, blobs: tuple[np.ndarray, np.ndarray]

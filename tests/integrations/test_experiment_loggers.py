@@ -26,7 +26,8 @@ from tacit.integrations import (
 )
 
 FIGURES = {"epsilon", "learning_rate", "released_gradient_norm"}
-HELD_OUT = {"held_out/accuracy", "held_out/loss"}
+METRICS = ("accuracy", "loss", "balanced_accuracy", "auroc", "log_loss")
+HELD_OUT = {f"held_out/{name}" for name in METRICS}
 STEPS = 6
 
 
@@ -113,7 +114,7 @@ def test_metrics_of_training_records_have_another_name() -> None:
     logger = Memory()
     train(logger, evaluate_on="training records")
     names = {name for kind, values, *_ in logger.calls if kind == "log" for name in values}
-    assert names == FIGURES | {"unprotected/accuracy", "unprotected/loss"}
+    assert names == FIGURES | {f"unprotected/{name}" for name in METRICS}
 
 
 @pytest.mark.parametrize("fails", ["start", "log", "finish"])

@@ -105,7 +105,7 @@ def test_statistics_are_on_disk_before_the_first_step(tmp_path, monkeypatch) -> 
     """A run that is killed in training has paid for them as well."""
     own_table(tmp_path)
 
-    def killed(self):
+    def killed(self, **_):
         raise SystemExit(9)
 
     monkeypatch.setattr(tacit.Trainer, "fit", killed)

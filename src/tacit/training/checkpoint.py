@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from tacit.errors import CheckpointRefused, TacitError
 from tacit.ledger import RunPosition
+from tacit.losses import Task
 from tacit.sampling.scheme import whole_number
 from tacit.statistics.tracking import origins_of, refuse_private_statistics, set_origin
 from tacit.training.callbacks import Evaluation
@@ -174,7 +175,7 @@ def save_state(
             "resumed": progress.resumed,
             "notes": progress.notes,
             "history": [
-                {"step": e.step, "epsilon": e.epsilon, "metrics": asdict(e.metrics)}
+                {"step": e.step, "epsilon": e.epsilon, "metrics": _plain_metrics(e.metrics)}
                 for e in progress.history
             ],
         },
@@ -187,6 +188,15 @@ def save_state(
         "parts": {name: part.state_dict() for name, part in stateful_parts(trainer).items()},
     }
     write_state(checkpoint.file, state)
+
+
+def _plain_metrics(metrics: Metrics) -> dict[str, Any]:
+    return {**asdict(metrics), "task": None if metrics.task is None else metrics.task.value}
+
+
+def _metrics_of(stored: dict[str, Any]) -> Metrics:
+    task = stored["task"]
+    return Metrics(**{**stored, "task": None if task is None else Task(task)})
 
 
 def read_checkpoint(folder: str | os.PathLike[str]) -> StoredState:
@@ -211,7 +221,7 @@ def read_checkpoint(folder: str | os.PathLike[str]) -> StoredState:
             resumed=[(int(step), int(lost)) for step, lost in stored["resumed"]],
             notes=list(map(str, stored["notes"])),
             history=[
-                Evaluation(int(e["step"]), float(e["epsilon"]), Metrics(**e["metrics"]))
+                Evaluation(int(e["step"]), float(e["epsilon"]), _metrics_of(e["metrics"]))
                 for e in stored["history"]
             ],
         )
