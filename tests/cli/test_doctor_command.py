@@ -100,7 +100,7 @@ def test_a_run_and_its_ledger(tmp_path: Path) -> None:
     code, found = examined("--ledger", folder / "ledger.sqlite")
     assert code == 1
     assert "no other run can be added" in found["ledger", "budget"][1]
-    for name in ("run.json", "weights.safetensors", "preprocessing.safetensors"):
+    for name in ("run.json", "weights.safetensors", "preprocessing.json"):
         whole = (folder / name).read_bytes()
         for damaged in (b"", whole[:-5], b"{}"):
             (folder / name).write_bytes(damaged)

@@ -104,7 +104,7 @@ def test_a_value_error_that_nobody_raised_on_purpose_is_ours(monkeypatch, capsys
 def test_ctrl_c_ends_with_130_and_the_run_is_saved(monkeypatch, capsys):
     from tacit.training.trainer import Trainer
 
-    def interrupted(trainer, step, history):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Trainer, "_after_step", interrupted)

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_becomes_a_page(folder: Path, tmp_path: Path) -> None:
     assert "report.html" in call("report", folder)
     text = (folder / "report.html").read_text(encoding="utf-8")
-    assert "digits · clip" in text
+    assert "digits · classification" in text
     assert "privacy.epsilon" in text
     other = tmp_path / "other.html"
     call("report", folder, "--out", other)

@@ -118,10 +118,10 @@ def test_an_interrupted_run_is_saved_and_resumed(
 def test_released_scaling_is_used_again_and_not_released_again(table: Path, tmp_path: Path) -> None:
     folder = tmp_path / "x"
     killed_at(12, "--data", table, *TABLE, *RUN, "--scale-noise", 20, "--out", folder)
-    before = (folder / "preprocessing.safetensors").read_bytes()
+    before = (folder / "preprocessing.json").read_bytes()
     result = train("--resume", folder, "--json", "--quiet")
     assert result.exit_code == 0, result.exception
-    assert (folder / "preprocessing.safetensors").read_bytes() == before
+    assert (folder / "preprocessing.json").read_bytes() == before
     assert json.loads(result.stdout)["steps"] == 29
     assert tacit.data.load_preprocessing(folder).stages
 

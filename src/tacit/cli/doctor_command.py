@@ -272,7 +272,7 @@ def _run_folder(folder: Path) -> Iterator[Checked]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         text = f"cannot be read ({type(error).__name__}); copy it from a backup"
         yield Checked(section, "run.json", "problem", text)
-    for name in ("weights.safetensors", "preprocessing.safetensors"):
+    for name in ("weights.safetensors", "preprocessing.json"):
         file = folder / name
         if not file.is_file():
             yield Checked(section, name, "problem", "missing; copy it from a backup")
