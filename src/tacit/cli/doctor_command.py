@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import platform
@@ -239,9 +238,10 @@ def _columns(path: Path) -> list[str]:
     if not path.is_file():
         raise ValueError("there is no such file; check the path")
     suffix = path.suffix.lower()
-    if suffix == ".csv":
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            header = next(csv.reader(stream), [])
+    if suffix in (".csv", ".tsv"):
+        from tacit.data.table_cells import text_rows
+
+        _, header = next(text_rows(path), (0, []))
         if not header:
             raise ValueError("it is empty; give a header row")
         return [name.strip() for name in header]
@@ -252,11 +252,27 @@ def _columns(path: Path) -> list[str]:
     if suffix == ".npz":
         with zipfile.ZipFile(path) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist()]
-    raise ValueError(f"it ends in {suffix or 'no suffix'}; give .csv, .parquet or .npz")
+    raise ValueError(f"it ends in {suffix or 'no suffix'}; give .csv, .tsv, .parquet or .npz")
+
+
+def _weights_of(folder: Path) -> str:
+    from safetensors import safe_open
+
+    with safe_open(folder / "weights.safetensors", framework="pt") as content:
+        return f"{len(list(content.keys()))} tensors"
+
+
+def _preprocessing_of(folder: Path) -> str:
+    from tacit.data.preprocessing import load_preprocessing
+
+    return f"{len(load_preprocessing(folder).stages)} stages"
+
+
+_PARTS_OF_A_RUN = {"weights.safetensors": _weights_of, "preprocessing.json": _preprocessing_of}
 
 
 def _run_folder(folder: Path) -> Iterator[Checked]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     section = "run"
     if not folder.is_dir():
@@ -272,16 +288,13 @@ def _run_folder(folder: Path) -> Iterator[Checked]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         text = f"cannot be read ({type(error).__name__}); copy it from a backup"
         yield Checked(section, "run.json", "problem", text)
-    for name in ("weights.safetensors", "preprocessing.json"):
-        file = folder / name
-        if not file.is_file():
+    for name, measure in _PARTS_OF_A_RUN.items():
+        if not (folder / name).is_file():
             yield Checked(section, name, "problem", "missing; copy it from a backup")
             continue
         try:
-            with safe_open(file, framework="pt") as content:
-                count = len(list(content.keys()))
-            yield Checked(section, name, "ok", f"{count} tensors")
-        except (SafetensorError, OSError) as error:
+            yield Checked(section, name, "ok", measure(folder))
+        except (SafetensorError, ValueError, OSError) as error:
             yield Checked(section, name, "problem", f"cannot be read ({error})")
     own = folder / "ledger.sqlite"
     if own.exists():
