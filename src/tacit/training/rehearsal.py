@@ -4,11 +4,13 @@ A few records run through the model in evaluation mode, and every distinct targe
 so that a mistake (another number of features, labels beyond the classes, targets that are text
 codes, a column of NaN) ends in one sentence instead of an error from deep inside a step, after a
 run was planned on the ledger. What is seen here goes into errors and warnings on the screen of
-whoever runs it, and never into a run: neither notes nor reports depend on it.
+whoever runs it, and never into a run: neither notes nor reports depend on it, and what runs is a
+copy of the model and of the loss.
 """
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import torch
@@ -52,7 +54,11 @@ def rehearse(model: nn.Module, loss: Loss, records: Records, called: str) -> Non
     usable = _require_numbers(some, called)
     rows = usable.nonzero().flatten()[:_RUN] if bool(usable.any()) else torch.arange(_RUN)
     few = some.take(rows[rows < num_rows(some.inputs)].to(some.device))
-    state = PassState(few.inputs, model)
+    copied = _copied(model, loss)
+    if copied is None:
+        return
+    model, loss = copied
+    state = PassState(few.inputs)
     try:
         with evaluating(model), torch.enable_grad(), watched(model, loss):
             outputs = _run(model, few, called)
@@ -61,7 +67,7 @@ def rehearse(model: nn.Module, loss: Loss, records: Records, called: str) -> Non
                 with torch.no_grad():
                     _require_targets(loss, outputs, some, called)
     finally:
-        state.restore_all()
+        state.restore_draws()
     _require_gradient(loss, losses_B)
     if not bool(torch.isfinite(losses_B.detach()).any()):
         raise ValueError(
@@ -69,6 +75,19 @@ def rehearse(model: nn.Module, loss: Loss, records: Records, called: str) -> Non
             "loss is not finite contributes nothing; scale the inputs and targets, or give the "
             "loss what it expects (probabilities for BCELoss, logits for BCEWithLogitsLoss)"
         )
+
+
+def _copied(model: nn.Module, loss: Loss) -> tuple[nn.Module, Loss] | None:
+    """Copies of both that only the rehearsal sees; None of what cannot be copied.
+
+    A pass over private records may write into a model: a layer that takes its scale from the first
+    records that it meets, a cache. In the model itself such a write would be in the released
+    weights, without noise; in a step it is refused. What cannot be copied is not rehearsed.
+    """
+    try:
+        return copy.deepcopy((model, loss))
+    except Exception:  # whatever an object of the user's raises
+        return None
 
 
 def _from_all_over(records: Records) -> Records:
