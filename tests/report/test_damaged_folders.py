@@ -55,6 +55,23 @@ def loads_or_says_why(folder: Path) -> str:
     return ""
 
 
+@pytest.mark.parametrize("where", ["statement", "facts", "both", "sentence"])
+def test_a_folder_states_no_other_epsilon_than_its_plan(folder, where):
+    facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    honest = tacit.load_run(folder).statement
+    assert honest["text"] == facts["statement"]["text"]
+    if where in ("statement", "both"):
+        facts["statement"]["epsilon"] = 0.1
+    if where in ("facts", "both"):
+        facts["epsilon"] = 0.1
+    facts["statement"]["text"] = "The weights are private, with epsilon 0.1."
+    (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    if where == "sentence":
+        assert tacit.load_run(folder).statement == honest
+    else:
+        assert "epsilon" in loads_or_says_why(folder)
+
+
 FILES = ("run.json", "weights.safetensors", "preprocessing.json", "schema.json")
 
 
