@@ -116,7 +116,11 @@ def test_a_record_becomes_the_same_numbers_whoever_else_is_in_the_table(mixed):
     ],
     ids=["dates", "times", "large numbers", "numbers", "truth values"],
 )
-@pytest.mark.parametrize("added", ["text", date(2020, 2, 2), True, 2.5, None, 10**400])
+@pytest.mark.parametrize(
+    "added",
+    ["text", date(2020, 2, 2), True, 2.5, None, 10**400],
+    ids=["text", "date", "truth value", "number", "nothing", "huge"],
+)
 def test_a_cell_of_another_kind_changes_no_other_record(cells, added):
     """It makes the column one of text, which the other cells must not be able to tell."""
     names = ("2024-01-01", "2024-01-02T03:00:00", str(2**60 + 1), str(2**60 + 3), "1.5", "3", "0.1")
