@@ -372,6 +372,23 @@ def test_what_a_model_keeps_of_a_rehearsal_is_not_in_the_run():
     assert not model.memory
 
 
+class CentredTogether:
+    """Rows that depend on the other rows of the batch."""
+
+    def __len__(self):
+        return 40
+
+    def read_rows(self, rows):
+        inputs = torch.arange(160.0).view(40, 4)[rows]
+        return inputs - inputs.mean(0), rows % 2
+
+
+def test_rows_that_depend_on_the_other_rows_are_refused():
+    lazily = tacit.Records.lazy(CentredTogether(), public_size=40)
+    with pytest.raises(ValueError, match="another when it is read alone"):
+        small_trainer(network(), lazily).fit()
+
+
 def test_a_run_that_diverged_says_so():
     model = network()
     run = small_trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=1e38)).fit()

@@ -16,6 +16,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from tacit.columns import columns_of
 from tacit.engines.pass_state import PassState
 from tacit.errors import TacitError
 from tacit.losses.record_loss import losses_of, name_of, needs_pre_activations
@@ -33,6 +34,7 @@ from tacit.pytrees import (
 )
 from tacit.queries.bounded_gradient import Loss
 from tacit.records import Records
+from tacit.sources import ArrayRows, DatasetRows
 from tacit.statistics.tracking import evaluating
 
 _RUN = 4  # records that run through the model
@@ -50,6 +52,7 @@ def rehearse(model: nn.Module, loss: Loss, records: Records, called: str) -> Non
     if len(records) == 0:
         warnings.warn(f"{called} are an empty set", stacklevel=3)
         return
+    _require_own_rows(records, called)
     some = _from_all_over(records)
     usable = _require_numbers(some, called)
     rows = usable.nonzero().flatten()[:_RUN] if bool(usable.any()) else torch.arange(_RUN)
@@ -98,6 +101,27 @@ def _from_all_over(records: Records) -> Records:
     if records.is_lazy:  # each of them is read from disk
         stride = max(stride, -(-len(records) // _MOST_ROWS_READ))
     return (records if stride <= 1 else records.take(slice(None, None, stride))).read()
+
+
+def _require_own_rows(records: Records, called: str) -> None:
+    """Raise ValueError where a source's rows depend on which others are read with them.
+
+    Then a record would move the gradients of all others. A dataset's items are read one by one.
+    """
+    columns = columns_of((records.inputs, records.targets))
+    for rows in dict.fromkeys(column.lazy for column in columns):
+        if isinstance(rows.source, ArrayRows | DatasetRows):
+            continue
+        few = torch.arange(0, len(rows), max(1, len(rows) // _RUN))[:_RUN]
+        together = rows.read(few)
+        alone = [rows.read(few[i : i + 1]) for i in range(len(few))]
+        for whole, parts in zip(together, zip(*alone, strict=True), strict=True):
+            if not torch.equal(whole.nan_to_num(), torch.cat(parts).nan_to_num()):
+                raise ValueError(
+                    f"a row of {called} is another when it is read alone than beside other rows, "
+                    "and the guarantee needs it to be a function of its number; leave what depends "
+                    "on the other rows, and random draws, out of read_rows"
+                )
 
 
 # ---- numbers -------------------------------------------------------------------------------------
