@@ -174,10 +174,9 @@ def test_all_covers_every_figure() -> None:
 
 def test_beyond_runs_the_rates_that_its_search_found_best(tmp_path, monkeypatch) -> None:
     method = "sets of 8, BatchNorm, factors"
-    monkeypatch.setattr(beyond, "METHODS", {method: beyond.METHODS[method]})
     monkeypatch.setattr(beyond, "noise_for", lambda *_: 1.0)
     shared = ["beyond", "--small", "--device", "cpu", "--out", str(tmp_path)]
-    shared += ["--networks", "lenet5", "--epsilons", "3"]
+    shared += ["--networks", "lenet5", "--methods", method, "--epsilons", "3"]
     found = runner.main(PAPER, [*shared, "--search"])["search"]["settings"]
     assert len(found) == len(beyond.METHODS[method][2])
     scores = {
