@@ -36,6 +36,8 @@ def test_reprs_say_what_an_object_is_and_show_no_record() -> None:
             *(tacit.HeldOut(records), tacit.LedgerRun(), tacit.MovingAverage(0.9)),
             *(tacit.PublicStatistics(records, 8), tacit.ReleasedStatistics(records, 5.0)),
             tacit.RandomCropFlip(2),
+            tacit.lipschitz.propagate(tacit.models.lipschitz_mlp((4,), 2), loss, (4,)),
+            tacit.lipschitz.audit_layer(nn.Flatten(), (4,)),
             *(tacit.engines.PerRecord(), tacit.engines.BookKeeping(), tacit.engines.Automatic()),
         ]
         shown = {type(each).__name__: repr(each) for each in made}

@@ -32,6 +32,7 @@ def packages() -> dict[str, ModuleType]:
         if not isinstance(value, ModuleType):
             package = tacit._MODULE_OF[name].split(".")[1]
             modules[package] = importlib.import_module(f"tacit.{package}")
+    modules["integrations"] = importlib.import_module("tacit.integrations")
     return dict(sorted(modules.items()))
 
 

@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "tacit": (
         "accounting certificates data diagnostics engines errors ledger lipschitz losses models "
-        "noise queries sampling statistics training"
+        "noise queries report sampling statistics training"
     ),
     "tacit.accounting": "calibrate epsilon steps_within trade_off",
     "tacit.budget": "Budget Relation",
@@ -30,7 +30,7 @@ _HOMES = {
         "AdaptiveNorm BatchClip Clipless Normalise PerSampleClip by_layer by_parameter by_prefix"
     ),
     "tacit.records": "Records",
-    "tacit.report": "save_run",
+    "tacit.report": "load_run save_run",
     "tacit.sampling": (
         "Batch FixedSizeSampler MiniSetSampler PoissonSampler Sampler Scheme "
         "ShuffleSampler Unit register_scheme"
@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from tacit import models as models
     from tacit import noise as noise
     from tacit import queries as queries
+    from tacit import report as report
     from tacit import sampling as sampling
     from tacit import statistics as statistics
     from tacit import training as training
@@ -88,6 +89,7 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from tacit.queries import by_parameter as by_parameter
     from tacit.queries import by_prefix as by_prefix
     from tacit.records import Records as Records
+    from tacit.report.read_folder import load_run as load_run
     from tacit.report.run_folder import save_run as save_run
     from tacit.sampling import Batch as Batch
     from tacit.sampling import FixedSizeSampler as FixedSizeSampler

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 import math
+import numbers
 from dataclasses import dataclass
+
+from tacit.errors import argument
 
 
 class Relation(enum.Enum):
@@ -41,16 +44,24 @@ class Budget:
     relation: Relation = Relation.ADD_OR_REMOVE_ONE
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "relation", Relation(self.relation))
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise ValueError(f"epsilon is {self.epsilon!r}; give a finite number above 0")
+        try:
+            object.__setattr__(self, "relation", Relation(self.relation))
+        except ValueError:
+            raise ValueError(
+                f"{argument('relation')} is {self.relation!r}; give "
+                f"{' or '.join(repr(r.value) for r in Relation)}"
+            ) from None
+        if not isinstance(self.epsilon, numbers.Real) or not 0 < self.epsilon < math.inf:
+            raise ValueError(
+                f"{argument('epsilon')} is {self.epsilon!r}; give a finite number above 0"
+            )
         require_delta(self.delta)
 
 
 def require_delta(delta: float) -> None:
     """Refuse a delta that promises nothing."""
-    if not 0 < delta < 1:
+    if not isinstance(delta, numbers.Real) or not 0 < delta < 1:
         raise ValueError(
-            f"delta is {delta!r}; give a number strictly between 0 and 1, well below one over the "
-            "number of records"
+            f"{argument('delta')} is {delta!r}; give a number strictly between 0 and 1, well below "
+            "one over the number of records"
         )

@@ -1,6 +1,42 @@
-"""What can go wrong, by name. Each message says what was given, the rule, and the way out."""
+"""What can go wrong, by name. Each message says what was given, the rule, and the way out.
+
+A message names what its reader can type. `argument` writes a name as a Python argument, and inside
+of `naming_options` as the option of the command line that gives it. So the code that finds a
+mistake says it once, for both:
+
+    raise ValueError(f"{argument('public_size')} is {size}; declare a positive number")
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_options: ContextVar[bool] = ContextVar("options", default=False)
+
+
+def argument(name: str, option: str | None = None) -> str:
+    """The argument `name` as the reader types it: `name`, or `--name` on the command line.
+
+    `option` is for options of another name.
+    """
+    return (option or "--" + name.replace("_", "-")) if _options.get() else name
+
+
+def in_words(python: str, command_line: str) -> str:
+    """A remedy that is not the same in Python and on the command line."""
+    return command_line if _options.get() else python
+
+
+@contextmanager
+def naming_options() -> Iterator[None]:
+    """Inside of it, messages name options: the command line runs in it."""
+    token = _options.set(True)
+    try:
+        yield
+    finally:
+        _options.reset(token)
 
 
 class TacitError(Exception):
@@ -17,6 +53,10 @@ class PlanChanged(TacitError, ValueError):
 
 class LedgerDamaged(TacitError, ValueError):
     """A ledger's file is not one, was changed or cut short, or is not the newest copy."""
+
+
+class CheckpointRefused(TacitError, ValueError):
+    """A checkpoint is damaged, or belongs to another ledger, plan, model, optimizer or data."""
 
 
 class UnsupportedEvent(TacitError, ValueError):

@@ -6,10 +6,9 @@ The result, a `PendingRelease`, is not private yet: the ledger charges for it an
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dp_accounting as dpa
@@ -28,9 +27,12 @@ from tacit.queries.bounded_gradient import (
     Recording,
     Statistic,
 )
-from tacit.randomness import Randomness, Stream, step_draws
+from tacit.randomness import ProcessLock, Randomness, Stream, step_draws
 from tacit.sampling.sampler import Batch, Sampler
+from tacit.sampling.scheme import whole_number
 from tacit.torch_internals import add_each, divide_each, multiply_each
+
+_lock = ProcessLock()  # steps of one mechanism may come from several threads
 
 
 class PendingRelease:
@@ -195,7 +197,7 @@ class Mechanism:
         if isinstance(self.query, Recording):
             self.query.expect(sampler.steps)
         self._randomness = Randomness(seed)
-        self._steps = itertools.count()
+        self._num_steps = 0
         # The standard deviation of the noise in each parameter's released gradient. Public.
         self.noise_of: dict[str, float] = {}
 
@@ -212,7 +214,8 @@ class Mechanism:
                 f"the batch was drawn by {batch.scheme}, and {self.plan.scheme} is accounted for; "
                 "make the mechanism with the sampler that draws the batches"
             )
-        step = next(self._steps)
+        with _lock:
+            step, self._num_steps = self._num_steps, self._num_steps + 1
         with step_draws(self._randomness, step, batch.indices.device):
             bounded = self.query(model, loss, batch)
         if bounded.unit is not self.plan.unit:
@@ -230,6 +233,13 @@ class Mechanism:
             for place, name in enumerate(block.names)
         }
         return PendingRelease(self.plan, bounded, stds, self._randomness, batch, step)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where in the random stream the next step draws. It holds no key."""
+        return {"steps": self._num_steps}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._num_steps = whole_number("steps of the mechanism", state["steps"], least=0)
 
     def _allocate(
         self,

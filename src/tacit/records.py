@@ -1,11 +1,13 @@
 """`Records`: a dataset as tensors, with the constants about it that are public.
 
-`as_records` makes them of what users have: pairs, mappings, arrays and map-style datasets.
+`as_records` makes them of what users have: pairs, mappings, arrays and map-style datasets. What
+does not fit in memory is read row by row when it is needed (`Records.lazy`).
 """
 
 from __future__ import annotations
 
 import numbers
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit.columns import Reading, as_column, columns_of, lazy_columns, taken
 from tacit.errors import UndeclaredConstant
+from tacit.prefetch import HeldRows
 from tacit.pytrees import (
     Tree,
     device_of,
@@ -26,6 +30,7 @@ from tacit.pytrees import (
     take_rows,
     tensors_of,
 )
+from tacit.sources import DatasetRows, RowSource
 
 # Where a mapping holds its targets, by the convention of Hugging Face.
 _TARGET_KEYS = ("labels", "label")
@@ -43,6 +48,9 @@ class Records:
     predicts its own tokens has them as targets.
 
         Records({"input_ids": ids, "attention_mask": mask}, targets=ids)
+
+    A memory-mapped array stays on disk, and its rows are read when they are needed, as are those of
+    `Records.lazy`. `take`, `to` and splits leave them there; `read` brings them into memory.
 
     `record_ids` name the records independently of who else is in the dataset: a neighbour that
     lacks a record keeps the ids of all the others. `public_size` is a *declared* number of
@@ -64,6 +72,8 @@ class Records:
     class_names: tuple[str, ...] | None = None
     feature_names: tuple[str, ...] | None = None
     row_numbered: bool = False  # no ids were given, so they are the rows' numbers
+    # Of records without ids of their own: row numbers name records within one origin only.
+    origin: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", as_tensors(self.inputs, "inputs"))
@@ -78,12 +88,15 @@ class Records:
             ids = torch.arange(count, device=self.device)
             object.__setattr__(self, "record_ids", ids)
             object.__setattr__(self, "row_numbered", True)
+            object.__setattr__(self, "origin", self.origin or secrets.token_hex(8))
         elif len(self.record_ids) != count:
             raise ValueError(
                 f"{count} inputs and {len(self.record_ids)} record ids; give one id per record"
             )
-        if self.public_size is not None and self.public_size < 1:
-            raise ValueError(f"public_size is {self.public_size}; declare a positive number")
+        for name in ("public_size", "num_classes", "num_ids"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _declared(name, value))
 
     def __repr__(self) -> str:
         """What is public: neither values nor the number of records."""
@@ -106,20 +119,73 @@ class Records:
     def device(self) -> torch.device:
         return device_of(self.inputs)
 
-    def to(self, device: torch.device | str) -> Records:
+    @staticmethod
+    def lazy(
+        data: object,
+        *,
+        num_workers: int = 0,
+        prefetch: int = 2,
+        timeout: float = 300.0,
+        **declared: Any,
+    ) -> Records:
+        """Records that stay where they are, and are read when a step needs them.
+
+        `data` is a map-style dataset, a `RowSource`, or arrays, as `as_records` takes them. Other
+        arguments are those of `Records`: `public_size`, `num_classes`, `record_ids` and so on. All
+        rows have the shapes and types of the first one.
+
+        An item of a dataset must be a function of its record alone. A random transform is fine: the
+        generators of PyTorch, NumPy and Python are keyed anew for each record and step. A dataset
+        that keeps state from one item to the next, or looks at other records, is not: the guarantee
+        does not hold for it, and nothing here can notice.
+
+        Args:
+            num_workers: processes that read the items of a dataset while a step runs. With 0 they
+                are read when they are needed. Arrays and other sources are read by a thread.
+            prefetch: how many batches are read ahead, and held in memory beside the present one.
+                The batches are the same for every number. With 0 nothing is read ahead.
+            timeout: seconds to wait for a batch that is read ahead before the run ends.
+
+        Example:
+            >>> images = Records.lazy(ImageFolder("photos", transform), num_workers=2)
+        """
+        return Records(*_lazily(data, Reading(num_workers, prefetch, timeout)), **declared)
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether rows are read when they are needed."""
+        return bool(columns_of((self.inputs, self.targets)))
+
+    def read(self) -> Records:
+        """The same records with all their values in memory."""
+        if not self.is_lazy:
+            return self
+        held = HeldRows(columns_of((self.inputs, self.targets)))
+        everyone = torch.arange(len(self), device=self.device)
+        inputs, targets = held.gather((self.inputs, self.targets), everyone)
+        return replace(self, inputs=inputs, targets=targets)
+
+    def to(self, device: torch.device | str, floating: torch.dtype | None = None) -> Records:
+        """The records on a device; with `floating`, inputs that are real numbers in that type.
+
+        Targets that are real numbers get it too, but at least float32.
+        """
+        # Real targets are compared with outputs, in 16 bits there would be little left of them.
+        of_targets = floating and torch.promote_types(floating, torch.float32)
         return replace(
             self,
-            inputs=map_tensors(lambda t: t.to(device), self.inputs),
-            targets=map_tensors(lambda t: t.to(device), self.targets),
+            inputs=map_tensors(lambda t: _moved(t, device, floating), self.inputs),
+            targets=map_tensors(lambda t: _moved(t, device, of_targets), self.targets),
             record_ids=self.record_ids.to(device),
         )
 
     def take(self, rows: Tensor | slice) -> Records:
         """Some of the records, with their ids: by a slice, a mask or indices."""
+        inputs, targets = taken((self.inputs, self.targets), rows)
         return replace(
             self,
-            inputs=take_rows(self.inputs, rows),
-            targets=take_rows(self.targets, rows),
+            inputs=inputs,
+            targets=targets,
             record_ids=take_rows(self.record_ids, rows),
         )
 
@@ -168,8 +234,20 @@ class Records:
         return declared
 
 
+def _declared(name: str, value: Any) -> int:
+    """A declared number as an int."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value < 1:
+        raise ValueError(f"{name} is {value!r}; declare a positive whole number")
+    return int(value)
+
+
+def _moved(column: Tensor, device: torch.device | str, floating: torch.dtype | None) -> Tensor:
+    return column.to(device, floating if column.is_floating_point() else None)
+
+
 def as_records(data: object) -> Records:
-    """`data` as `Records`, read into memory once.
+    """`data` as `Records`.
 
     - `Records`: itself.
     - A pair (inputs, targets) of tensors, arrays or pytrees of them. In a longer tuple, and in a
@@ -177,30 +255,115 @@ def as_records(data: object) -> Records:
     - A mapping of tensors or arrays, such as a `BatchEncoding`: the inputs, and under "labels" or
       "label" the targets.
     - A map-style dataset (`len(data)` and `data[i]`). Its items are pairs, longer tuples or
-      mappings, read in the same way, or inputs alone. All items must have equal shapes.
+      mappings, read in the same way, or inputs alone. All items must have equal shapes. It is read
+      into memory once; if it would take more than 1 GiB there, it is read as `Records.lazy` does.
+    - A `RowSource`, as `Records.lazy` reads it.
     """
     if isinstance(data, Records):
         return data
+    arrays = _arrays_of(data)
+    if arrays is not None:
+        return Records(*arrays)
+    dataset: Any = _random_access(data)
+    if isinstance(dataset, RowSource) or _bytes_of(dataset) > _MOST_IN_MEMORY:
+        return Records.lazy(dataset)
+    items = [_inputs_and_targets(dataset[i]) for i in range(len(dataset))]
+    inputs, targets = zip(*items, strict=True)
+    return Records(_stacked(inputs, "inputs"), _stacked(targets, "targets"))
+
+
+_MOST_IN_MEMORY = 1 << 30
+
+
+def _arrays_of(data: Any) -> tuple[Tree, Tree] | None:
+    """Inputs and targets where the data is whole arrays or tensors."""
     if isinstance(data, torch.utils.data.TensorDataset):
-        return Records(*_inputs_and_targets(data.tensors))
+        return _inputs_and_targets(data.tensors)
     if isinstance(data, Mapping | tuple) or (isinstance(data, Sequence) and len(data) == 2):
-        return Records(*_inputs_and_targets(data))
-    map_style = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    other = isinstance(data, Sequence | Tensor | torch.utils.data.IterableDataset)
-    if not map_style or other or _is_array(data):
+        return _inputs_and_targets(data)
+    return None
+
+
+def _random_access(data: Any) -> Any:
+    """The data if any of its items can be asked for; TypeError with the reason if not."""
+    if isinstance(data, torch.utils.data.DataLoader):
+        raise TypeError(
+            "a DataLoader decides itself which records are in a batch, and the guarantee needs "
+            "them drawn by a sampler of Tacit's; give its dataset: loader.dataset"
+        )
+    other = isinstance(data, Sequence | Tensor) or _is_array(data)
+    if other or isinstance(data, torch.utils.data.IterableDataset):
+        map_style = False
+    else:
+        map_style = hasattr(data, "__len__") and (
+            hasattr(data, "__getitem__") or isinstance(data, RowSource)
+        )
+    if not map_style and not other and hasattr(data, "__iter__"):
+        raise TypeError(
+            f"{type(data).__name__} is a stream, and the guarantee needs random access: a step "
+            "draws each record with the same probability, wherever it is, and a stream hands out "
+            "neighbours in its order. Give a dataset with len(data) and data[i], or write the "
+            "stream to an .npy or Parquet file once and open that"
+        )
+    if not map_style:
         raise TypeError(
             f"cannot read records from {type(data).__name__}; give tacit.Records, a pair (inputs, "
             "targets) of tensors or arrays, a dict of tensors, or a map-style torch dataset"
         )
-    dataset: Any = data
-    if len(dataset) == 0:
+    if len(data) == 0:
         raise ValueError(
             f"{type(data).__name__} is empty, so that the shapes of its records are unknown; "
             "give tacit.Records"
         )
-    items = [_inputs_and_targets(dataset[i]) for i in range(len(dataset))]
-    inputs, targets = zip(*items, strict=True)
-    return Records(_stacked(inputs, "inputs"), _stacked(targets, "targets"))
+    return data
+
+
+def _bytes_of(dataset: Any) -> int:
+    """What the dataset would take in memory, if all items are like the first one."""
+    return len(dataset) * sum(t.nbytes for t in tensors_of(_item_of(dataset[0])))
+
+
+def _lazily(data: Any, reading: Reading) -> tuple[Tree, Tree]:
+    """Inputs and targets as columns, of which nothing but the first row has been read."""
+    if isinstance(data, Records):
+        raise TypeError(
+            "Records.lazy was given Records, which are read already as they were made to be; give "
+            "it the arrays or the dataset that they were made from"
+        )
+    arrays = (data, ()) if isinstance(data, Tensor) or _is_array(data) else _arrays_of(data)
+    if arrays is not None:
+        inputs, targets = arrays
+        named = (inputs, "inputs"), (() if targets is None else targets, "targets")
+        trees = tuple(as_tensors(tree, name) for tree, name in named)
+        return map_tensors(lambda t: as_column(t, reading), trees)
+    found: Any = _random_access(data)
+    given = isinstance(found, RowSource)
+    source: Any = _Converted(found) if given else DatasetRows(found, _item_of)
+    inputs, targets = lazy_columns(source, reading)
+    return inputs, targets
+
+
+def _item_of(item: Any) -> tuple[Tree, Tree]:
+    """One record of a dataset, or rows of a source, as trees of tensors."""
+    inputs, targets = _inputs_and_targets(item)
+    return _record_tensors(inputs, "inputs"), _record_tensors(targets, "targets")
+
+
+def _record_tensors(tree: Tree, name: str) -> Tree:
+    return as_tensors(_converted(tree, name, numbers_too=True), name)
+
+
+@dataclass(frozen=True)
+class _Converted:
+    """A user's source, whose rows may be arrays and come in any of the forms of `as_records`."""
+
+    wrapped: RowSource
+
+    def __len__(self) -> int:
+        return len(self.wrapped)
+
+    def read_rows(self, rows: Tensor) -> Tree:
+        return _item_of(self.wrapped.read_rows(rows))
 
 
 def as_tensors(tree: Tree, name: str) -> Tree:
@@ -237,7 +400,7 @@ def _inputs_and_targets(data: Any) -> tuple[Tree, Tree]:
 
 def _stacked(rows: Sequence[Tree], name: str) -> Tree:
     """Trees of one structure as one tree, in which every tensor has a row for each of them."""
-    rows = [as_tensors(_converted(row, name, numbers_too=True), name) for row in rows]
+    rows = [_record_tensors(row, name) for row in rows]
     places = [place for place, _ in named_leaves(rows[0], name)]
     for i, row in enumerate(rows):
         if len(tensors_of(row)) != len(places):
@@ -280,6 +443,11 @@ def _converted(tree: Tree, name: str, numbers_too: bool = False) -> Tree:
                 f"{name} is an array of {array.dtype}; give numbers, and text by a tokenizer or a "
                 "table of categories"
             )
+        # A record of a mapped array is mapped as well; it is read with the record.
+        if isinstance(tree, np.memmap) and array.ndim and len(array) and not numbers_too:
+            return as_column(tree, Reading())
+        if numbers_too and not array.flags.writeable:
+            array = array.copy()
         # Not for a single number, which would get a dimension.
         return torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array)
     if isinstance(tree, tuple | list) and _are_numbers(tree):

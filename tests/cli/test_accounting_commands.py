@@ -92,7 +92,7 @@ def test_a_mistake_is_one_line_on_standard_error(
     monkeypatch.setattr(sys, "argv", ["tacit", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert says in said

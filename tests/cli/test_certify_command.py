@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import tacit
 from tacit.certificates import certified_accuracy
 from tacit.cli import app
-from tacit.cli.run_directory import read_run
 from tacit.cli.show_commands import held_out_records
 
 FAST = ["--steps", "8", "--noise-multiplier", "5", "--quiet", "--json", "--seed", "0"]
@@ -59,7 +58,7 @@ def test_the_table_says_the_same(linear: Path) -> None:
 
 def test_it_is_what_python_says(linear: Path) -> None:
     _, test = tacit.load("digits", scale=None)
-    model = read_run(linear).network()
+    model = tacit.load_run(linear).model
     found = certified_accuracy(model, test, [0, 8])
     _, text, _ = command("certify", str(linear), "--radii", "0,8", "--json")
     rows = json.loads(text)["certified_accuracy"]
@@ -68,7 +67,7 @@ def test_it_is_what_python_says(linear: Path) -> None:
 
 def test_unit_norm_is_certified_through_the_sphere(tmp_path: Path) -> None:
     folder = train(tmp_path / "x", "--model", "linear", "--unit-norm")
-    test, before, _ = held_out_records(read_run(folder))
+    test, before, _ = held_out_records(tacit.load_run(folder))
     assert [type(scaler).__name__ for scaler in before] == ["UnitNorm"]
     assert test.inputs.max() == 1
     code, text, error = command("certify", str(folder), "--json")
@@ -114,22 +113,20 @@ def test_folders_that_are_no_run_are_named(tmp_path: Path, linear: Path) -> None
 
     assert "has no run.json" in says(tmp_path / "nowhere")
     (tmp_path / "run.json").write_text("{}")
-    assert "has no weights.safetensors" in says(tmp_path)
-    (tmp_path / "weights.safetensors").write_bytes((linear / "weights.safetensors").read_bytes())
-    assert "not made by tacit train" in says(tmp_path)
+    assert "an earlier version of Tacit or another program wrote it" in says(tmp_path)
     (tmp_path / "run.json").write_text("not json")
     assert "not made by tacit train" in says(tmp_path)
-    shutil.copy(linear / "preprocessing.safetensors", tmp_path)
     facts = json.loads((linear / "run.json").read_text())
-    facts["config"]["settings"]["model"]["model"] = "mlp"
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    assert "has no weights.safetensors" in says(tmp_path)
+    for name in ("weights.safetensors", "preprocessing.json"):
+        shutil.copy(linear / name, tmp_path)
+    facts["model"]["architecture"]["num_outputs"] += 1
     (tmp_path / "run.json").write_text(json.dumps(facts))
     assert "do not fit the network" in says(tmp_path)
-    facts["config"]["settings"]["model"]["model"] = "linear"
+    del facts["config"]["settings"]
+    facts["model"]["architecture"]["num_outputs"] -= 1
     (tmp_path / "run.json").write_text(json.dumps(facts))
-    (tmp_path / "preprocessing.safetensors").unlink()
-    assert "has no preprocessing.safetensors" in says(tmp_path)
-    (tmp_path / "preprocessing.safetensors").write_bytes(b"cut short")
-    assert "cannot be read" in says(tmp_path)
-    shutil.copy(linear / "preprocessing.safetensors", tmp_path)
-    (tmp_path / "weights.safetensors").write_bytes(b"cut short")
-    assert "do not fit the network" in says(tmp_path)
+    assert "holds no settings" in says(tmp_path)
+    (tmp_path / "preprocessing.json").write_bytes(b"cut short")
+    assert "preprocessing.json is not the file that run.json was written with" in says(tmp_path)

@@ -75,7 +75,7 @@ def test_a_folder_as_a_ledger_is_one_line_on_standard_error(
     monkeypatch.setattr(sys, "argv", ["tacit", *told])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert "not a file" in said
@@ -85,13 +85,13 @@ def test_a_folder_as_a_ledger_is_one_line_on_standard_error(
 def test_an_error_of_sqlite_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def locked() -> None:
+    def locked(arguments: object) -> None:
         raise sqlite3.OperationalError("database is locked")
 
     monkeypatch.setattr("tacit.cli.app", locked)
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: the ledger could not be read or written: ")
 
 
@@ -127,7 +127,7 @@ def test_a_damaged_ledger_is_one_line_on_standard_error(
     monkeypatch.setattr(sys, "argv", ["tacit", "ledger", "show", str(tmp_path / "book")])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert "changed outside of Tacit" in said

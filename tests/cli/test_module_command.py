@@ -26,7 +26,7 @@ def test_a_mistake_ends_the_module_as_it_ends_the_command(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["tacit", *ASKED, "--delta", "2"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("tacit", run_name="__main__")
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     said = capsys.readouterr().err
     assert "delta" in said
     assert "Traceback" not in said

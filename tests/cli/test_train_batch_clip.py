@@ -15,7 +15,6 @@ import tacit
 from tacit.cli import app
 from tacit.cli.build_model import Recipe
 from tacit.cli.build_query import MiniSetDraw, blocks_for, check_batch_norm, mini_sets_for
-from tacit.cli.run_directory import read_run
 from tacit.cli.settings import BatchClippingSettings, ClippingSettings
 
 FAST = ["--query", "batch-clip", "--steps", "2", "--noise-multiplier", "2", "--epsilon", "50"]
@@ -82,7 +81,7 @@ def test_batch_norm_stays_and_the_run_is_read_back(tmp_path: Path) -> None:
     for words in ("given up as public", "estimated on public", "BatchNorm's statistics are"):
         assert words in notes
     _, test = tacit.load("digits")
-    network = read_run(tmp_path).network()
+    network = tacit.load_run(tmp_path).model
     norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
     assert len(norms) == 4
     assert all(bool((m.running_mean != 0).any()) for m in norms)
@@ -116,7 +115,7 @@ def test_statistics_released_are_in_the_plan_and_charged(tmp_path: Path) -> None
 def test_convert_is_read_back_as_converted(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, *SETS, "--model", "convnet", "--statistics", "convert")
     assert len(facts["config"]["used"]["model_changes"]) == 4
-    network = read_run(tmp_path).network()
+    network = tacit.load_run(tmp_path).model
     assert sum(isinstance(m, nn.GroupNorm) for m in network.modules()) == 4
 
 

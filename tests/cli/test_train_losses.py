@@ -87,7 +87,7 @@ def test_recipes_are_the_tables_rows() -> None:
         ("mnist", "scattering", "TailoredLoss(2, beta=11, gamma=10)"),
     ):
         tailored = tailored_for(dataset, features)
-        numbers = loss_numbers(ModelSettings(loss="tailored"), row, tailored)
+        numbers = loss_numbers(ModelSettings(), "tailored", row, tailored)
         assert repr(loss_for("tailored", numbers, "clip")) == loss
 
 

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import tacit
 from tacit.cli import app
-from tacit.cli.build_model import NETWORKS, network_for
+from tacit.cli.build_model import architecture_for
+from tacit.cli.settings import MODELS as NETWORKS
 
 FAST = ["--noise-multiplier", "5", "--delta", "1e-4", "--quiet", "--json", "--seed", "0"]
 
@@ -67,9 +68,9 @@ def test_every_name_fits_or_says_why_not(shape: tuple[int, ...]) -> None:
     for name in NETWORKS:
         if name not in FITTING[shape]:
             with pytest.raises(ValueError, match=r"takes (images|3 channels)"):
-                network_for(name, shape, 7, "clip")
+                architecture_for(name, shape, 7, "clip").build()
             continue
-        model, changes = network_for(name, shape, 7, "clip")
+        model, changes = architecture_for(name, shape, 7, "clip").build()
         assert model(torch.zeros(2, *shape)).shape == (2, 7)
         assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
         has_norm = name in {"convnet", "lenet5", "resnet8", "resnet18"}
@@ -81,7 +82,7 @@ CLIPLESS = ["default", "linear", "mnist-cnn", "lenet5", "vgg", "lipschitz-vgg", 
 
 @pytest.mark.parametrize("name", CLIPLESS)
 def test_clipless_takes_a_network_by_its_twin(name: str) -> None:
-    model, changes = network_for(name, (1, 28, 28), 7, "clipless")
+    model, changes = architecture_for(name, (1, 28, 28), 7, "clipless").build()
     found = tacit.lipschitz.propagate(model, 1.0, (1, 28, 28))
     assert set(found.by_parameter) == {n for n, _ in model.named_parameters()}
     assert bool(changes) == (name in ("mnist-cnn", "lenet5", "vgg"))

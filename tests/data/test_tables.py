@@ -4,6 +4,8 @@ import builtins
 import math
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -144,7 +146,8 @@ def test_everything_for_training(tmp_path):
         ("", "is empty"),
         ("a,b,y\n", "no records"),
         ("a,b,z\n1,2,0\n", "no column 'y'; its columns are a, b, z"),
-        ("a;b;y\n1;2;0\n", "no column 'y'; its columns are a;b;y"),
+        ("a|b|y\n1|2|0\n", "no column 'y'; its columns are a.b.y"),
+        ("a;b;y\n1;2,5;0\n", "'2,5', which has a decimal comma: write numbers with a point"),
         ("a,a,y\n1,2,0\n", "more than one column named 'a'"),
         ("y\n1\n2\n", "no feature"),
         ("a,b,y\n1,2,0\n1,,1\n", "line 3 .* empty cell in column 'b'"),
@@ -156,7 +159,10 @@ def test_everything_for_training(tmp_path):
         ("a,b,y\n1,nan,0\n", "line 2 .* nan in column 'b', which is not finite"),
         ("a,b,y\n1,2,0\n\n-inf,2,0\n", "line 4 .* -inf in column 'a'"),
         ("a,b,y\n1,1e300,0\n", r"1e\+300 in column 'b', which does not fit in float32"),
-        ("a,b,y\n1,2,0.5\n1,2,1\n", "real number .0.5 in record 1.*classifiers only"),
+        (
+            "a,b,y\n1,2,0.5\n1,2,1\n",
+            "real number .0.5 in record 1.*a schema whose target",
+        ),
         ("a,b,y\n1,2,0\n1,2,nan\n", "is nan in record 2"),
         ("a,b,y\n1,2,0\n1,3,0\n", "one class 0"),
         ('a,b,y\n1,2,"0\n', "not a CSV file"),
@@ -183,6 +189,31 @@ def test_csv_as_spreadsheets_write_it(tmp_path):
         load_file(path, "y")
 
 
+def test_the_delimiter_is_that_of_the_header(tmp_path):
+    for mark, suffix in ((";", ".csv"), ("\t", ".csv"), (",", ".csv"), ("\t", ".tsv")):
+        path = tmp_path / f"own{suffix}"
+        header = mark.join(("a", '"b, c; d"', "y"))
+        path.write_text(f"{header}\n1{mark}2{mark}0\n3{mark}4{mark}1\n")
+        train, _ = load_file(path, "y", test_fraction=0)
+        assert train.inputs.tolist() == [[1, 2], [3, 4]]
+        assert train.feature_names == ("a", "b, c; d")
+        assert train.class_names == ("0", "1")
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame, pa.table, dict])
+def test_frames_give_the_records_of_files(tmp_path, frame):
+    columns = {"f0": X[:, 0], "f1": X[:, 1], "f2": X[:, 2], "kind": NAMES[Y]}
+    train, test = load_file(frame(columns), "kind")
+    from_file = load_file(write(tmp_path / "own.csv", y=NAMES[Y]), "kind")
+    for records, others in zip((train, test), from_file, strict=True):
+        assert torch.equal(records.inputs, others.inputs)
+        assert torch.equal(records.targets, others.targets)
+    with pytest.raises(DataError, match=r"column 'kind' .* not numeric: it holds text"):
+        load_file(frame(columns), "f0")
+    with pytest.raises(DataError, match=r"row 2 of .* empty cell in column 'a'"):
+        load_file(frame({"a": [1.0, None], "y": [0, 1]}), "y")
+
+
 def test_classes_that_look_like_numbers(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text("a,y\n1,10\n2,9\n3,1e1\n")
@@ -203,7 +234,7 @@ def test_classes_that_look_like_numbers(tmp_path):
         ({"a": [1.0, math.inf], "y": [0, 1]}, "row 2 .* inf in column 'a', which is not finite"),
         ({"a": [[1.0], [2.0]], "y": [0, 1]}, "column 'a' .* type list"),
         ({"a": [1.0, 2.0], "y": [[0], [1]]}, "target 'y' .* type list"),
-        ({"a": [1.0, 2.0], "y": [0.5, 1]}, "classifiers only"),
+        ({"a": [1.0, 2.0], "y": [0.5, 1]}, "a schema whose target is numeric"),
         ({"y": [0, 1]}, "no feature"),
         ({"a": pa.array([], pa.float64()), "y": pa.array([], pa.int64())}, "no records"),
     ],
@@ -288,7 +319,7 @@ def test_npz_of_images_and_of_any_input_name(tmp_path):
 @pytest.mark.parametrize("name", ["own.txt", "own", "own.pkl"])
 def test_an_unknown_format(tmp_path, name):
     (tmp_path / name).write_text("x")
-    with pytest.raises(DataError, match=r"\.csv, \.parquet, \.npz"):
+    with pytest.raises(DataError, match=r"\.csv, \.tsv, \.parquet, \.npz"):
         load_file(tmp_path / name, "y")
 
 

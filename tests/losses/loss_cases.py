@@ -14,6 +14,7 @@ from tacit.losses import (
     KantorovichRubinstein,
     MeanAbsoluteError,
     MulticlassHinge,
+    MultiLabelCrossEntropy,
     ScaledBinaryCrossEntropy,
     ScaledCrossEntropy,
     SumAbsoluteError,
@@ -31,6 +32,8 @@ CASES = [
     (ScaledCrossEntropy(5.0, smoothing=0.1), 3),
     (BinaryCrossEntropy(0.2), 1),
     (ScaledBinaryCrossEntropy(0.2), 1),
+    (MultiLabelCrossEntropy(), 1),
+    (MultiLabelCrossEntropy(0.2), 7),
     (MulticlassHinge(0.5), 1),
     (MulticlassHinge(2.0), 2),
     (MulticlassHinge(2.0), 10),
@@ -64,6 +67,8 @@ def targets_for(loss, num_outputs: int, count: int, seed: int = 0) -> torch.Tens
     generator = torch.Generator().manual_seed(seed)
     if isinstance(loss, REGRESSION):
         return torch.randn(count, num_outputs, generator=generator, dtype=torch.float64)
+    if isinstance(loss, MultiLabelCrossEntropy):
+        return torch.randint(2, (count, num_outputs), generator=generator)
     return torch.randint(max(num_outputs, 2), (count,), generator=generator)
 
 

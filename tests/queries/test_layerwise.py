@@ -180,7 +180,6 @@ def test_private_records_are_refused_as_public():
         Records(private.inputs[2:9], private.targets[2:9], name="slice"),
         Records(private.inputs.clone(), private.targets, name="copy"),
         Records(private.inputs[4:].clone(), private.targets[4:], name="part"),
-        Records(torch.zeros(5, 4, dtype=torch.float64), torch.zeros(5).long()),  # ids in common
         Records(torch.zeros(0, 4, dtype=torch.float64), torch.zeros(0).long(), name="empty"),
     ):
         query = BatchClip(LayerwiseNorms(public, 0.1), 3, blocks=tacit.by_layer)

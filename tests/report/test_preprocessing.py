@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 import tacit
 from tacit.cli import app
-from tacit.cli.run_directory import read_run
 from tacit.data import (
     Preprocessing,
     PublicScaler,
@@ -48,7 +47,7 @@ def right_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict:
 
 def outputs_from(folder: Path, raw: torch.Tensor) -> torch.Tensor:
     """By the folder alone: its preprocessing, its network, its weights."""
-    model, preprocessing = read_run(folder).network().eval(), load_preprocessing(folder)
+    model, preprocessing = tacit.load_run(folder).model, load_preprocessing(folder)
     with torch.no_grad():
         return model(preprocessing(raw))
 
@@ -128,7 +127,7 @@ def test_every_stage_comes_back_as_it_was(tmp_path) -> None:
     found = load_preprocessing(tmp_path)
     assert torch.equal(found(images), made(images))
     assert found.describe() == made.describe()
-    assert [file.name for file in tmp_path.iterdir()] == ["preprocessing.safetensors"]
+    assert [file.name for file in tmp_path.iterdir()] == ["preprocessing.json"]
 
 
 def test_python_saves_them_too_and_leaves_none_of_another_run(tmp_path) -> None:
@@ -142,7 +141,7 @@ def test_python_saves_them_too_and_leaves_none_of_another_run(tmp_path) -> None:
     save_run(run, tmp_path, preprocessing=PublicScaler(1.0, 2.0))
     assert torch.equal(load_preprocessing(tmp_path)(torch.ones(1, 3)), torch.zeros(1, 3))
     save_run(run, tmp_path, overwrite=True)
-    with pytest.raises(ValueError, match=r"has no preprocessing\.safetensors"):
+    with pytest.raises(ValueError, match=r"has no preprocessing\.json"):
         load_preprocessing(tmp_path)
 
 
@@ -152,6 +151,6 @@ def test_what_cannot_be_kept_or_read_is_named(tmp_path) -> None:
 
     with pytest.raises(ValueError, match="Own is a stage of your own"):
         Preprocessing((Own(),)).save(tmp_path)
-    (tmp_path / "preprocessing.safetensors").write_bytes(b"cut short")
+    (tmp_path / "preprocessing.json").write_bytes(b"cut short")
     with pytest.raises(DataError, match="cannot be read"):
         load_preprocessing(tmp_path)

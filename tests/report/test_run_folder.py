@@ -46,7 +46,7 @@ def test_a_saved_run_is_kept_unless_it_may_be_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["run.json", "weights.safetensors", "progress.png", "preprocessing.safetensors"]
+    "name", ["run.json", "weights.safetensors", "progress.png", "preprocessing.json"]
 )
 def test_a_part_of_a_run_is_a_run(name, tmp_path):
     (tmp_path / name).touch()

@@ -16,7 +16,7 @@ from tacit.accounting.events import component_of
 from tacit.accounting.plan import scheme_of
 from tacit.accounting.pld import gaussian_epsilon
 from tacit.budget import Relation
-from tacit.errors import UnsupportedEvent
+from tacit.errors import UnsupportedEvent, argument
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.scheme import Scheme, Unit, accounted_relation
 
@@ -92,7 +92,7 @@ def layerwise_multiplier(noise_multiplier: float, shares: int | Sequence[float])
         raise ValueError(f"noise multiplier is {noise_multiplier}; give 0 or more")
     if isinstance(shares, int):
         if shares < 1:
-            raise ValueError(f"{shares} blocks; give at least 1")
+            raise ValueError(f"{argument('shares', '--layers')} is {shares}; give at least 1")
         return noise_multiplier / math.sqrt(shares)
     if not shares or not all(share > 0 and math.isfinite(share) for share in shares):
         raise ValueError(f"shares are {list(shares)}; give one number above 0 a block")

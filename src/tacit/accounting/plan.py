@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -88,8 +89,9 @@ class Plan:
     prelude: tuple[dpa.DpEvent, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.noise_multiplier >= 0:
-            raise ValueError(f"noise multiplier is {self.noise_multiplier}; give 0 or more")
+        multiplier = self.noise_multiplier
+        if not isinstance(multiplier, numbers.Real) or not multiplier >= 0:
+            raise ValueError(f"noise multiplier is {multiplier!r}; give a number, 0 or more")
         # Numbers that JSON and SQLite know, not NumPy's.
         object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
         prelude = tuple(

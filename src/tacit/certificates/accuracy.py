@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tacit import canvas
 from tacit.certificates.certifier import certifier_for
 from tacit.data.scaling import Scaler
+from tacit.errors import argument
 from tacit.lipschitz.bounds import finite_above_zero
 from tacit.records import Records
 
@@ -97,7 +98,7 @@ def certified_accuracy(
         print(tacit.certificates.certified_accuracy(model, test).text())
     """
     if not radii or not all(0 <= radius < math.inf for radius in radii):
-        raise ValueError(f"radii are {list(radii)}; give finite numbers from 0")
+        raise ValueError(f"{argument('radii')} are {list(radii)}; give finite numbers from 0")
     chosen = tuple(sorted({float(radius) for radius in radii}))
     finite_above_zero("unit", unit)
     certify = certifier_for(model, records.shape, before)

@@ -221,6 +221,11 @@ class Certificates:
     def right(self, targets: Tensor) -> Tensor:
         """Which decisions are right. For one output the classes are 0 and 1, and −1 counts as 0."""
         classes_B = targets.reshape(-1)
+        if len(classes_B) != len(self.decided_B):
+            raise ValueError(
+                "the records have several targets each, and a certificate is for one decision per "
+                "record; certify a classification"
+            )
         known_B = (classes_B == 1) | (classes_B == 0) | (classes_B == -1)
         if self.one_output and not known_B.all():
             raise ValueError(

@@ -203,7 +203,13 @@ def _saved_curve(folder: Path) -> RunCurve:
     from tacit.cli.run_directory import read_plan
 
     saved = read_plan(folder)
-    curve = _curve_of(folder.name, saved.plan, saved.steps, saved.delta)
+    try:
+        curve = _curve_of(folder.name, saved.plan, saved.steps, saved.delta)
+    except ArithmeticError as error:
+        raise ValueError(
+            f"{folder}/run.json holds a plan whose numbers cannot be accounted for ({error}); copy "
+            "the file from a backup"
+        ) from error
     spent = curve.facts["epsilon"]
     # Rounding differs by far less; resumed runs answer for steps that run.json does not count.
     if abs(spent - saved.epsilon) > 0.01 * saved.epsilon:

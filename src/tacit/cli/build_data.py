@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import dp_accounting as dpa
 import torch
+import typer
+from scipy.optimize import brentq
 
+from tacit.accounting.pld import gaussian_epsilon
 from tacit.budget import Relation
 from tacit.cli.settings import DataSettings, TrainSettings
 from tacit.data.download import cache_folder
 from tacit.data.loading import load, public_scalers
-from tacit.data.preprocessing import Preprocessing
+from tacit.data.preprocessing import Preprocessing, load_preprocessing
+from tacit.data.private_ranges import release_ranges
 from tacit.data.private_scaling import release_channel_scaler, release_statistics
 from tacit.data.scaling import PublicScaler, Scaler, UnitNorm
 from tacit.data.scattering import ScatteringMap, scattering_features, usual_size
 from tacit.data.splits import split_public
-from tacit.data.tables import file_scalers, load_file
+from tacit.data.table_schema import Schema
+from tacit.data.tables import file_scalers, load_file, unreleased_note, unscaled_note
 from tacit.ledger import Ledger
 from tacit.records import Records
 from tacit.training.trainer import Trainer
@@ -25,6 +32,12 @@ from tacit.training.trainer import Trainer
 USUAL_DATASET = "digits"
 USUAL_PUBLIC_SHARE = 0.1
 FEATURE_GROUPS = 27
+RANGES_SHARE = 0.1  # of the budget, as 1/z²
+LEAST_SIGNAL = 4.0  # records, in standard deviations of the noise of one bin
+UNSCALED_INPUTS = (
+    "the inputs of --data are unscaled, and training suffers where their sizes differ; declare "
+    "--feature-range, or a range for each column in the file of --schema"
+)
 SIZE_NOTE = (
     "the number of records was read from the file and is treated as public; "
     "declare it with --public-size"
@@ -33,7 +46,12 @@ SIZE_NOTE = (
 
 @dataclass(frozen=True)
 class RunData:
-    """The records of a run, and the preprocessing that made them. `size` is declared public."""
+    """The records of a run, and the preprocessing that made them. `size` is declared public.
+
+    With a schema, the preprocessing takes `schema.inputs(table)`. The task is one of
+    `tacit.data.table_schema.TASKS`. `releases` are the Gaussians that scaling costs: that of the
+    ranges of the entries `ranges_of`, if any, then that of a mean and a std.
+    """
 
     private: Records
     public: Records | None
@@ -41,6 +59,10 @@ class RunData:
     preprocessing: Preprocessing
     size: int
     notes: tuple[str, ...]
+    schema: Schema | None = None
+    task: str = "classification"
+    releases: tuple[dpa.GaussianDpEvent, ...] = ()
+    ranges_of: tuple[int, ...] = ()
 
 
 def run_data(s: TrainSettings, relation: Relation, device: torch.device) -> RunData:
@@ -96,7 +118,15 @@ def run_data(s: TrainSettings, relation: Relation, device: torch.device) -> RunD
     if public_norms:
         notes.append("constants or groups of the clipped blocks are estimated on public records")
     size = train.require_public_size("a sampling rate")
-    return RunData(train, public, test, Preprocessing(tuple(stages)), size, tuple(notes))
+    preprocessing = Preprocessing(tuple(stages))
+    schema = schema_for(s)
+    data = RunData(
+        *(train, public, test, preprocessing, size, tuple(notes)),
+        schema=schema,
+        task="classification" if schema is None else schema.task,
+        releases=() if s.scale_noise is None else (dpa.GaussianDpEvent(s.scale_noise),),
+    )
+    return range_releases(s, data)
 
 
 def load_records(d: DataSettings, scaled: bool = True) -> tuple[Records, Records]:
@@ -108,12 +138,22 @@ def load_records(d: DataSettings, scaled: bool = True) -> tuple[Records, Records
     if d.data is None:
         return load(d.dataset or USUAL_DATASET, scale=(unit_norm or "public") if scaled else None)
     feature_range = d.feature_range if scaled else None
-    if scaled and d.scale_noise is not None and d.features == "as-they-are" and not feature_range:
-        raise ValueError("--scale-noise needs --feature-range: the noise is in proportion to it")
-    assert d.target is not None
+    schema = schema_for(d)
+    declared = schema is not None or feature_range is not None
+    if scaled and d.scale_noise is not None and d.features == "as-they-are" and not declared:
+        raise ValueError(
+            "--scale-noise needs --feature-range, or a --schema: the noise is in proportion to the "
+            "range"
+        )
+    if scaled and unit_norm and schema is not None and schema.released_entries:
+        raise ValueError(
+            "--unit-norm would come before the ranges that the file of --schema leaves to be "
+            "released; declare them there, or leave --unit-norm out"
+        )
     train, test = load_file(
         d.data,
         d.target,
+        schema=schema,
         classes=d.classes,
         public_size=d.public_size,
         scale=unit_norm,
@@ -127,6 +167,23 @@ def load_records(d: DataSettings, scaled: bool = True) -> tuple[Records, Records
     return train, test
 
 
+def schema_for(d: DataSettings) -> Schema | None:
+    """The schema of --data, with the target of --target, or None where there is none."""
+    if d.schema is None:
+        if d.data is not None and d.target is None:
+            raise ValueError(
+                f"--data is {d.data}, which needs --target, the column that holds the classes, or "
+                "--schema, the file that says what the columns mean"
+            )
+        return None
+    schema = Schema.read(d.schema)
+    if d.target is not None:
+        schema = schema.with_target(d.target)
+    if not schema.target:
+        raise ValueError(f"--schema is {d.schema}, which names no target; give --target")
+    return schema
+
+
 def scalers_of(d: DataSettings) -> tuple[Scaler, ...]:
     """The scalers between the records as they are stored and those of `load_records`."""
     unit_norm = UnitNorm() if d.unit_norm else None
@@ -135,40 +192,138 @@ def scalers_of(d: DataSettings) -> tuple[Scaler, ...]:
     return file_scalers(unit_norm, d.feature_range)
 
 
-def scaling_event(d: DataSettings) -> tuple[dpa.DpEvent, ...]:
-    """What releasing the scaling statistics costs; it is charged before they are computed."""
-    return () if d.scale_noise is None else (dpa.GaussianDpEvent(d.scale_noise),)
+def range_releases(s: TrainSettings, data: RunData) -> RunData:
+    """The same, with the columns whose ranges are to be released, and what that costs.
+
+    These are the columns that a schema leaves to be released and, without a schema, all those of a
+    table whose range nobody declared. Which they are, and the noise, follow from settings and from
+    public numbers alone.
+    """
+    entries, public_too = _undeclared(s, data), data.public is not None
+    if not entries:
+        if s.range_noise:
+            raise ValueError(
+                f"--range-noise is {s.range_noise:g}, and no column of this run has a range to be "
+                "released; leave it out"
+            )
+        return _warned(data, UNSCALED_INPUTS) if unscaled_note() in data.private.notes else data
+    asked = data.schema is not None or bool(s.range_noise)
+    z = s.range_noise
+    if z is None and s.noise_multiplier != 0:
+        z = usual_range_noise(s.epsilon, s.delta)
+    why = ""
+    too_few = bool(z) and len(entries) * 2 * (LEAST_SIGNAL * (z or 0)) ** 2 > data.size**2
+    crowd = f"{data.size} records are too few for {len(entries)} columns at this budget"
+    if not z:
+        why = "--range-noise is 0" if s.range_noise == 0 else "--noise-multiplier is 0"
+    elif public_too or s.statistics == "released":
+        what = "public records" if public_too else "statistics that are released at the end"
+        why = f"{what} would not be scaled as the private records are"
+    elif s.unit_norm:
+        why = "--unit-norm would come before"
+    elif too_few and not asked:
+        why = crowd
+    if why and asked:
+        raise ValueError(
+            f"the ranges of {len(entries)} columns are to be released, and {why}; declare them "
+            "with --feature-range, or in the file of --schema"
+        )
+    if why:
+        return _warned(data, f"{UNSCALED_INPUTS}; their ranges were not released either: {why}")
+    assert z is not None
+    event = dpa.GaussianDpEvent(z)
+    data = replace(data, releases=(event, *data.releases), ranges_of=entries)
+    if too_few:
+        return _warned(data, f"released ranges may be far off: {crowd}; declare those you can")
+    return data
 
 
-def release_scaling(trainer: Trainer, s: TrainSettings) -> PublicScaler:
-    """Release a mean and a standard deviation once per run, scale the records, return the scaler.
+def _warned(data: RunData, note: str) -> RunData:
+    typer.echo(f"note: {note}", err=True)
+    return replace(data, notes=(*data.notes, note))
 
-    The plan charges one Gaussian. Another release under the same name would be one that nobody
-    charged, so the ledger has the claim on disk before a record is read. If the run is resumed,
-    the claim is refused.
+
+def _undeclared(s: TrainSettings, data: RunData) -> tuple[int, ...]:
+    """Positions of the entries whose range nobody declared."""
+    if data.schema is not None:
+        return data.schema.released_entries
+    as_they_are = s.features == "as-they-are" and s.feature_range is None
+    if s.data is None or not as_they_are or len(data.private.shape) != 1:
+        return ()
+    return tuple(range(data.private.shape[0]))
+
+
+def usual_range_noise(epsilon: float, delta: float) -> float:
+    """z with 1/z² a tenth of what one Gaussian mechanism of the whole budget has, to 3 digits."""
+    whole = brentq(
+        lambda log_z: math.log(max(gaussian_epsilon(math.exp(log_z), delta), 1e-12) / epsilon),
+        math.log(1e-3),
+        math.log(1e6),
+        xtol=1e-3,
+    )
+    return float(f"{math.exp(whole) / math.sqrt(RANGES_SHARE):.3g}")
+
+
+def release_scaling(trainer: Trainer, s: TrainSettings, data: RunData) -> Preprocessing:
+    """Release ranges, or a mean and a std, once per run; scale the records by them.
+
+    Returns the whole preprocessing. The plan charges one Gaussian for each release. Another
+    release under the same name would be one that nobody charged, so the ledger has the claim on
+    disk before a record is read. If the run is resumed, the claim is refused.
     """
     assert isinstance(trainer.ledger, Ledger)
     assert isinstance(trainer.evaluate_on, Records)
-    train, test = trainer.sampler.records, trainer.evaluate_on
     trainer.ledger.begin(trainer.plan, name=trainer.run_name, budget=trainer.budget)
-    (event,) = scaling_event(s)
-    trainer.ledger.claim(event, "scaling statistics")
+    events, preprocessing = list(data.releases), data.preprocessing
+    train = trainer.sampler.records
     how: dict[str, Any] = {
-        "noise_multiplier": s.scale_noise,
         "public_size": train.require_public_size("a noisy mean"),
         "relation": trainer.budget.relation,
         "seed": None if s.seed is None else s.seed + 1,  # not the seed of the gradients' noise
     }
-    if s.features == "as-they-are":
-        # The declared range has been mapped onto [-1, 1] when the file was read.
-        scaler, _ = release_statistics(train.inputs, -1.0, 1.0, **how)
-    else:
-        bound = usual_size(train.shape[0])
-        scaler, _ = release_channel_scaler(train.inputs, size_bound=bound, **how)
+    if data.ranges_of:
+        event = events.pop(0)
+        trainer.ledger.claim(event, "column ranges")
+        how["noise_multiplier"] = event.noise_multiplier
+        ranges, _ = release_ranges(train.inputs, data.ranges_of, **how)
+        _apply(trainer, ranges, data.schema)
+        preprocessing = preprocessing.then(ranges)
+    if events:
+        (event,) = events
+        trainer.ledger.claim(event, "scaling statistics")
+        how["noise_multiplier"] = event.noise_multiplier
+        inputs = trainer.sampler.records.inputs
+        scaler: PublicScaler
+        if s.features == "as-they-are":
+            # The declared ranges have been mapped onto [-1, 1] when the file was read.
+            scaler, _ = release_statistics(inputs, -1.0, 1.0, **how)
+        else:
+            bound = usual_size(train.shape[0])
+            scaler, _ = release_channel_scaler(inputs, size_bound=bound, **how)
+        _apply(trainer, scaler, data.schema)
+        preprocessing = preprocessing.then(scaler)
+    return preprocessing
+
+
+def scale_again(trainer: Trainer, folder: Path, data: RunData) -> Preprocessing:
+    """Scale the records of a resumed run by what it released before: no other release is made."""
+    preprocessing, released = load_preprocessing(folder), len(data.releases)
+    if len(preprocessing.stages) != len(data.preprocessing.stages) + released:
+        raise ValueError(f"{folder} does not hold the scaling that the run released; restore it")
+    for stage in preprocessing.stages[-released:]:
+        _apply(trainer, cast(Scaler, stage), data.schema)
+    return preprocessing
+
+
+def _apply(trainer: Trainer, scaler: Scaler, schema: Schema | None) -> None:
+    """Put the trainer's records through a scaler that was released, and note it."""
+    before = unscaled_note() if schema is None else unreleased_note(schema)
+    train, test = trainer.sampler.records, trainer.evaluate_on
+    assert isinstance(test, Records)
     extra = [note for note in trainer.notes if note not in train.notes]
+    kept = [note for note in train.notes if note != before]
     note = scaler.describe().replace("must be charged", "is charged")
-    train = replace(train, inputs=scaler(train.inputs), notes=(*train.notes, note))
+    train = replace(train, inputs=scaler(train.inputs), notes=(*kept, note))
     trainer.sampler.records = train
     trainer.evaluate_on = replace(test, inputs=scaler(test.inputs))
     trainer.notes = [*train.notes, *extra]
-    return scaler

@@ -1,9 +1,10 @@
 """What every command shares: `--json`, what is printed, and `--plugin`.
 
-A plugin is a user's own module. Losses (`@tacit.register_loss`), datasets
-(`@tacit.data.register_dataset`), gradient rules (`@tacit.gradient_rule`) and sampling schemes
-(`@tacit.register_scheme`) are registered when it is imported. Importing runs the module's code, so
-only the user names a plugin, on the command line, and never a saved file.
+A plugin is a user's own module. Losses (`@tacit.register_loss`), networks
+(`@tacit.models.register_model`), datasets (`@tacit.data.register_dataset`), gradient rules
+(`@tacit.gradient_rule`) and sampling schemes (`@tacit.register_scheme`) are registered when it is
+imported. Importing runs the module's code, so only the user names a plugin, on the command line,
+and never a saved file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,8 @@ PLUGIN: list[str] = typer.Option(
     [],
     "--plugin",
     metavar="FILE|MODULE",
-    help="Import this Python file or module first. The losses, datasets, gradient rules and "
-    "sampling schemes that it registers can then be named. May be given several times.",
+    help="Import this Python file or module first. The losses, networks, datasets, gradient "
+    "rules and sampling schemes that it registers can then be named. May be given several times.",
 )
 
 _imported: dict[str, str] = {}
@@ -60,7 +63,8 @@ def import_plugin(name: str) -> None:
                 "the path of a file that ends in .py"
             )
         _imported[name] = f"module {name}"
-        importlib.import_module(name)
+        with _explained(name):
+            importlib.import_module(name)
         return
     path = Path(name)
     if not path.is_file():
@@ -72,8 +76,22 @@ def import_plugin(name: str) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # so that its classes can be found again by name
-    spec.loader.exec_module(module)
+    with _explained(name):
+        spec.loader.exec_module(module)
     _imported[name] = f"file {name}, sha256 {digest}"
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Say of an error which plugin it comes from; the user's own code may raise anything."""
+    try:
+        yield
+    except Exception as error:
+        said = (str(error).strip().splitlines() or ["no message"])[0]
+        raise ValueError(
+            f"--plugin {name} cannot be imported ({type(error).__name__}: {said}); run it with "
+            "Python alone, or with TACIT_DEBUG=1, to see where"
+        ) from error
 
 
 def imported_plugins() -> list[str]:

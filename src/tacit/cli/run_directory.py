@@ -9,22 +9,24 @@ from __future__ import annotations
 import datetime
 import json
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
+from typing import NamedTuple
 
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
-from tacit.cli.build_model import network_for
-from tacit.cli.schema import options_of, read_sections
+from tacit.cli.schema import RESUME_FILE, options_of, read_sections, to_dict
 from tacit.cli.settings import TrainSettings
-from tacit.errors import BudgetExceeded
-from tacit.ledger import Ledger
-from tacit.report.run_folder import FILES
+from tacit.errors import BudgetExceeded, TacitError
+from tacit.ledger import Ledger, read_statement
+from tacit.report.page import PAGE
+from tacit.report.read_folder import read_facts
+from tacit.report.run_folder import FILES, write_json
+from tacit.report.saved_facts import DIAGNOSTICS, plan_of
+from tacit.report.saved_run import SavedRun
+from tacit.training.checkpoint import FILE as CHECKPOINT
 from tacit.training.run import Run
 
 REPLACED_NOTE = (
@@ -33,7 +35,12 @@ REPLACED_NOTE = (
 )
 _LEDGER = tuple(f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm"))
 # Written by other commands, or not by every run: they would describe the earlier run.
-_DERIVED = ("certificate.json", "certified.png", "trade_off.png")
+_DERIVED = (
+    *("certificate.json", "certified.png", "trade_off.png", "model.onnx", PAGE, DIAGNOSTICS),
+    "preprocessing.safetensors",  # of an earlier version
+)
+# Of a run that is not complete.
+_UNFINISHED = (RESUME_FILE, CHECKPOINT)
 
 
 # ---- before and after training -------------------------------------------------------------------
@@ -56,14 +63,19 @@ def check_folder(folder: Path, overwrite: bool, shared: Path | None = None) -> N
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out is {folder}, which is a file; give a folder")
-    for name in (*FILES, *_DERIVED, *_LEDGER[1:]):
+    for name in (*FILES, *_DERIVED, *_UNFINISHED, *_LEDGER[1:]):
         if shared is not None and _same(folder / name, shared):
             raise ValueError(
                 f"--ledger is {shared}, where a run in {folder} writes its own {name}; give "
                 "another file"
             )
     own_ledger = shared is None or not _same(folder / _LEDGER[0], shared)
-    files = FILES + _LEDGER if own_ledger else FILES
+    files = (*FILES, RESUME_FILE, *(_LEDGER if own_ledger else ()))
+    if (folder / RESUME_FILE).exists() and not overwrite:
+        raise ValueError(
+            f"{folder} holds a run that is not complete; go on with it: tacit train --resume "
+            f"{folder}, or give another --out, or --overwrite: the ledger stays, and is charged"
+        )
     if any((folder / name).exists() for name in files) and not overwrite:
         raise ValueError(
             f"{folder} holds a run already; give another --out, or, if its ledger has budget left "
@@ -71,13 +83,68 @@ def check_folder(folder: Path, overwrite: bool, shared: Path | None = None) -> N
         )
 
 
+@contextmanager
+def removed_if_unused(folder: Path, ledger: Path) -> Iterator[None]:
+    """If what is inside fails before anything was charged, remove the files that it made.
+
+    A charge is never removed, and neither is a file or a folder that was there before.
+    """
+    before = {file for file in (folder, ledger, *folder.glob("*")) if file.exists()}
+    missing = [parent for parent in folder.parents if not parent.exists()]
+    try:
+        yield
+    except BaseException:
+        if ledger.exists() and not _is_unused(ledger):
+            raise
+        for name in (*FILES, *_UNFINISHED, *_LEDGER):
+            if folder / name not in before and not (ledger in before and name in _LEDGER):
+                (folder / name).unlink(missing_ok=True)
+        if ledger not in before:
+            ledger.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty
+            for made in (folder, *missing):
+                if made not in before:
+                    made.rmdir()
+        raise
+
+
+def _is_unused(ledger: Path) -> bool:
+    """Whether the ledger holds no run: one that ends before it was charged is dropped."""
+    try:
+        return not read_statement(ledger).runs
+    except (TacitError, ValueError, OSError, sqlite3.Error):
+        return False
+
+
 def clear_folder(folder: Path) -> bool:
     """Remove the files of an earlier run, and say whether there was one. Ledgers always stay."""
-    files = [folder / name for name in FILES + _DERIVED if (folder / name).exists()]
+    names = (*FILES, *_DERIVED, *_UNFINISHED)
+    files = [folder / name for name in names if (folder / name).exists()]
     for file in files:
         file.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     return any(file.name in FILES for file in files)
+
+
+def write_resume_file(folder: Path, settings: TrainSettings, run_name: str, seed: int) -> None:
+    """What `tacit train --resume` reads: the settings, and the seed of the initial weights."""
+    told = to_dict(replace(settings, run_name=run_name, out=folder, resume=None))
+    write_json({"config": {"settings": told}, "initial_seed": seed}, folder / RESUME_FILE)
+
+
+def initial_seed(folder: Path) -> int:
+    """The seed of PyTorch's generator that the weights of the run in `folder` began with."""
+    stored = json.loads((folder / RESUME_FILE).read_text(encoding="utf-8"))
+    seed = stored.get("initial_seed")
+    if type(seed) is not int or not -(2**63) <= seed < 2**64:
+        raise ValueError(f"{folder / RESUME_FILE} holds no seed; start another run")
+    return seed
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Of a run that is complete, and whose files are written."""
+    for name in _UNFINISHED:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _same(file: Path, other: Path) -> bool:
@@ -159,51 +226,18 @@ def no_step_note(run: Run, charged_before: int, limit: int) -> list[str]:
 # ---- a saved run ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SavedRun:
-    """The folder of a run, the settings that it was given, and what its network is built for.
-
-    `shape` is that of one input of the network, after preprocessing.
-    """
-
-    folder: Path
-    settings: TrainSettings
-    shape: tuple[int, ...]
-    num_classes: int
-
-    def network(self) -> nn.Module:
-        """The network as it was built, with the run's weights; no record is needed."""
-        s = self.settings
-        convert = s.statistics == "convert"
-        network, _ = network_for(s.model, self.shape, self.num_classes, s.query, convert)
-        try:
-            network.load_state_dict(load_file(self.folder / "weights.safetensors"))
-        except (RuntimeError, SafetensorError) as error:
-            raise ValueError(
-                f"the weights in {self.folder} do not fit the network that its run.json names: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
-        return network
-
-
-def read_run(folder: Path) -> SavedRun:
-    """The run in `folder`, or an error that says what is missing."""
-    facts = _facts(folder)
-    _require(folder, "weights.safetensors")
+def settings_of(run: SavedRun) -> TrainSettings:
+    """The settings of a run of `tacit train`, or an error that says what is missing."""
     try:
-        config = facts["config"]
-        shape, num_classes = config["used"]["input_shape"], config["used"]["num_classes"]
-        if "settings" in config:
-            values = read_sections(TrainSettings, config["settings"])
-        else:  # a run that was saved before settings had sections
-            options, stored = options_of(TrainSettings), config["options"]
-            given = {n: v for n, v in stored.items() if n in options and v is not None}
-            values = {name: options[name].read(value, name) for name, value in given.items()}
-        return SavedRun(folder, TrainSettings(**values), tuple(shape), int(num_classes))
-    except (KeyError, TypeError, ValueError) as error:
+        values = read_sections(TrainSettings, run.facts["config"]["settings"])
+        for name, o in options_of(TrainSettings).items():
+            if values.get(name) is not None:
+                o.require(values[name])
+        return TrainSettings(**values)
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ValueError(
-            f"{folder}/run.json does not say how to build the run's network "
-            f"({type(error).__name__}: {error}); it was not made by tacit train. In Python: "
+            f"{run.folder}/run.json holds no settings ({type(error).__name__}: {error}); it was "
+            "not made by tacit train. In Python: "
             "tacit.certificates.certified_accuracy(model, records)"
         ) from error
 
@@ -219,34 +253,15 @@ class SavedPlan(NamedTuple):
 
 def read_plan(folder: Path) -> SavedPlan:
     """The plan of the run in `folder`, or an error that says what is missing."""
-    facts = _facts(folder)
+    facts = read_facts(folder)
     try:
-        stored = facts["plan"] if "plan" in facts else facts["config"]["used"]["plan"]
-        plan = Plan.from_json(stored if isinstance(stored, str) else json.dumps(stored))
+        plan = plan_of(facts)
         # A run that its budget ended answers for the steps it took, any other for its whole plan.
         taken = int(facts["steps"])
         steps = taken if facts["stopped"] == "budget" or plan.steps is None else plan.steps
         return SavedPlan(plan, steps, float(facts["delta"]), float(facts["epsilon"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ValueError(
             f"{folder}/run.json does not hold a run's plan ({type(error).__name__}: {error}); "
             "in Python: tacit.trade_off(noise_multiplier, sampling, steps)"
         ) from error
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    _require(folder, "run.json")
-    try:
-        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{folder}/run.json is not JSON ({error}); it was not made by tacit train"
-        ) from error
-    return facts if isinstance(facts, dict) else {}
-
-
-def _require(folder: Path, name: str) -> None:
-    if not (folder / name).is_file():
-        raise ValueError(
-            f"{folder} has no {name}; give the folder of a run, as tacit train --out makes it"
-        )

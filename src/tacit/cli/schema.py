@@ -33,6 +33,9 @@ import typer
 T = TypeVar("T")
 
 
+RESUME_FILE = "resume.json"  # in the folder of a run: its settings, until it is complete
+
+
 class Range(NamedTuple):
     """The numbers that an option takes, in words for an error, and as a test. NaN fails it."""
 
@@ -52,7 +55,8 @@ ONE_OR_MORE = Range("at least 1", lambda v: v >= 1)
 BELOW_ONE = Range("at least 0 and less than 1", lambda v: 0 <= v < 1)
 SHARE = Range("a number between 0 and 1", lambda v: 0 < v < 1)
 FACTOR = Range("a number above 0 and at most 1", lambda v: 0 < v <= 1)
-LIMIT = Range("a finite number above 0, or 0 for no limit", lambda v: 0 <= v < math.inf)
+NORM = Range("a number above 0, and at most 1e30", lambda v: 0 < v <= 1e30)
+LIMIT = Range("a number above 0 and at most 1e30, or 0 for no limit", lambda v: 0 <= v <= 1e30)
 SEED = Range("0 or more, and less than 2**63", lambda v: 0 <= v < 2**63)
 NOISE = Range(
     f"0, or {LEAST_NOISE:g} or more: less noise cannot be accounted for, and protects nobody",
@@ -99,7 +103,9 @@ class Option:
     form: str = ""
     common: bool = False
     short: str = ""
+    with_resume: bool = False  # may be given for a run that is resumed: it computes the same
     choices: tuple[str, ...] = ()
+    open_choices: bool = False  # a plugin may register more; who uses the value checks it
     # From the field and the class that declare it.
     name: str = ""
     section: Section = Section("", "")
@@ -138,6 +144,8 @@ class Option:
         taken, words = _TAKEN[self.kind]
         if not isinstance(value, taken) or (isinstance(value, bool) and self.kind is not bool):
             raise ValueError(f"{where} is {value!r}; give {words}")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError(f"{where} is too large a number; give less than 2**63")
         return self.kind(value)
 
     def _read_items(self, value: Any, where: str) -> tuple[Any, ...]:
@@ -153,7 +161,7 @@ class Option:
 
     def require(self, value: Any) -> None:
         """Raise ValueError for a value that is no choice, or out of range."""
-        if self.choices and value not in self.choices:
+        if self.choices and not self.open_choices and value not in self.choices:
             near = get_close_matches(value, self.choices, n=1)
             words = near[0] if near else f"one of {', '.join(self.choices)}"
             raise ValueError(f"{self.with_value(value)}; give {words}")
@@ -284,6 +292,39 @@ def read_file(settings: type, path: Path) -> dict[str, Any]:
     return read_sections(settings, stored, f"{path}: ")
 
 
+def read_resumed(settings: type, folder: Path, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the run in `folder` that is resumed, by option name, and what may be changed.
+
+    Raises ValueError for an option that would change what is computed.
+    """
+    options = options_of(settings)
+    for name in typed:
+        if name != "resume" and not options[name].with_resume:
+            may = ", ".join(o.flag for o in options.values() if o.with_resume)
+            raise ValueError(
+                f"{options[name].flag} is given beside --resume, which takes the settings of the "
+                f"run; leave it out (beside --resume may be given: {may})"
+            )
+    file = folder / RESUME_FILE
+    if not file.is_file():
+        why = f"has no {RESUME_FILE}"
+        if (folder / "run.json").is_file():
+            why = "holds a run that is complete"
+        raise ValueError(
+            f"--resume is {folder}, which {why}; give the folder of a run of tacit train that was "
+            "killed or interrupted"
+        )
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))["config"]["settings"]
+        values = read_sections(settings, stored, f"{file}: ")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"{file} cannot be read ({error}); it is not as tacit train wrote it: restore it, or "
+            "start another run"
+        ) from error
+    return values | dict(typed) | {"out": folder}
+
+
 def read_sections(settings: type, stored: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Values by option name; raise ValueError for an unknown key or a value of the wrong type."""
     options, values = options_of(settings), {}
@@ -334,6 +375,16 @@ def command_of(settings: type[T], run: Callable[[T], None]) -> Callable[..., Non
 
     def command(config: Path | None, **given: Any) -> None:
         typed = {n: options[n].read(v, options[n].flag) for n, v in given.items() if v is not None}
+        if "resume" in typed:
+            if config is not None:
+                raise ValueError(
+                    "--config is given beside --resume, which takes the settings of the run; leave "
+                    "one of them out"
+                )
+            merged = settings(**read_resumed(settings, typed["resume"], typed))
+            check(merged)
+            run(merged)
+            return
         stored = {} if config is None else read_file(settings, config)
         for name, o in options.items():  # what is typed replaces what it excludes in the file
             if o.not_with and not o.not_with.values:

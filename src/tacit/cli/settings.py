@@ -15,6 +15,7 @@ from tacit.cli.schema import (
     FACTOR,
     LIMIT,
     NOISE,
+    NORM,
     ONE_OR_MORE,
     POSITIVE,
     SEED,
@@ -25,17 +26,18 @@ from tacit.cli.schema import (
     section,
 )
 
-# The names in tacit.cli.build_model.NETWORKS; a test compares the two.
+# The networks that Tacit registers; a test compares the two.
 MODELS = (
     "default", "linear", "mlp", "mnist-cnn", "cifar-cnn", "convnet", "lenet", "lenet5", "vgg",
     "mlp-mixer", "resnet8", "resnet18", "wide-resnet", "lipschitz-linear", "lipschitz-mlp",
     "lipschitz-lenet", "lipschitz-vgg", "lipschitz-resnet", "lipschitz-mixer",
 )  # fmt: skip
-# The registered losses for classification; tests compare this with the registry.
+# The registered losses of tables and images; tests compare this with the registry.
 LOSSES = (
     "cross-entropy", "tailored", "focal", "hinge", "hinge-kantorovich-rubinstein",
-    "kantorovich-rubinstein", "cosine-similarity", "scaled-cross-entropy", "sum-squared",
-    "sum-absolute", "sum-huber",
+    "kantorovich-rubinstein", "cosine-similarity", "scaled-cross-entropy", "binary-cross-entropy",
+    "scaled-binary-cross-entropy", "multi-label-cross-entropy", "huber", "mean-squared",
+    "mean-absolute", "sum-squared", "sum-absolute", "sum-huber",
 )  # fmt: skip
 BY_RECIPE = "depends on dataset and query"
 
@@ -51,13 +53,19 @@ class DataSettings:
         common=True,
     )
     data: Path | None = option(
-        "A file of your own: .csv, .parquet or .npz.",
+        "A table of your own: .csv, .tsv, .parquet or .npz.",
+        common=True,
+    )
+    schema: Path | None = option(
+        "File that says what the columns of --data mean; `tacit data describe` makes one.",
+        usual="every column but the target is a number",
+        goes_with=_OF_FILE,
         common=True,
     )
     target: str | None = option(
-        "Column (or array) of --data that holds the classes.",
+        "Column (or array) of --data to predict: it holds the classes, or is what --schema says.",
+        usual="that of --schema",
         goes_with=_OF_FILE,
-        needed="the column that holds the classes",
         common=True,
     )
     test_data: Path | None = option(
@@ -67,6 +75,7 @@ class DataSettings:
         "Classes of --data, declared public: a,b,c.",
         form="their names, such as a,b,c",
         goes_with=_OF_FILE,
+        not_with=Rule("schema", (), "which declares them"),
     )
     public_size: int | None = option(
         "Number of records in --data, declared public.",
@@ -76,6 +85,15 @@ class DataSettings:
         "Range of the features of --data, declared public: lower,upper.",
         form="lower,upper such as 0,255",
         goes_with=_OF_FILE,
+        not_with=Rule("schema", (), "which declares a range for each column"),
+    )
+    range_noise: float | None = option(
+        "Noise multiplier with which the ranges of columns that nobody declared are released; the "
+        "ledger charges it. 0 leaves such columns unscaled.",
+        usual="such that training has about 5% more noise",
+        range=NOISE,
+        goes_with=_OF_FILE,
+        not_with=Rule("feature_range", (), "which declares the range"),
     )
     unit_norm: bool = option("Divide each record by its own norm. Costs no privacy.", False)
     scale_noise: float | None = option(
@@ -127,11 +145,17 @@ class PrivacySettings:
 
 @section("model", "Model and loss")
 class ModelSettings:
-    model: str = option("Network to train.", "default", choices=MODELS, common=True)
-    loss: str = option(
+    model: str = option(
+        "Network to train, or the name of one that you registered (tacit --plugin FILE train).",
+        "default",
+        choices=MODELS,
+        open_choices=True,
+        common=True,
+    )
+    loss: str | None = option(
         f"Loss to minimise: {', '.join(LOSSES)}, or one that you registered (tacit --plugin FILE "
         "train).",
-        "cross-entropy",
+        usual="cross-entropy; for several labels multi-label-cross-entropy, for numbers huber",
     )
     temperature: float | None = option(
         "Temperature of the loss, such as cross-entropy's.", usual=BY_RECIPE, range=POSITIVE
@@ -181,7 +205,7 @@ class ClippingSettings:
     max_norm: float | None = option(
         "Clipping norm C; with --layerwise, the master constant that the blocks share.",
         usual=BY_RECIPE,
-        range=POSITIVE,
+        range=NORM,
         not_with=Rule(
             "layerwise", ("original",), "which clips each block to its own norm on public records"
         ),
@@ -308,8 +332,9 @@ class TrainingSettings:
         "Largest number of records to process at once. It affects memory, not results.",
         512,
         range=ONE_OR_MORE,
+        with_resume=True,
     )
-    device: str = option("Device to train on: cpu, cuda or auto.", "auto")
+    device: str = option("Device to train on: cpu, cuda or auto.", "auto", with_resume=True)
     seed: int | None = option(
         "Random seed. Anyone who knows it can remove the noise; do not use it for a release.",
         range=SEED,
@@ -329,8 +354,24 @@ class OutputSettings:
         usual="ledger.sqlite in --out",
     )
     run_name: str | None = option("Name of the run in the ledger.")
-    json: bool = option("Print one JSON object and nothing else.", False)
-    quiet: bool = option("Show no progress bar.", False, short="-q")
+    resume: Path | None = option(
+        "Folder of a run that was killed or interrupted, to go on with. Its settings are those of "
+        "the run; give nothing beside it that changes them.",
+    )
+    checkpoint_every: int | None = option(
+        "Steps between checkpoints, 0 for none. A kill loses what was charged after the last one.",
+        usual="each percent of the run",
+        range=ZERO_OR_MORE,
+        with_resume=True,
+    )
+    checkpoint_minutes: float | None = option(
+        "Minutes between checkpoints.",
+        range=POSITIVE,
+        not_with=Rule("checkpoint_every", (0,), "which writes none"),
+        with_resume=True,
+    )
+    json: bool = option("Print one JSON object and nothing else.", False, with_resume=True)
+    quiet: bool = option("Show no progress bar.", False, short="-q", with_resume=True)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`tacit data`, `inspect`, `certify` and `ledger`: what a dataset, network, run or ledger holds."""
+"""`tacit inspect`, `certify` and `ledger`: what a network, run or ledger holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from tacit.budget import Budget, Relation
 from tacit.cli.accounting_commands import DELTA
-from tacit.cli.console import JSON, print_facts, print_json
+from tacit.cli.console import JSON, print_json
 from tacit.cli.schema import options_of
 from tacit.cli.settings import TrainSettings
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import torch
 
     from tacit.certificates.accuracy import CertifiedAccuracy
-    from tacit.cli.run_directory import SavedRun
     from tacit.data.scaling import Scaler
     from tacit.ledger import Statement
     from tacit.records import Records
+    from tacit.report.saved_run import SavedRun
 
 
 def certify(
@@ -61,12 +61,12 @@ def certificate_of(
 ) -> tuple[CertifiedAccuracy, dict[str, Any]]:
     """Certify the run in `folder`; write certificate.json and certified.png, and return them."""
     from tacit.certificates.accuracy import certified_accuracy
-    from tacit.cli.run_directory import read_run
+    from tacit.report.read_folder import load_run
     from tacit.report.run_folder import source, write_json
 
-    run = read_run(folder)
+    run = load_run(folder, device=device)
     test, scalers, inputs = held_out_records(run)
-    certified = certified_accuracy(run.network().to(device), test, radii, before=scalers)
+    certified = certified_accuracy(run.model, test, radii, before=scalers)
     facts = {**certified.facts(), "inputs": inputs, "dataset": test.name, **source()}
     write_json(facts, folder / "certificate.json")
     certified.plot(folder / "certified.png")
@@ -80,17 +80,17 @@ def held_out_records(run: SavedRun) -> tuple[Records, list[Scaler], str]:
     scalers are those in the run's folder: nothing is computed again.
     """
     from tacit.cli.build_data import load_records
+    from tacit.cli.run_directory import settings_of
     from tacit.data.catalogue import lookup, registered_loader
-    from tacit.data.preprocessing import load_preprocessing
     from tacit.data.scaling import Scaler
 
-    d = run.settings
+    d = settings_of(run)
     if d.features != "as-they-are":
         raise ValueError(
             f"the run in {run.folder} was trained on {d.features} features, whose own Lipschitz "
             "constant is not counted: no certificate holds for the pixels before them"
         )
-    preprocessing = load_preprocessing(run.folder)
+    preprocessing = run.preprocessing
     _, test = load_records(d, scaled=False)
     name = d.dataset or "digits"
     published = d.data is None and registered_loader(name) is None
@@ -123,7 +123,7 @@ def inspect(
     """
     from rich.console import Console
 
-    from tacit.cli.build_model import network_for, recipe_for
+    from tacit.cli.build_model import architecture_for, recipe_for
     from tacit.data.loading import load
     from tacit.lipschitz.propagation import propagate, sensitivity_table
     from tacit.losses.classification import CrossEntropy
@@ -134,7 +134,9 @@ def inspect(
         options_of(TrainSettings)[name].require(value)
     records, _ = load(dataset)
     assert records.num_classes is not None
-    network, changes = network_for(model, records.shape, records.num_classes, "clipless")
+    network, changes = architecture_for(
+        model, records.shape, records.num_classes, "clipless"
+    ).build()
     recipe = recipe_for(dataset, "clipless")
     loss = CrossEntropy(recipe.temperature if temperature is None else temperature)
     limit = recipe.gradient_clip if gradient_clip is None else gradient_clip
@@ -147,43 +149,6 @@ def inspect(
     for change in changes:
         typer.echo(change, err=True)
     Console().print(sensitivity_table(bounds))
-
-
-def data(
-    name: str | None = typer.Argument(
-        None, help="Dataset to fetch, verify and describe. Without it, all are listed."
-    ),
-    as_json: bool = JSON,
-) -> None:
-    """List the named datasets, or fetch, verify and describe one.
-
-    Example: tacit data fashion-mnist
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from tacit.data.catalogue import available
-    from tacit.data.loading import load
-
-    if name is not None:
-        train, test = load(name)
-        facts = {
-            "name": train.name,
-            "train_records": train.public_size,
-            "test_records": test.public_size,
-            "shape": "×".join(map(str, train.shape)),
-            "classes": train.num_classes,
-            "notes": list(train.notes) if as_json else "\n".join(train.notes),
-        }
-        print_facts(facts, as_json, "dataset")
-    elif as_json:
-        print_json({"datasets": list(available())})
-    else:
-        table = Table("dataset")
-        for dataset in available():
-            table.add_row(dataset)
-        Console().print(table)
-        typer.echo("use one: tacit train --dataset NAME, or tacit.load(NAME) in Python")
 
 
 # ---- ledgers -------------------------------------------------------------------------------------
@@ -231,7 +196,7 @@ def verify(
     _require_file(file)
     statement = verify_file(file, head, anchor)
     if as_json:
-        print_json({"verified": True, **statement_facts(statement)})
+        print_json({"verified": True, **statement.facts()})
         return
     against = [name for name, given in (("head", head), ("anchor", anchor)) if given is not None]
     continues = f", and it continues the {' and the '.join(against)}" if against else ""
@@ -283,35 +248,9 @@ def _require_file(file: Path) -> None:
         raise ValueError(f"there is no ledger at {file}; make one with: tacit ledger create {file}")
 
 
-def statement_facts(statement: Statement) -> dict[str, Any]:
-    return {
-        "epsilon": statement.epsilon,
-        "epsilon_charged": statement.epsilon_charged,
-        "method": statement.method,
-        "budget_epsilon": statement.budget.epsilon,
-        "delta": statement.budget.delta,
-        "relation": statement.budget.relation.value,
-        "head": statement.head,
-        "runs": [
-            {
-                "name": run.name,
-                "started": run.started,
-                "charged_steps": run.steps,
-                "step_limit": run.step_limit,
-                "epsilon": run.epsilon,
-                "epsilon_planned": run.epsilon_planned,
-                "exclusive": run.exclusive,
-                "sampling": run.plan.scheme.describe() if run.plan else run.note,
-                "noise_multiplier": run.plan.noise_multiplier if run.plan else None,
-            }
-            for run in statement.runs
-        ],
-    }
-
-
 def _print(statement: Statement, as_json: bool) -> None:
     if as_json:
-        print_json(statement_facts(statement))
+        print_json(statement.facts())
         return
     from rich.console import Console
     from rich.table import Table

@@ -9,12 +9,12 @@ from typing import Any
 import typer
 
 from tacit.cli.console import imported_plugins, print_json
-from tacit.cli.schema import command_of, to_dict
+from tacit.cli.schema import RESUME_FILE, command_of, to_dict
 from tacit.cli.settings import TrainSettings
 
 
 def train(s: TrainSettings) -> None:
-    """Train a classifier with differential privacy, and save the run in a folder.
+    """Train a model with differential privacy, and save the run in a folder.
 
     Example: tacit train --dataset mnist --epsilon 3 --delta 1e-5 --out runs/x
 
@@ -22,10 +22,13 @@ def train(s: TrainSettings) -> None:
     --blocks layer --layerwise factors --max-norm 1
 
     From a file of settings, or as in an earlier run: tacit train --config runs/x/run.json
+
+    A run that was killed goes on: tacit train --resume runs/x
     """
     facts, folder = run_training(s)
     if s.json:
         print_json(facts)
+        _exit_as(facts)
         return
     from rich.console import Console
 
@@ -34,6 +37,16 @@ def train(s: TrainSettings) -> None:
     console = Console()
     console.print(summary_table(facts))
     console.print(f"written to {folder}/", highlight=False)
+    if (folder / RESUME_FILE).exists():
+        told = f"the run is not complete; go on with it: tacit train --resume {folder}"
+        console.print(told, highlight=False)
+    _exit_as(facts)
+
+
+def _exit_as(facts: dict[str, Any]) -> None:
+    """A run that Ctrl-C ended is saved, and the command exits as interrupted."""
+    if facts["stopped"] == "interrupted":
+        raise typer.Exit(130)
 
 
 def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
@@ -44,32 +57,58 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     from tacit.certificates.accuracy import RADII
     from tacit.cli import build_data, build_model, build_query, run_directory
     from tacit.cli.show_commands import certificate_of
+    from tacit.data.preprocessing import FILE as PREPROCESSING
     from tacit.noise import Noise
     from tacit.report.run_folder import save_run, write_json
-    from tacit.training import Callback, LedgerRun, MovingAverage, ProgressBar, Sparsification
+    from tacit.training import (
+        Callback,
+        Checkpoint,
+        LedgerRun,
+        MovingAverage,
+        ProgressBar,
+        Sparsification,
+    )
+    from tacit.training.checkpoint import FILE as CHECKPOINT
     from tacit.training.trainer import Trainer
 
     # What is asked for: everything that can be refused without reading records.
     dataset = "" if s.data else s.dataset or build_data.USUAL_DATASET
     recipe = build_model.recipe_for(dataset, s.query, s.features)
     tailored = build_model.tailored_for(dataset, s.features)
-    numbers = build_model.loss_numbers(s, recipe, tailored)
-    loss = build_model.loss_for(s.loss, numbers, s.query)
+    build_model.require_model(s.model)
+    loss_name = s.loss or build_model.USUAL_LOSSES["classification"]
+    numbers = build_model.loss_numbers(s, loss_name, recipe, tailored)
+    loss = build_model.loss_for(loss_name, numbers, s.query)
     budget = build_query.budget_for(s)
     stem = s.data.stem if s.data else dataset.replace("/", "-")
     folder = s.out or run_directory.new_folder(stem)
-    run_directory.check_folder(folder, s.overwrite, s.ledger)
+    if s.resume is None:
+        run_directory.check_folder(folder, s.overwrite, s.ledger)
+        initial = torch.seed() if s.seed is None else s.seed
+    else:
+        initial = run_directory.initial_seed(folder)
+        if s.checkpoint_every == 0:
+            raise ValueError(
+                "--checkpoint-every is 0, and a resumed run keeps its checkpoint up to date; leave "
+                "it out, or give a number of steps"
+            )
     device = build_model.device_for(s.device)
-    torch.manual_seed(s.seed) if s.seed is not None else torch.seed()
+    torch.manual_seed(initial)
 
     # Sampler, query, mechanism, ledger, optimizer.
     data = build_data.run_data(s, budget.relation, device)
-    shape, num_classes = data.private.shape, data.private.num_classes
-    assert num_classes is not None
+    recipe = build_model.recipe_of_task(recipe, data.task, s.query)
+    if s.loss is None and data.task != "classification":
+        loss_name = build_model.USUAL_LOSSES[data.task]
+        numbers = build_model.loss_numbers(s, loss_name, recipe, tailored)
+        loss = build_model.loss_for(loss_name, numbers, s.query)
+    shape = data.private.shape
+    num_outputs = build_model.num_outputs_for(loss_name, loss, data.task, data.private)
     plan = build_query.sampling_plan(s, recipe, data.size)
     sampler = build_query.sampler_for(s, plan, data.private, device)
     convert = s.statistics == "convert"
-    network, changes = build_model.network_for(s.model, shape, num_classes, s.query, convert)
+    architecture = build_model.architecture_for(s.model, shape, num_outputs, s.query, convert)
+    network, changes = architecture.build()
     for change in changes:
         typer.echo(change, err=True)
     sparsification = Sparsification(s.sparsify) if s.sparsify else None
@@ -98,7 +137,10 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         statistics=statistics,
         evaluate_on=data.test,
         callbacks=callbacks,
-        ledger=LedgerRun(name=run_name, prelude=build_data.scaling_event(s)),
+        ledger=LedgerRun(name=run_name, prelude=data.releases),
+        checkpoint=None
+        if s.checkpoint_every == 0
+        else Checkpoint(folder, s.checkpoint_every, s.checkpoint_minutes),
         seed=s.seed,
     )
     trainer.notes += build_model.change_note(changes)
@@ -114,7 +156,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
             "lr": s.lr or recipe.learning_rate,
             **build_query.clips_for(s, recipe)._asdict(),
             "loss": repr(loss),
-            "loss_name": s.loss,
+            "loss_name": loss_name,
             "loss_numbers": numbers,
             "plugins": imported_plugins(),
             "temperature": getattr(loss, "temperature", None),
@@ -123,36 +165,60 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
             "public_records": 0 if data.public is None else len(data.public),
             "statistics": None if statistics is None else statistics.note,
             "input_shape": list(shape),
-            "num_classes": num_classes,
+            "num_classes": data.private.num_classes,
+            "num_outputs": num_outputs,
             "model": str(network),
             "model_changes": changes,
             "parameters": sum(p.numel() for p in network.parameters()),
         },
     }
 
-    # The ledger admits the run before an earlier one in the folder is replaced.
+    # What can be refused is refused before the ledger admits the run, and leaves no file; and the
+    # ledger admits it before an earlier one in the folder is replaced.
+    trainer.rehearse()
     charged, limit = 0, 0
     file = s.ledger or folder / "ledger.sqlite"
     may_hold_runs = file.exists() or s.ledger is not None
-    ledger = run_directory.open_ledger(file, budget)
-    if may_hold_runs:
-        charged, limit = run_directory.admit_run(ledger, trainer.plan, trainer.run_name, budget)
-    if run_directory.clear_folder(folder) and s.ledger is None:
-        trainer.notes.append(run_directory.REPLACED_NOTE)
-    trainer.ledger = ledger
-    preprocessing = data.preprocessing
-    if s.scale_noise is not None:
-        preprocessing = preprocessing.then(build_data.release_scaling(trainer, s))
-    preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
+    with run_directory.removed_if_unused(folder, file):
+        ledger = run_directory.open_ledger(file, budget)
+        if may_hold_runs:
+            charged, limit = run_directory.admit_run(ledger, trainer.plan, trainer.run_name, budget)
+        trainer.ledger = ledger
+        preprocessing = data.preprocessing
+        if s.resume is None:
+            if run_directory.clear_folder(folder) and s.ledger is None:
+                trainer.notes.append(run_directory.REPLACED_NOTE)
+            if trainer.checkpoint is not None:
+                run_directory.write_resume_file(folder, s, run_name, initial)
+        if data.releases and s.resume is not None and (folder / PREPROCESSING).exists():
+            preprocessing = build_data.scale_again(trainer, folder, data)
+        elif data.releases:
+            preprocessing = build_data.release_scaling(trainer, s, data)
+        preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
 
-    run = trainer.fit()
+        has_checkpoint = (folder / CHECKPOINT).exists()
+        try:
+            run = trainer.fit(resume=folder if s.resume is not None and has_checkpoint else None)
+        except SystemExit:  # by SIGTERM
+            typer.echo(f"stopped by SIGTERM; go on with: tacit train --resume {folder}", err=True)
+            raise
     run.notes += run_directory.no_step_note(run, charged, limit)
     run.config["used"] |= build_query.query_facts(trainer, sparsification)
-    facts = save_run(run, folder, trainer.evaluate_on, preprocessing=preprocessing)
+    facts = save_run(
+        run,
+        folder,
+        trainer.evaluate_on,
+        overwrite=s.resume is not None,  # what was saved when the run was interrupted
+        preprocessing=preprocessing,
+        schema=data.schema,
+        ledger=ledger,
+    )
     if facts["certificate"] and s.scale_noise is None and s.features == "as-they-are":
         # In units of the pixels themselves, where the data are images.
         _, facts["certificate"] = certificate_of(folder, RADII, device)
         write_json(facts, folder / "run.json")
+    if run.stopped in ("plan complete", "budget"):
+        run_directory.remove_unfinished(folder)
     return facts, folder
 
 

@@ -1,35 +1,53 @@
 """Data as `Records`: tensors, with the constants about them that are public.
 
-`load` reads a named dataset and `load_file` a user's own table. Scalers rescale each record with
-public constants, or with constants that `release_statistics` and its relatives release with noise
-and charge. `Preprocessing` keeps what a run's inputs went through in the run's folder.
+`load` reads a named dataset and `load_file` a user's own table, whose columns a `Schema` may
+declare; `open_file` leaves a large one on disk. Scalers rescale each record with public constants,
+or with constants that `release_statistics` and its relatives release with noise and charge.
+`Preprocessing` keeps what a run's inputs went through in the run's folder.
 """
 
 from tacit.data.augmentation import Augmentation, RandomCropFlip
 from tacit.data.catalogue import available, register_dataset
+from tacit.data.columnar import open_file
 from tacit.data.loading import load
 from tacit.data.preprocessing import Preprocessing, load_preprocessing
+from tacit.data.private_ranges import ColumnRanges, release_ranges
 from tacit.data.private_scaling import release_channel_scaler, release_statistics
 from tacit.data.scaling import PublicScaler, RangeScaler, UnitNorm
 from tacit.data.splits import split_public
+from tacit.data.table_columns import Boolean, Categorical, Date, Ignored, Numeric
+from tacit.data.table_description import describe
+from tacit.data.table_schema import Schema
 from tacit.data.tables import load_file
 from tacit.records import Records, as_records
+from tacit.sources import RowSource
 
 __all__ = [
     "Augmentation",
+    "Boolean",
+    "Categorical",
+    "ColumnRanges",
+    "Date",
+    "Ignored",
+    "Numeric",
     "Preprocessing",
     "PublicScaler",
     "RandomCropFlip",
     "RangeScaler",
     "Records",
+    "RowSource",
+    "Schema",
     "UnitNorm",
     "as_records",
     "available",
+    "describe",
     "load",
     "load_file",
     "load_preprocessing",
+    "open_file",
     "register_dataset",
     "release_channel_scaler",
+    "release_ranges",
     "release_statistics",
     "split_public",
 ]

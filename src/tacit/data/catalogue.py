@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tacit.errors import DataError
+from tacit.errors import DataError, in_words
 from tacit.records import Records
 
 # Returns the training and the test records.
@@ -275,5 +275,6 @@ def lookup(name: str) -> Dataset:
     hint = f" (did you mean {DATASETS[near[0]].name!r}?)" if near else ""
     raise DataError(
         f"no dataset is named {name!r}{hint}; the known ones are {', '.join(available())}. "
-        "For a file of your own use load_file(path, target), or --data FILE --target COLUMN"
+        "For a file of your own use "
+        + in_words("load_file(path, target)", "--data FILE --target COLUMN")
     )

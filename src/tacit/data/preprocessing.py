@@ -1,9 +1,9 @@
 """The stages between a record as it is given and the input of a network, kept with the run.
 
 Statistics that were released with noise were paid for with ε. Without them a run's weights are
-useless, and computing them again would be another release. So every stage is written to one
-safetensors file: numbers as tensors, in full precision, and the rest as JSON in the file's
-metadata. Reading it runs no code.
+useless, and computing them again would be another release. So every stage is written to one JSON
+file, a line for each: its kind, its settings, and its constants as lists of numbers. The shortest
+decimal form of a number is read back to the same bits. Reading it runs no code.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args, get_type_hints
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+import torch
 from torch import Tensor
 
 from tacit.data.download import whole_file
+from tacit.data.private_ranges import ColumnRanges
 from tacit.data.private_scaling import Centre
 from tacit.data.scaling import HSV, RGB, YIQ, YUV, Greyscale, PublicScaler, RangeScaler, UnitNorm
 from tacit.data.scattering import ScatteringMap
 from tacit.errors import DataError
 
-FILE = "preprocessing.safetensors"
-_FORMAT = "1"
+FILE = "preprocessing.json"
+_FORMAT = 2
 
 
 class Stage(Protocol):
@@ -41,7 +41,7 @@ class Stage(Protocol):
 _STAGES: dict[str, Any] = {
     stage.__name__: stage
     for stage in (
-        *(PublicScaler, RangeScaler, UnitNorm, Centre, ScatteringMap),
+        *(PublicScaler, RangeScaler, ColumnRanges, UnitNorm, Centre, ScatteringMap),
         *(RGB, YUV, YIQ, Greyscale, HSV),
     )
 }
@@ -52,7 +52,8 @@ class Preprocessing:
     """Stages in turn: `preprocessing(inputs)` is what the network was given in training.
 
     For a named dataset, `inputs` are those of `tacit.load(name, scale=None)`: pixels in [0, 1]. For
-    your own file they are its columns, in the training file's order.
+    your own file they are its columns, in the training file's order, or what a schema makes of
+    them: `schema.inputs(table)`.
     """
 
     stages: tuple[Stage, ...] = ()
@@ -70,26 +71,23 @@ class Preprocessing:
         return [stage.describe() for stage in self.stages]
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write preprocessing.safetensors into a folder, whole or not at all."""
-        stages: list[dict[str, Any]] = []
-        tensors: dict[str, Tensor] = {}
-        for i, stage in enumerate(self.stages):
+        """Write preprocessing.json into a folder, whole or not at all."""
+        lines = []
+        for stage in self.stages:
             kind = type(stage).__name__
             if _STAGES.get(kind) is not type(stage):
                 raise ValueError(
                     f"{kind} is a stage of your own, which a folder cannot hold without its code; "
                     f"save its constants yourself, or use one of {', '.join(_STAGES)}"
                 )
-            stages.append({"kind": kind})
-            for field in fields(stage):  # type: ignore[arg-type]
-                value = getattr(stage, field.name)
-                if isinstance(value, Tensor):
-                    tensors[f"{i}.{field.name}"] = value.detach().cpu().contiguous()
-                else:
-                    stages[i][field.name] = value
+            values = {field.name: getattr(stage, field.name) for field in fields(stage)}  # type: ignore[arg-type]
+            plain = {name: _plain(value) for name, value in values.items()}
+            lines.append(json.dumps({"kind": kind, **plain}, ensure_ascii=False, allow_nan=False))
         file = Path(folder) / FILE
+        stages = "".join(f"\n    {line}," for line in lines).rstrip(",")
+        text = f'{{\n  "format": {_FORMAT},\n  "stages": [{stages}\n  ]\n}}\n'
         with whole_file(file) as draft:
-            save_file(tensors, draft, {"format": _FORMAT, "stages": json.dumps(stages)})
+            draft.write_text(text, encoding="utf-8")
         return file
 
     @classmethod
@@ -111,28 +109,66 @@ def load_preprocessing(folder: str | os.PathLike[str]) -> Preprocessing:
     file = Path(folder) / FILE
     if not file.is_file():
         raise ValueError(
-            f"{folder} has no {FILE}; runs that were saved before Tacit kept it do not hold their "
-            "preprocessing: in Python, use the records as they were scaled"
+            f"{folder} has no {FILE}, so what its inputs went through is not known; a run that an "
+            "earlier version of Tacit saved must be read by that version"
         )
     try:
-        with safe_open(file, framework="pt") as content:
-            metadata = content.metadata() or {}
-            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-        if (version := metadata.get("format")) != _FORMAT:
-            raise DataError(f"{file} has format {version!r}, and {_FORMAT!r} is known")
-        stages = json.loads(metadata["stages"])
-        return Preprocessing(tuple(_stage(i, values, tensors) for i, values in enumerate(stages)))
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if (version := content["format"]) != _FORMAT:
+            raise DataError(f"{file} has format {version!r}, and {_FORMAT} is known")
+        return Preprocessing(tuple(map(_stage, content["stages"])))
     except DataError:
         raise
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (
+        OSError,
+        RecursionError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        RuntimeError,
+    ) as error:
         raise DataError(
             f"{file} cannot be read ({type(error).__name__}: {error}); copy it from the run's "
             "folder again"
         ) from error
 
 
-def _stage(i: int, values: dict[str, Any], tensors: dict[str, Tensor]) -> Stage:
-    values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
-    values |= {n.removeprefix(f"{i}."): t for n, t in tensors.items() if n.startswith(f"{i}.")}
-    stage: Stage = _STAGES[values.pop("kind")](**values)
+def _plain(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return {"dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}
+
+
+# What reading a file of the wrong content raises.
+_UNREADABLE = (
+    *(OSError, RecursionError, LookupError, TypeError, AttributeError),
+    *(ValueError, RuntimeError, OverflowError),
+)
+# The types of the constants; an entry of a file is looked up here, and nowhere else.
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
+
+
+def _stage(values: dict[str, Any]) -> Stage:
+    stored = dict(values)
+    kind = _STAGES[stored.pop("kind")]
+    stage: Stage = kind(**{name: _value(value) for name, value in stored.items()})
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        value = getattr(stage, field.name)
+        if not _fits(value, hints[field.name]):
+            raise ValueError(f"{field.name} of {kind.__name__} is {value!r}")
     return stage
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return torch.tensor(value["values"], dtype=_DTYPES[value["dtype"]])
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether the value of a field has the type that its class declares."""
+    if isinstance(value, tuple):
+        return len(value) == len(get_args(hint)) and all(map(_fits, value, get_args(hint)))
+    return isinstance(value, Tensor) or type(value) in (get_args(hint) or (hint,))

@@ -107,12 +107,17 @@ class GaussianRelease:
         run, beginning = self.ledger.attempt()
         self.address = f"a noisy sum: {self.claim}, run {run}, beginning {beginning}"
 
-    def noisy(self, total: Tensor, bound: float, name: str = "") -> tuple[Tensor, float]:
+    def noisy(
+        self, total: Tensor, bound: float, name: str = "", replaced: float | None = None
+    ) -> tuple[Tensor, float]:
         """T + N(0, σ²·I) and σ = √k·z·Δ, where one record adds a vector of norm at most `bound`.
 
-        Δ is `bound` for a record that is added or removed, and twice that for a replacement.
+        Δ is `bound` for a record that is added or removed. For a replacement it is twice that, or
+        `replaced`, where two such vectors are known to be no further apart.
         """
         sensitivity = Relation(self.relation).sensitivity(bound)
+        if replaced is not None and self.relation is Relation.REPLACE_ONE:
+            sensitivity = min(sensitivity, replaced)
         std = math.sqrt(self.num_sums) * self.noise_multiplier * sensitivity
         return noisy_sum(total, std, self.seed, self.address + name), std
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.errors import UndeclaredConstant
+from tacit.errors import UndeclaredConstant, in_words
 
 LUMA = (0.299, 0.587, 0.114)  # Y of ITU-R BT.601, §2.5.1
 Constants = float | Sequence[float] | Tensor
@@ -83,6 +83,7 @@ class RangeScaler(Scaler):
         if not (lower < upper).all():
             raise ValueError(
                 f"lower is {self.lower}, upper is {self.upper}; each lower must be below its upper"
+                + in_words("", " in --feature-range lower,upper")
             )
         if not self.onto[0] < self.onto[1]:
             raise ValueError(f"onto is {self.onto}; give (low, high) with low < high")
@@ -280,6 +281,8 @@ def in_chunks(function: Callable[[Any], Tensor], rows: Any, size: int = 4096) ->
 
     Intermediate results stay small: CIFAR-10 as float32 is 600 MB, and one copy is enough.
     """
+    if torch.compiler.is_exporting():  # a graph has no number of records
+        return function(rows)
     first = function(rows[:size])
     result = first.new_empty((len(rows), *first.shape[1:]))
     result[:size] = first

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from tacit.errors import argument
 from tacit.records import Records
 
 SPLIT_SEED = 20_240_229
@@ -55,7 +56,10 @@ def split_public(records: Records, share: float, seed: int = SPLIT_SEED) -> tupl
     num_ids = records.require_num_ids("a public share of the records")
     count = max(1, round(share * num_ids))
     if count >= num_ids:
-        raise ValueError(f"a share of {share} leaves none of {num_ids} records private")
+        raise ValueError(
+            f"{argument('share', '--public-share')} is {share}, which leaves none of {num_ids} "
+            "records private; give less"
+        )
     order = np.random.RandomState(seed % 2**32).permutation(num_ids)
     place = torch.from_numpy(order).to(records.device)[records.record_ids]
     # Ids may have gaps, as after a split by permutation: a share of them is one of the records.

@@ -1,27 +1,26 @@
-"""Read a user's table: `.csv`, `.parquet` or `.npz`, as features and one label per record.
+"""Read a table of numbers: `.csv`, `.parquet`, `.npz` or a frame, with one label per record.
 
-`read_table` chooses the reader by the file's suffix. Nothing is scaled, split or encoded here, and
-what cannot be read is refused with its place: the line, the column and a remedy.
+`read_table` chooses the reader by the file's suffix. Tables with categories, dates or missing cells
+need a schema and are read by `table_schema`. Nothing is scaled, split or encoded here, and what
+cannot be read is refused with its place: the line, the column and a remedy.
 """
 
 from __future__ import annotations
 
-import csv
 import math
+import os
 import zipfile
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tacit.data.table_cells import decimal_comma, number_of, read_cells, read_parquet, text_rows
 from tacit.errors import DataError
-
-if TYPE_CHECKING:
-    from _csv import Reader as CsvReader
 
 _INPUT_NAMES = ("X", "inputs")  # of the arrays in an .npz file
 
@@ -69,8 +68,11 @@ class Table:
         return Table(self.path, features, self.labels, train.columns)
 
 
-def read_table(path: Path, target: str) -> Table:
-    """The table in the file, whose `target` column or array holds the labels."""
+def read_table(table: Any, target: str) -> Table:
+    """The table in a file or a frame, whose `target` column or array holds the labels."""
+    if not isinstance(table, str | os.PathLike):
+        return _read_frame(table, target)
+    path = Path(table)
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(
@@ -84,34 +86,12 @@ def read_table(path: Path, target: str) -> Table:
 
 def _read_csv(path: Path, target: str) -> Table:
     """Every column but the target must be numeric, and no cell may be empty."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            return _read_csv_rows(csv.reader(stream, strict=True), path, target)
-    except csv.Error as error:
-        raise DataError(f"{path} is not a CSV file: {error}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not text in UTF-8 ({error.reason}); save it as UTF-8"
-        ) from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}; check the path") from error
-
-
-def _read_csv_rows(reader: CsvReader, path: Path, target: str) -> Table:
-    header = tuple(name.strip() for name in next(reader, ()))
-    if not header:
-        raise DataError(f"{path} is empty; give a CSV file with a header row")
-    position, features = _find_target(target, header, path)
+    rows = text_rows(path)
+    _, header = next(rows)
+    position, features = _find_target(target, tuple(header), path)
     values, labels, lines = array("d"), [], array("q")
-    for row in reader:
-        if not row:
-            continue  # a blank line
-        line = reader.line_num
-        if len(row) != len(header):
-            raise DataError(
-                f"line {line} of {path} has {len(row)} cells and the header has {len(header)}; "
-                "give every column a cell in each line"
-            )
+    for line, cells in rows:
+        row = list(cells)
         label = row.pop(position).strip()
         if not label:
             raise _empty_cell(f"line {line} of {path}", target)
@@ -119,11 +99,11 @@ def _read_csv_rows(reader: CsvReader, path: Path, target: str) -> Table:
         lines.append(line)
         for name, cell in zip(features, row, strict=True):
             try:
-                values.append(_number(cell))
+                values.append(number_of(cell))
             except ValueError:
                 if not cell.strip():
                     raise _empty_cell(f"line {line} of {path}", name) from None
-                found = f"line {line} has {cell!r}"
+                found = f"line {line} has {cell!r}{decimal_comma(cell)}"
                 raise _not_numeric(f"column {name!r}", path, found) from None
     table = np.frombuffer(values, np.float64) if values else np.empty(0)
     table = table.reshape(len(labels), len(features))
@@ -131,26 +111,9 @@ def _read_csv_rows(reader: CsvReader, path: Path, target: str) -> Table:
     return Table(path, _as_float32(table, path, names, lines), np.array(labels, str), features)
 
 
-def _number(cell: str) -> float:
-    if "_" in cell:  # float() reads 1_000 as a thousand; in a file it is a name
-        raise ValueError
-    return float(cell)
-
-
 def _read_parquet(path: Path, target: str) -> Table:
     """Every column but the target must be numeric or boolean, without nulls."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError(
-            f"reading {path} needs pyarrow, which is not installed; pip install 'tacit[parquet]', "
-            "or save the table as .csv or .npz"
-        ) from error
-    try:
-        table = pyarrow.parquet.ParquetFile(path).read()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} is damaged or is not a Parquet file ({error})") from error
+    table = read_parquet(path)
     _, features = _find_target(target, tuple(table.column_names), path)
     for name in table.column_names:
         column = table.column(name)
@@ -164,6 +127,25 @@ def _read_parquet(path: Path, target: str) -> Table:
             raise _not_numeric(where, path, f"it has type {column.type}")
         values[:, i] = _as_float32(column.to_numpy(), path, where)
     return Table(path, values, _labels(table.column(target), target, path), features)
+
+
+def _read_frame(frame: Any, target: str) -> Table:
+    """Every column but the target must be numeric or boolean, and no cell may be missing."""
+    table = read_cells(frame)
+    path = Path(table.source)
+    _, features = _find_target(target, tuple(table.columns), path)
+    for cells in table.columns.values():
+        if cells.missing.any():
+            raise _empty_cell(cells.place(int(cells.missing.argmax())), cells.name)
+    values = np.empty((table.num_rows, len(features)), np.float32)
+    for i, name in enumerate(features):
+        given, where = table.columns[name].values, f"column {name!r}"
+        if given.dtype.kind not in "bf":
+            kind = "dates" if given.dtype.kind == "M" else "text"
+            raise _not_numeric(where, path, f"it holds {kind}")
+        values[:, i] = _as_float32(given, path, where)
+    labels = table.columns[target].values
+    return Table(path, values, labels.astype(str) if labels.dtype == object else labels, features)
 
 
 def _labels(column: Any, name: str, path: Path) -> np.ndarray:
@@ -195,6 +177,9 @@ def _read_npz(path: Path, target: str) -> Table:
                 f"so that they can be told from {target!r} and the others"
             )
         inputs, where = _array_in(archive, path, input_names[0]), f"array {input_names[0]!r}"
+    for name, found in ((where, inputs), (f"array {target!r}", labels)):
+        if not isinstance(found, np.ndarray):  # a member of the archive that is no .npy file
+            raise DataError(f"{name} of {path} is no array; write the file with numpy.savez")
     if inputs.ndim < 2:
         raise DataError(
             f"{where} of {path} has shape {inputs.shape}; give one row per record, "
@@ -205,7 +190,13 @@ def _read_npz(path: Path, target: str) -> Table:
     if inputs.dtype.kind not in "biuf":
         raise _not_numeric(where, path, f"it has type {inputs.dtype}")
     if labels.dtype.kind == "S":
-        labels = np.char.decode(labels, "utf-8")
+        try:
+            labels = np.char.decode(labels, "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"array {target!r} of {path} is not text in UTF-8 ({error.reason}); save numbers "
+                "or strings instead"
+            ) from error
     return Table(path, _as_float32(inputs, path, where), labels)
 
 
@@ -251,6 +242,7 @@ def _array_in(archive: np.lib.npyio.NpzFile, path: Path, name: str) -> np.ndarra
 
 _READERS: dict[str, Callable[[Path, str], Table]] = {
     ".csv": _read_csv,
+    ".tsv": _read_csv,
     ".parquet": _read_parquet,
     ".npz": _read_npz,
 }
@@ -298,6 +290,6 @@ def _empty_cell(place: str, column: str) -> DataError:
 
 def _not_numeric(where: str, path: Path, found: str) -> DataError:
     return DataError(
-        f"{where} of {path} is not numeric: {found}; encode it as numbers (for example one 0/1 "
-        "column per category), or drop it"
+        f"{where} of {path} is not numeric: {found}; say in a schema what it is (tacit data "
+        "describe makes one), encode it as numbers, or drop it"
     )

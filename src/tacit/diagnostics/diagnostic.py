@@ -136,7 +136,7 @@ def first_of(records: Records, count: int) -> Records:
     """The first `count` records."""
     if not len(records):
         raise ValueError("there are no records to measure on; give at least one")
-    some = records.take(slice(count))
+    some = records.take(slice(count)).read()
     return Records(some.inputs, some.targets, records.num_classes, name=records.name)
 
 

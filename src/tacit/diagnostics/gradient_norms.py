@@ -82,7 +82,7 @@ def gradient_histogram(
     device = next(iter(parameters.values())).device
     rows: dict[str, list[float]] = {name: [] for name in parameters}
     for i in range(min(len(records), max_records)):
-        one = records.take(slice(i, i + 1)).to(device)
+        one = records.take(slice(i, i + 1)).to(device).read()
         for name, gradient in gradients_of(losses_on(model, loss, one).sum(), parameters).items():
             rows[name].append(float(torch.linalg.vector_norm(gradient, dtype=torch.float64)))
     norms = {name: torch.tensor(row, dtype=torch.float64) for name, row in rows.items()}

@@ -37,7 +37,8 @@ def confusion_matrix(model: nn.Module, records: Records, *, batch_size: int = 20
     """
     with evaluating(model):
         parts = [logits_of(call_model(model, p.inputs)) for p in pieces_of(records, batch_size)]
-    targets_of_records = tensors_of(records.targets)
+    # One column at a time, if it is read when it is needed.
+    targets_of_records = [column[:] for column in tensors_of(records.targets)]
     logits = [part for part in parts if part is not None]
     if len(targets_of_records) != 1 or len(logits) != len(parts):
         raise ValueError(

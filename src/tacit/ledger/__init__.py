@@ -4,13 +4,14 @@ Enter by `Ledger`, which training and users release gradients through, and by `r
 `verify_file`, which read a ledger's file without changing it.
 """
 
-from tacit.ledger.charge import Ledger, Pending
+from tacit.ledger.charge import Ledger, Pending, RunPosition
 from tacit.ledger.statement import RunCharge, Statement, read_statement, verify_file
 
 __all__ = [
     "Ledger",
     "Pending",
     "RunCharge",
+    "RunPosition",
     "Statement",
     "read_statement",
     "verify_file",

@@ -39,7 +39,7 @@ from torch import nn
 from tacit.accounting.events import Release
 from tacit.accounting.plan import Plan, check_counts
 from tacit.budget import Budget
-from tacit.errors import BudgetExceeded, PlanChanged, TacitError
+from tacit.errors import BudgetExceeded, CheckpointRefused, PlanChanged, TacitError, argument
 from tacit.ledger.policy import LedgerState, RunState, budget_fields, event_limit
 from tacit.ledger.statement import Statement, statement_of
 from tacit.ledger.store import LedgerLog
@@ -68,6 +68,22 @@ class Pending(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class RunPosition:
+    """Where a run stands on its ledger. A checkpoint holds it, to be recognised.
+
+    `events` are those that were charged and used; what is left of the process's lease is not
+    among them. `head` is the digest of a row that the ledger had then.
+    """
+
+    ledger: str
+    head: str
+    run: int
+    name: str
+    attempt: int
+    events: int
+
+
 @dataclass
 class _Attempt:
     """One process's part of a run. What a forked process inherits of it is its parent's."""
@@ -89,6 +105,7 @@ class _CurrentRun:
     limit: int
     attempt: _Attempt
     amplifies: bool
+    lease_steps: int | None = None
     num_releases: int = 0
     thread: int = field(default_factory=threading.get_ident)
 
@@ -166,10 +183,18 @@ class Ledger:
         with self._lock:
             self._log.write_anchor(anchor)
 
-    def begin(self, plan: Plan, *, name: str | None = None, budget: Budget | None = None) -> None:
+    def begin(
+        self,
+        plan: Plan,
+        *,
+        name: str | None = None,
+        budget: Budget | None = None,
+        lease_steps: int | None = None,
+    ) -> None:
         """Start a run, or resume the run of that name if its plan is the same.
 
-        `budget` is the run's own, at most the ledger's. What a crashed run was charged stays
+        `budget` is the run's own, at most the ledger's, and `lease_steps` the most events that it
+        is charged at once, for whoever keeps checkpoints. What a crashed run was charged stays
         charged; resuming it uses what is left. What comes before the first step (`plan.prelude`)
         is charged here: release it after this call, not before.
         """
@@ -181,7 +206,7 @@ class Ledger:
                 if relation is not self.budget.relation:
                     raise ValueError(
                         f"the run is for {relation}, the ledger for {self.budget.relation}; "
-                        "give both the same relation"
+                        f"give both the same {argument('relation')}"
                     )
             stored = json.loads(plan.to_json())  # refuses what could not be read back
             check_counts(plan.scheme)
@@ -213,9 +238,28 @@ class Ledger:
                         self._add_claim(run, event, event.name)
                 attempt = _Attempt(number=self._add_attempt(run, run_budget))
             amplifies = plan.scheme.amplifies()
-            self._run = _CurrentRun(run.id, plan, run_budget, limit, attempt, amplifies)
+            self._run = _CurrentRun(
+                run.id, plan, run_budget, limit, attempt, amplifies, lease_steps
+            )
             if self.path is not None:
                 _under_way.add(self)
+
+    def require_room(self, plan: Plan, budget: Budget | None = None) -> None:
+        """Raise BudgetExceeded unless a new run with this plan could take all of its steps.
+
+        Nothing is charged or reserved: another process may take the room before the run does.
+        """
+        with self._lock:
+            with self._log.transaction() as state:
+                pass  # accounting is slow: the file is not locked meanwhile
+            if state.has_room(plan, budget or self.budget):
+                return
+        raise BudgetExceeded(
+            f"{plan.steps} steps of noise multiplier {plan.noise_multiplier:.4g} do not fit into "
+            f"what is left of this ledger's epsilon {self.budget.epsilon:g} at delta "
+            f"{self.budget.delta:g}; nothing is charged. Give the run a smaller epsilon; tacit "
+            "ledger show says what was spent"
+        )
 
     def release(self, pending: Pending, into: nn.Module) -> None:
         """Charge a step, then draw its noise and set `.grad`; or raise BudgetExceeded.
@@ -305,6 +349,41 @@ class Ledger:
         with self._transaction() as state:
             run, current = self._current(state), self._running()
             return run.charged - current.attempt.lease, min(run.limit, current.limit)
+
+    def lease_left(self) -> int:
+        """Events that are charged to this process and not used: a kill now would waste them."""
+        with self._lock:
+            self._notice_fork()
+            return self._running().attempt.lease
+
+    def position(self) -> RunPosition:
+        """Where the current run stands, after what this process has released."""
+        run_id, number = self.attempt()
+        with self._transaction() as state:
+            run, lease = self._current(state), self._running().attempt.lease
+            head = self._log.head.digest
+            used = run.charged - lease
+            return RunPosition(self.identity, head, run_id, run.name, number, used)
+
+    def charged_since(self, position: RunPosition) -> int:
+        """Events of that run that were charged after `position` was taken.
+
+        Raises CheckpointRefused if this is another ledger, or an older copy of it.
+        """
+        where = f"the ledger {self.path}"
+        with self._transaction() as state:
+            if position.ledger != self.identity or not self._log.holds(position.head):
+                raise CheckpointRefused(
+                    f"{where} does not have the row that the checkpoint names: it is another "
+                    "ledger or an older copy; give the ledger that the run was charged to"
+                )
+            run = state.runs.get(position.run)
+            if run is None or run.name != position.name or run.charged < position.events:
+                raise CheckpointRefused(
+                    f"{where} has no run {position.name!r} with {position.events} charged events, "
+                    "which the checkpoint names; give the ledger that the run was charged to"
+                )
+            return run.charged - position.events
 
     def planned_events(self) -> int:
         """The most events the current run may take, as fixed when it first began.
@@ -459,7 +538,8 @@ class Ledger:
                 self._log.append("sampling", run=run.id, attempt=number, fingerprint=batches)
             limit, events = min(run.limit, current.limit), 0
             if wanted:
-                largest = min(max(1, limit // 100), self.lease_steps or wanted)
+                asked = (most for most in (self.lease_steps, current.lease_steps) if most)
+                largest = min(max(1, limit // 100), *asked, wanted)
                 events = state.events_left(run, min(wanted, largest), limit)
                 if events == 0:
                     raise BudgetExceeded(

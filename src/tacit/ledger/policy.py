@@ -168,8 +168,10 @@ class LedgerState:
         order, allowed = self.filter()
         return run.cost(order, run.limit) > allowed
 
-    def room_beside(self, run: RunState) -> float:
+    def room_beside(self, run: RunState | None) -> float:
         """The RDP that the filter has left beside the other runs; BudgetExceeded if it has none.
+
+        Beside all runs, if `run` is None.
 
         Raises UnregisteredScheme if the cost of one of them cannot be computed here.
         """
@@ -183,6 +185,19 @@ class LedgerState:
             )
         order, allowed = self.filter()
         return allowed - math.fsum(other.cost(order) for other in others)
+
+    def has_room(self, plan: Plan, own: Budget) -> bool:
+        """Whether all events of a new run would fit into its own budget and beside the others."""
+        if plan.steps is None:
+            raise ValueError("the plan has no number of steps; give Plan(steps=...)")
+        events = plan.scheme.num_events(plan.steps)
+        if event_limit(plan, own, self.budget) < events:
+            return False
+        if not self.live():
+            return True
+        room, (order, _) = self.room_beside(None), self.filter()
+        base, event = _costs(plan, order)
+        return base + event * events <= room
 
     def events_left(self, run: RunState, wanted: int, limit: int) -> int:
         """How many of the `wanted` events the run may still be charged, within `limit`."""

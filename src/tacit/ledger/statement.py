@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tacit.accounting.plan import Plan
 from tacit.accounting.rdp import epsilon_at
@@ -58,6 +59,32 @@ class Statement:
     epsilon_charged: float
     method: str
     head: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return {
+            "epsilon": self.epsilon,
+            "epsilon_charged": self.epsilon_charged,
+            "method": self.method,
+            "budget_epsilon": self.budget.epsilon,
+            "delta": self.budget.delta,
+            "relation": self.budget.relation.value,
+            "head": self.head,
+            "runs": [
+                {
+                    "name": run.name,
+                    "started": run.started,
+                    "charged_steps": run.steps,
+                    "step_limit": run.step_limit,
+                    "epsilon": run.epsilon,
+                    "epsilon_planned": run.epsilon_planned,
+                    "exclusive": run.exclusive,
+                    "sampling": run.plan.scheme.describe() if run.plan else run.note,
+                    "noise_multiplier": run.plan.noise_multiplier if run.plan else None,
+                }
+                for run in self.runs
+            ],
+        }
 
 
 def statement_of(state: LedgerState, head: str) -> Statement:

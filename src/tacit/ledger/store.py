@@ -179,16 +179,18 @@ class LedgerLog:
         if self.path is not None:
             self._check_pages()
         with self.transaction():
-            if head is None:
-                return
-            query = "SELECT count(*) FROM log WHERE digest = ?"
-            assert self._open is not None
-            (count,) = self._open.execute(query, (head.strip().lower(),)).fetchone()
-            if not count:
+            if head is not None and not self.holds(head.strip().lower()):
                 raise LedgerDamaged(
                     f"{self._called} has no row with digest {head}: it is an older copy, another "
                     f"ledger, or was rewritten; {RESTORE}"
                 )
+
+    def holds(self, digest: str) -> bool:
+        """Whether a row has this digest. Only inside a transaction."""
+        assert self._open is not None
+        query = "SELECT count(*) FROM log WHERE digest = ?"
+        (count,) = self._open.execute(query, (digest,)).fetchone()
+        return bool(count)
 
     def write_anchor(self, anchor: str | os.PathLike[str]) -> None:
         """Write the head to a file, from which it can be followed (`anchor=`)."""

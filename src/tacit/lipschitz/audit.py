@@ -51,7 +51,7 @@ class Finding:
         return self.reached <= self.claimed * (1 + TOLERANCE) + 1e-12
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AuditReport:
     """Each claim of a layer or a model, the value reached against it, and the violations in words.
 
@@ -88,8 +88,8 @@ class AuditReport:
             )
         return self
 
-    def __str__(self) -> str:
-        lines = [f"{self.subject}: {'passed' if self.passed else 'FAILED'}"]
+    def __repr__(self) -> str:
+        lines = [f"AuditReport of {self.subject}: {'passed' if self.passed else 'FAILED'}"]
         lines += [
             f"  {f.what:<32} claimed {f.claimed:<12.6g} found {f.reached:<12.6g} {f.tightness:.3f}"
             for f in self.findings

@@ -24,7 +24,7 @@ from tacit.losses.record_loss import loss_constant
 from tacit.precision import EXACT, Rounding
 
 
-@dataclass
+@dataclass(repr=False)
 class Sensitivities:
     """Bounds on the norm of one record's gradient of each parameter, with a row for each layer.
 
@@ -36,6 +36,10 @@ class Sensitivities:
     layers: list[LayerRow] = field(default_factory=list)
     output: Bound = field(default_factory=lambda: Bound(0.0, ()))
     cotangent: float = math.inf
+
+    def __repr__(self) -> str:
+        bounds = ", ".join(f"{name}: {bound:.4g}" for name, bound in self.by_parameter.items())
+        return f"Sensitivities(total={self.total():.4g}, {bounds})"
 
     def total(self) -> float:
         """(Σ_θ Δ_θ²)^(1/2): the sensitivity of the whole gradient."""

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tacit.errors import argument
 from tacit.losses.record_loss import LipschitzLoss, positive
 from tacit.losses.registry import Task, register_loss
 
@@ -191,6 +192,36 @@ class ScaledBinaryCrossEntropy(BinaryCrossEntropy):
         return self.temperature * super().per_record(outputs, targets)
 
 
+@register_loss("multi-label-cross-entropy", task=Task.MULTI_LABEL)
+@dataclass(frozen=True)
+class MultiLabelCrossEntropy(LipschitzLoss):
+    """ℓ(h, y) = (1/L) Σ_l log(1 + exp(−s_l·h_l/τ)), s_l = +1 where label l is there, else −1.
+
+    `BinaryCrossEntropy` of each of a record's L labels, and their mean. Coordinate l of the
+    gradient is −s_l·σ(−s_l·h_l/τ)/(τL), of size below 1/(τL). So its norm is below
+    √(L/(τL)²) = 1/(τ√L), which is approached where all labels are far on the wrong side.
+    """
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("temperature", self.temperature)
+
+    def lipschitz_for(self, num_outputs: int) -> float:
+        return 1 / (self.temperature * math.sqrt(num_outputs))
+
+    def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        h_BL = outputs.unsqueeze(1) if outputs.dim() == 1 else outputs
+        y_BL = targets.unsqueeze(1) if targets.dim() == 1 else targets
+        if h_BL.dim() != 2 or h_BL.shape != y_BL.shape:
+            raise ValueError(
+                "MultiLabelCrossEntropy takes one output and one target, 0 or 1, per label; the "
+                f"outputs have shape {tuple(outputs.shape)} and the targets {tuple(targets.shape)}"
+            )
+        signs_BL = 2 * (y_BL > 0).to(h_BL.dtype) - 1
+        return F.softplus(-signs_BL * h_BL / self.temperature).mean(dim=1)
+
+
 @register_loss("focal", task=Task.CLASSIFICATION)
 @dataclass(frozen=True)
 class Focal(LipschitzLoss):
@@ -209,7 +240,9 @@ class Focal(LipschitzLoss):
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma < math.inf:
-            raise ValueError(f"gamma is {self.gamma}; give 0 (cross-entropy) or a number above")
+            raise ValueError(
+                f"{argument('gamma')} is {self.gamma}; give 0 (cross-entropy) or a number above"
+            )
 
     def lipschitz_for(self, num_outputs: int) -> float:
         require_outputs(num_outputs, self, at_least=2)

@@ -74,10 +74,11 @@ def largest_gradient(
     """max ‖∇_h ℓ(h, y)‖ that gradient ascent over the outputs h reaches, from below.
 
     From `starts` random outputs of each size between 10⁻³ and 10⁴, one record at a time. `targets`
-    are those to try, by default every class (0 and 1 for one output).
+    are those to try, by default every class (0 and 1 for one output), or sets of labels.
     """
     if targets is None:
-        targets = torch.arange(max(num_outputs, 2))
+        task = task_of(loss, torch.zeros(1, num_outputs), torch.zeros(1, dtype=torch.long))
+        targets = _targets(task if task is Task.MULTI_LABEL else None, num_outputs)
     generator = torch.Generator().manual_seed(0)
     sizes = torch.tensor(_SIZES, dtype=torch.float64).repeat_interleave(starts)[:, None]
     h = sizes * torch.randn(len(sizes), num_outputs, generator=generator, dtype=torch.float64)
@@ -210,6 +211,10 @@ def _targets(task: Task | None, num_outputs: int) -> Tensor:
         spread = torch.tensor([1e-2, 1.0, 1e3], dtype=torch.float64).repeat_interleave(8)
         normal = torch.randn(24, num_outputs, generator=generator, dtype=torch.float64)
         return spread[:, None] * normal
+    if task is Task.MULTI_LABEL:  # none, one, half and all of the labels
+        one = torch.eye(num_outputs, dtype=torch.long)
+        half = torch.arange(num_outputs).remainder(2)[None]
+        return torch.cat([one, 1 - one, half, 1 - half, 0 * half, 0 * half + 1])
     classes = torch.arange(max(num_outputs, 2))
     if task is not Task.TOKENS:
         return classes

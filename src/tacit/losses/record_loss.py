@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from tacit.errors import UnboundedLayer
+from tacit.errors import UnboundedLayer, argument
 from tacit.losses.registry import Task, task_of, torch_loss
 from tacit.pytrees import Tree, logits_of, map_leaves, named_leaves, tensors_of, with_tensors
 
@@ -257,7 +257,7 @@ def name_of(loss: object) -> str:
 
 def positive(name: str, value: float) -> None:
     if not 0 < value < math.inf:
-        raise ValueError(f"{name} is {value}; give a number above 0")
+        raise ValueError(f"{argument(name)} is {value}; give a number above 0")
 
 
 def tensors_for(loss: object, outputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
@@ -341,7 +341,9 @@ def _pytorch_losses(
     """ℓ_i of each record; None where the batch might not be its records one by one."""
     by_class = name in ("cross_entropy", "nll_loss")
     weights = [w for w in map(options.get, ("weight", "pos_weight")) if w is not None]
-    # (B, 1) against (B,) broadcasts to B² pairs, and weights of B rows meet other records.
+    # Weights of B rows meet other records.
+    if not by_class and name not in _BY_ROW and h.shape != y.shape:
+        y = _beside(name, h, y)
     pairs = h.shape == y.shape and all(w.dim() < h.dim() for w in weights)
     if not (by_class or pairs or name in _BY_ROW):
         return None
@@ -367,6 +369,21 @@ def _pytorch_losses(
         weights_BT = weight[torch.where(counted_BT, y_BT, 0)]
         total_B = torch.where(counted_BT, weights_BT, 0.0).sum(dim=1)
     return losses_BT.sum(dim=1) / torch.where(total_B > 0, total_B, 1)
+
+
+def _beside(name: str, h: Tensor, y: Tensor) -> Tensor:
+    """The targets in the shape of the outputs, if both have the same numbers of each record.
+
+    (B, 1) beside (B,) would be compared in B² pairs, each record with all others.
+    """
+    outputs, targets = h.shape[1:], y.shape[1:]
+    if [d for d in outputs if d != 1] == [d for d in targets if d != 1]:
+        return y.reshape(len(y), *outputs)
+    raise ValueError(
+        f"{name} compares outputs with targets one by one, and of one record the outputs have "
+        f"shape {tuple(outputs)} and the targets {tuple(targets)}; give the model one output per "
+        "target"
+    )
 
 
 _WEIGHTS_CANCEL = (

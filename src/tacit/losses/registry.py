@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tacit.errors import in_words
+
 Kind = TypeVar("Kind", bound=Callable[..., Any])
 
 
@@ -47,6 +49,9 @@ def task_of(loss: object, outputs: Tensor, targets: Tensor) -> Task | None:
     if task is not None:
         return Task(task)
     _, task_of_pytorch = torch_loss(loss) or (None, None)
+    several = targets.dim() > 1 and targets.shape[1:].numel() > 1
+    if task_of_pytorch is Task.BINARY and several:
+        return Task.MULTI_LABEL if targets.shape == outputs.shape else None
     return task_of_pytorch
 
 
@@ -108,7 +113,7 @@ def register_loss(
         if not _says_task(loss):
             raise TypeError(
                 f"the loss {name!r} does not say its task; give register_loss({name!r}, "
-                "task='classification'), or 'binary', 'regression' or 'tokens'"
+                "task='classification'), or 'binary', 'multi-label', 'regression' or 'tokens'"
             )
         _REGISTERED[name] = loss
         return loss
@@ -140,7 +145,8 @@ def _known(name: str) -> Callable[..., Any]:
     if name not in _REGISTERED:
         raise ValueError(
             f"no loss is named {name!r}; known are {', '.join(registered_losses())}. A loss of "
-            "your own is registered with @tacit.register_loss, and its module imported before"
+            "your own is registered with @tacit.register_loss, "
+            + in_words("and its module imported before", "in a file: tacit --plugin FILE train")
         )
     return _REGISTERED[name]
 

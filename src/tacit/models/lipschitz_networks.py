@@ -19,6 +19,7 @@ from tacit.lipschitz.layers.limits import BoundedInput, LayerCentering
 from tacit.lipschitz.layers.linear import SpectralLinear
 from tacit.lipschitz.layers.rearranging import Permute, ScaledL2NormPool2d, Tokens
 from tacit.lipschitz.sets import SpectralBall
+from tacit.models.architectures import register_model
 from tacit.models.networks import image_shape
 
 
@@ -27,6 +28,7 @@ def bounded_front(input_norm: float = 1.0) -> list[nn.Module]:
     return [LayerCentering(), BoundedInput(input_norm, sphere=True)]
 
 
+@register_model("lipschitz-linear")
 def lipschitz_linear(
     shape: Sequence[int], num_classes: int, input_norm: float = 1.0
 ) -> nn.Sequential:
@@ -41,6 +43,7 @@ def lipschitz_linear(
     return nn.Sequential(BoundedInput(input_norm, sphere=True), nn.Flatten(), last)
 
 
+@register_model("lipschitz-mlp")
 def lipschitz_mlp(
     shape: Sequence[int],
     num_classes: int,
@@ -56,6 +59,7 @@ def lipschitz_mlp(
     return nn.Sequential(*layers, SpectralLinear(width, num_classes))
 
 
+@register_model("lipschitz-lenet")
 def lipschitz_lenet(
     shape: Sequence[int], num_classes: int, input_norm: float = 1.0
 ) -> nn.Sequential:
@@ -73,6 +77,7 @@ def lipschitz_lenet(
     )  # fmt: skip
 
 
+@register_model("lipschitz-vgg")
 def lipschitz_vgg(
     shape: Sequence[int],
     num_classes: int,
@@ -99,6 +104,7 @@ def lipschitz_vgg(
     return nn.Sequential(*layers, SpectralLinear(8 * width, num_classes))
 
 
+@register_model("lipschitz-resnet")
 def lipschitz_resnet(
     shape: Sequence[int],
     num_classes: int,
@@ -127,6 +133,7 @@ def lipschitz_resnet(
     return nn.Sequential(*layers, nn.Flatten(), head)
 
 
+@register_model("lipschitz-mixer")
 def lipschitz_mixer(
     shape: Sequence[int],
     num_classes: int,

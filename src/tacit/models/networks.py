@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit.losses.record_loss import positive
-from tacit.models.residual import Norm, normalised
+from tacit.models.architectures import register_model
+from tacit.models.residual import Norm, normalised, resnet, resnet18, wide_resnet
 
 Activation = Callable[[], nn.Module]
 
@@ -50,6 +51,7 @@ def image_shape(
 # ---- perceptrons and mixers ----------------------------------------------------------------------
 
 
+@register_model("mlp")
 def mlp(shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (64,)) -> nn.Sequential:
     """Flatten, then linear layers with tanh between them.
 
@@ -101,6 +103,7 @@ class MlpMixer(nn.Module):
         return self.head(self.norm(self.blocks(x_BPC)).mean(dim=1))
 
 
+@register_model("mlp-mixer")
 def mlp_mixer(
     shape: Sequence[int], num_classes: int, patch: int = 4, width: int = 128, depth: int = 1
 ) -> MlpMixer:
@@ -117,6 +120,7 @@ def mlp_mixer(
 # ---- DP-SGD Without Clipping ---------------------------------------------------------------------
 
 
+@register_model("lenet")
 def lenet(shape: Sequence[int], num_classes: int) -> nn.Sequential:
     """The LeNet of its MNIST listing: 3×3 convolutions of 32 and 64 filters, then 512 units."""
     channels, height, width = image_shape(shape, "lenet", least=4)
@@ -128,6 +132,7 @@ def lenet(shape: Sequence[int], num_classes: int) -> nn.Sequential:
     )  # fmt: skip
 
 
+@register_model("vgg")
 def vgg(shape: Sequence[int], num_classes: int, width: int = 32, depth: int = 1) -> nn.Sequential:
     """Three stages of `depth` convolutions with w, 2w, 4w filters, each pooled, then 8w units.
 
@@ -287,6 +292,7 @@ def _pair(before: int, filters: int, activation: Activation) -> list[nn.Module]:
     ]  # fmt: skip
 
 
+@register_model("default")
 def default_model(shape: Sequence[int], num_classes: int) -> nn.Module:
     """A small network for records of this shape: the papers' where one fits, else an MLP.
 
@@ -303,3 +309,64 @@ def default_model(shape: Sequence[int], num_classes: int) -> nn.Module:
         case (81, 7, 7):
             return scattering_mnist_cnn(shape, num_classes)
     return mlp(shape, num_classes)
+
+
+# ---- by name, for records of a given shape -------------------------------------------------------
+
+
+@register_model("linear")
+def linear(shape: Sequence[int], num_classes: int) -> nn.Sequential:
+    """One linear layer on the flattened record."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), num_classes))
+
+
+def _channels_and_side(shape: Sequence[int], name: str, *sides: int) -> tuple[int, int]:
+    """Of square images of one of these sides."""
+    channels, height, width = image_shape(shape, name)
+    if height != width or height not in sides:
+        wanted = " or ".join(f"{side}×{side}" for side in sides)
+        raise ValueError(
+            f"{name} takes images of {wanted}; these records are {channels}×{height}×{width}: "
+            "choose another network, such as resnet8 or mlp"
+        )
+    return channels, height
+
+
+@register_model("mnist-cnn")
+def _mnist_cnn(shape: Sequence[int], num_classes: int) -> nn.Module:
+    return mnist_cnn(num_classes, _channels_and_side(shape, "mnist-cnn", 28)[0])
+
+
+@register_model("cifar-cnn")
+def _cifar_cnn(shape: Sequence[int], num_classes: int) -> nn.Module:
+    channels, _ = _channels_and_side(shape, "cifar-cnn", 32)
+    if channels != 3:
+        raise ValueError(f"cifar-cnn takes 3 channels; these records have {channels}")
+    return cifar_cnn(num_classes)
+
+
+@register_model("convnet")
+def _convnet(shape: Sequence[int], num_classes: int) -> nn.Module:
+    return convnet(num_classes, image_shape(shape, "convnet", least=8)[0])
+
+
+@register_model("lenet5")
+def _lenet5(shape: Sequence[int], num_classes: int) -> nn.Module:
+    channels, side = _channels_and_side(shape, "lenet5", 28, 32)
+    return lenet5(num_classes, channels, side=side)
+
+
+@register_model("resnet8")
+def _resnet8(shape: Sequence[int], num_classes: int) -> nn.Module:
+    return resnet(num_classes, image_shape(shape, "resnet8")[0])
+
+
+@register_model("resnet18")
+def _resnet18(shape: Sequence[int], num_classes: int) -> nn.Module:
+    return resnet18(num_classes, image_shape(shape, "resnet18")[0])
+
+
+@register_model("wide-resnet")
+def _wide_resnet(shape: Sequence[int], num_classes: int) -> nn.Module:
+    channels, _, _ = image_shape(shape, "wide-resnet")
+    return wide_resnet(num_classes=num_classes, channels=channels)

@@ -275,8 +275,8 @@ class Clipless(AdaptingQuery):
         """C now: a constant, or the threshold after the last release."""
         if not isinstance(self.gradient_clip, AdaptiveNorm):
             return self.gradient_clip
-        self._run_constants = self._run_constants or Thresholds((self.gradient_clip,))
-        return self._run_constants.constants.norms[0]
+        constants = self._run_constants or self._begin_with(Thresholds((self.gradient_clip,)))
+        return constants.constants.norms[0]
 
     def sensitivities(
         self, model: nn.Module, loss: Loss, input_shape: tuple[int, ...]

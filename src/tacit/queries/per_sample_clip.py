@@ -163,14 +163,13 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
         constants = self._run_constants
         if isinstance(self.max_norm, LayerwiseNorms | LayerFactors):
             if not isinstance(constants, Estimates):
-                constants = Estimates(self.max_norm)
+                constants = self._begin_with(Estimates(self.max_norm))
             public = constants.source.public
             if constants.checked != id(batch.records.inputs):
                 require_public(public, batch.records)
                 constants.checked = id(batch.records.inputs)
-            self._run_constants = constants
             if constants.due:
-                some = public.take(slice(constants.source.records)).to(batch.indices.device)
+                some = public.take(slice(constants.source.records)).to(batch.indices.device).read()
                 constants.take(self.expected_norms(model, loss, some))
         else:
             one_each = isinstance(self.max_norm, tuple)
@@ -182,7 +181,7 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
             if not isinstance(constants, Thresholds) or not (
                 constants.adaptive or constants.given == norms
             ):
-                constants = self._run_constants = Thresholds(norms)
+                constants = self._begin_with(Thresholds(norms))
         if constants.num_blocks != len(blocks):
             raise ValueError(
                 f"this query follows the norms of {constants.num_blocks} blocks, and was given a "

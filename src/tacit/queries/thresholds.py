@@ -20,14 +20,15 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from torch import Tensor
 
 from tacit.engines.clipping import COUNT_BOUND, LEAST_NORM
+from tacit.errors import argument, in_words
 from tacit.queries.bounded_gradient import Blocks, Statistic
 from tacit.records import Records
 
@@ -105,9 +106,12 @@ def as_max_norms(
         or not all(LEAST_NORM <= float(m) < math.inf for m in fixed)
     ):
         raise ValueError(
-            f"max_norm is {max_norm!r}; give a finite number of at least {LEAST_NORM}, an "
-            "AdaptiveNorm, or one of these per block; constants from public records, or by a "
-            "schedule such as Decaying, go into LayerwiseNorms or LayerFactors"
+            f"{argument('max_norm')} is {max_norm!r}; give a finite number of at least {LEAST_NORM}"
+            + in_words(
+                ", an AdaptiveNorm, or one of these per block; constants from public records, or "
+                "by a schedule such as Decaying, go into LayerwiseNorms or LayerFactors",
+                "",
+            )
         )
     norms = tuple(m if isinstance(m, AdaptiveNorm) else float(m) for m in given)
     return norms[0] if single else norms
@@ -245,6 +249,18 @@ class Thresholds:
         path.append(self.adaptive[block].after(path[-1], noisy_count, divisor))
         self.constants = Constants(tuple(path[-1] for path in self.paths))
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"paths": [list(path) for path in self.paths]} if self.adaptive else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        paths = [[float(norm) for norm in path] for path in state["paths"]]
+        for path in paths:
+            as_max_norms(path)
+        if len(paths) != self.num_blocks:
+            raise ValueError(f"thresholds of {len(paths)} blocks, and there are {self.num_blocks}")
+        self.paths = paths
+        self.constants = Constants(tuple(path[-1] for path in self.paths))
+
     def statistics(self, counts: Tensor, divisor: float) -> tuple[Statistic, ...]:
         """The centred count of each block whose threshold is adaptive."""
         return tuple(
@@ -299,20 +315,46 @@ class Estimates:
     def advance(self) -> None:
         self.step += 1
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "path": [[step, list(norms)] for step, norms in self.path]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.step = int(state["step"])
+        self.path = [(int(step), tuple(map(float, norms))) for step, norms in state["path"]]
+
 
 RunConstants = Thresholds | Estimates
+_Kind = TypeVar("_Kind", Thresholds, Estimates)
 
 
 class AdaptingQuery:
     """A query whose constants change from release to release; they belong to one run."""
 
     _run_constants: RunConstants | None = None
+    _resumed_from: Mapping[str, Any] | None = None  # until the first step makes the constants
 
     def fresh(self) -> Self:
         """The same query with its initial constants, as a run begins."""
         other = copy.copy(self)
-        other._run_constants = None
+        other._run_constants = other._resumed_from = None
         return other
+
+    def state_dict(self) -> dict[str, Any]:
+        """The constants of the run so far. They are post-processing of what was released."""
+        if self._resumed_from is not None:
+            return dict(self._resumed_from)
+        return {} if self._run_constants is None else self._run_constants.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the constants of a run that is resumed."""
+        self._run_constants, self._resumed_from = None, dict(state) or None
+
+    def _begin_with(self, constants: _Kind) -> _Kind:
+        """Use these constants from now on, moved to where a resumed run left them."""
+        if self._resumed_from is not None:
+            constants.load_state_dict(self._resumed_from)
+        self._run_constants, self._resumed_from = constants, None
+        return constants
 
     @property
     def thresholds(self) -> tuple[tuple[float, ...], ...]:
@@ -342,7 +384,10 @@ def group_by_norm(blocks: Blocks, expected: Sequence[float], groups: int) -> Blo
     if len(expected) != len(blocks):
         raise ValueError(f"{len(expected)} norms for {len(blocks)} blocks; give one per block")
     if not 1 <= groups <= len(blocks):
-        raise ValueError(f"{groups} groups of {len(blocks)} blocks; give 1 up to {len(blocks)}")
+        raise ValueError(
+            f"{argument('groups')} is {groups}, and there are {len(blocks)} blocks; give 1 up to "
+            f"{len(blocks)}"
+        )
     if not all(math.isfinite(e) and e >= 0 for e in expected):
         raise ValueError(f"expected norms are {list(expected)}; give finite numbers of at least 0")
     least = 1e-12 * (max(expected) or 1.0)

@@ -1,8 +1,14 @@
-"""A finished run as a folder: run.json, weights, preprocessing and a picture of its progress."""
+"""A finished run as a folder, which is enough to use its model; `load_run` reads it back.
+
+run.json holds the facts of the run, how to build its network, its task and names, the statement of
+its privacy, and the SHA-256 of the other files; weights are safetensors, the rest is JSON.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import inspect
 import json
 import math
 import os
@@ -10,23 +16,37 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 import tacit
+from tacit.budget import Relation
 from tacit.canvas import blank
+from tacit.data.download import whole_file
 from tacit.data.preprocessing import FILE as PREPROCESSING
 from tacit.data.preprocessing import Preprocessing, Stage
-from tacit.records import Records
+from tacit.data.table_schema import Schema
+from tacit.diagnostics.predictions import confusion_matrix
+from tacit.ledger import Ledger
+from tacit.ledger.statement import read_statement
+from tacit.losses.registry import Task
+from tacit.models.architectures import architecture_of, plain_arguments
+from tacit.records import Records, as_records
 from tacit.statistics.tracking import refuse_private_statistics
+from tacit.training.evaluation import temperature_of
 from tacit.training.run import Run
 
 # What a run writes into its folder.
-FILES = ("run.json", "weights.safetensors", "progress.png", PREPROCESSING)
+WEIGHTS, SCHEMA = "weights.safetensors", "schema.json"
+FILES = ("run.json", WEIGHTS, "progress.png", SCHEMA, PREPROCESSING)
+# The version of the "model" part of run.json.
+FORMAT = 1
 
 
 @functools.cache
@@ -110,17 +130,31 @@ def save_run(
     *,
     overwrite: bool = False,
     preprocessing: Preprocessing | Stage | Iterable[Stage] | None = None,
+    schema: Schema | None = None,
+    ledger: Ledger | str | os.PathLike[str] | None = None,
+    arguments: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write the run into `folder` and return its facts. Files appear whole or not at all.
 
-    `preprocessing` is what the inputs went through: the scalers given to `tacit.load`, a released
-    mean and std, scattering features. `load_preprocessing(folder)` reads it back.
+    `tacit.load_run(folder)` gives the model back. It knows a network of `tacit.models` by its name.
+    Of a module of your own the folder has the import path and the keyword arguments, and
+    `load_run` asks whether it may import it.
+
+    Args:
+        test: held-out records to measure. Class and feature names are theirs, or those of the
+            training records.
+        preprocessing: what the inputs went through: the scalers given to `tacit.load`, a released
+            mean and std, scattering features.
+        schema: of the table that was trained on.
+        ledger: what the run was charged to; its statement and head go into run.json.
+        arguments: the keyword arguments that a model of your own class was made with.
 
     A run that is there already is kept, and ValueError raised, unless `overwrite`; other files,
     such as a ledger, are left alone. Raises PrivateStatistics, and writes nothing, if the model
     holds private statistics.
     """
     refuse_private_statistics(run.model)
+    test = None if test is None else as_records(test)
     target = Path(folder)
     # Without one of its own, a run must not replace preprocessing that another has paid for.
     kept = FILES if preprocessing is None else FILES[:-1]
@@ -128,33 +162,168 @@ def save_run(
         raise ValueError(
             f"folder {str(target)!r} holds a run already; give another folder, or overwrite=True"
         )
-    target.mkdir(parents=True, exist_ok=True)
-    facts = run.facts(test)
+    described = describe_model(run, test, schema, arguments)
+    facts = run.facts(test, target_unit(schema))
     facts["environment"] = environment()
+    facts["statement"] = privacy_statement(facts, ledger)
+    facts["confusion"] = _confusion(run, test, facts)
+    target.mkdir(parents=True, exist_ok=True)
     # Copies, since safetensors refuses the shared memory of tied weights.
     weights = {
         name: torch.clone(tensor.detach().cpu(), memory_format=torch.contiguous_format)
         for name, tensor in run.model.state_dict().items()
     }
-    temporary = target / "weights.safetensors.tmp"
-    save_file(weights, temporary)
-    os.replace(temporary, target / "weights.safetensors")
+    with whole_file(target / WEIGHTS) as draft:
+        save_file(weights, draft)
+    written = [WEIGHTS]
     if preprocessing is None:
         (target / PREPROCESSING).unlink(missing_ok=True)  # of a run that is overwritten
     else:
         Preprocessing.of(preprocessing).save(target)
+        written.append(PREPROCESSING)
+    if schema is None:
+        (target / SCHEMA).unlink(missing_ok=True)
+    else:
+        write_json(schema.to_dict(), target / SCHEMA)
+        written.append(SCHEMA)
     if run.history:
         plot_history(facts, target / "progress.png")
     else:
         (target / "progress.png").unlink(missing_ok=True)  # of a run that is overwritten
+    described["files"] = {name: digest_of(target / name) for name in written}
+    facts["model"] = described
     write_json(facts, target / "run.json")
     return facts
 
 
+# A matrix of more classes is no picture, and long as JSON.
+_MOST_CLASSES = 40
+
+
+def _confusion(run: Run, test: Records | None, facts: dict[str, Any]) -> list[list[int]] | None:
+    """Counts of the held-out records, a row for each true class; None where there are no classes.
+
+    What the records are measured on is not covered by ε, as their accuracy is not.
+    """
+    if test is None or facts["accuracy"] is None or (test.num_classes or 2) > _MOST_CLASSES:
+        return None
+    with suppress(ValueError):  # several targets per record, or several tensors of outputs
+        counts: list[list[int]] = confusion_matrix(run.model, test).tolist()
+        return counts if len(counts) <= _MOST_CLASSES else None
+    return None
+
+
+# ---- what a folder says of its model -------------------------------------------------------------
+
+
+def describe_model(
+    run: Run, test: Records | None, schema: Schema | None, arguments: dict[str, Any] | None
+) -> dict[str, Any]:
+    """How to build the network, what it takes, and what its outputs mean, as plain values."""
+    records = next((r for r in (test, *run.known_records()) if r is not None), None)
+    example = None if records is None else records.inputs
+    is_tensor = isinstance(example, torch.Tensor)
+    task = _task_of(run, test) if schema is None or not schema.target else Task(schema.task)
+    one_output = getattr(run.loss, "task", None) is Task.BINARY
+    names = getattr(records, "class_names", None), getattr(records, "feature_names", None)
+    if schema is not None:
+        names = schema.class_names if schema.target else None, schema.feature_names
+    return {
+        "format": FORMAT,
+        "architecture": _architecture(run.model, arguments),
+        "task": Task.BINARY if one_output and task is Task.CLASSIFICATION else task,
+        "input_shape": list(example.shape[1:]) if isinstance(example, torch.Tensor) else None,
+        "input_dtype": str(example.dtype).removeprefix("torch.")  # type: ignore[union-attr]
+        if is_tensor
+        else None,
+        "class_names": None if names[0] is None else list(names[0]),
+        "feature_names": None if names[1] is None else list(names[1]),
+        "temperature": temperature_of(run.loss),
+    }
+
+
+def _task_of(run: Run, test: Records | None) -> Task | None:
+    """What the loss declares, or what it is for held-out records of this kind."""
+    task = getattr(run.loss, "task", None)
+    if task is not None:
+        return Task(task)
+    return None if test is None else run.evaluate(test.take(slice(2))).task
+
+
+def _architecture(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any]:
+    known = architecture_of(model)
+    if known is not None and arguments is None:
+        return {"kind": "registered", **known.facts()}
+    kind = type(model)
+    if arguments is not None:
+        arguments = plain_arguments(arguments)
+        try:
+            inspect.signature(kind).bind(**arguments)
+        except TypeError as error:
+            raise ValueError(
+                f"arguments are {arguments}, which {kind.__name__} does not take ({error}); give "
+                "the keyword arguments that the model was made with"
+            ) from error
+    return {
+        "kind": "import",
+        "module": kind.__module__,
+        "name": kind.__qualname__,
+        "arguments": arguments,
+        "layers": hashlib.sha256(str(model).encode()).hexdigest(),
+    }
+
+
+def target_unit(schema: Schema | None) -> float:
+    """How many of the target's own units are 1 for the network."""
+    if schema is None or not schema.target or schema.task != Task.REGRESSION:
+        return 1.0
+    lower, upper = schema.target_range
+    return (upper - lower) / 2
+
+
+def privacy_statement(
+    facts: dict[str, Any], ledger: Ledger | str | os.PathLike[str] | None = None
+) -> dict[str, Any]:
+    """What the run guarantees, in a sentence and in numbers, and its ledger's own statement."""
+    if ledger is None:
+        stated = None
+    elif isinstance(ledger, Ledger):
+        stated = ledger.statement().facts()
+    else:
+        stated = read_statement(ledger).facts()
+    names = ("epsilon", "epsilon_rdp", "delta", "relation", "sampling", "noise_multiplier")
+    text = (
+        f"The weights are differentially private in the training records, with epsilon "
+        f"{facts['epsilon']:.4g} at delta {facts['delta']:g}, for neighbours that "
+        f"{_NEIGHBOURS[facts['relation']]}. The records that they were measured on are not covered."
+    )
+    return {
+        "text": text,
+        **{name: facts[name] for name in names},
+        "method": "PLD",
+        "seeded": facts["seeded"],
+        "ledger": stated,
+    }
+
+
+_NEIGHBOURS = {
+    Relation.ADD_OR_REMOVE_ONE.value: "differ by one record that is added or removed",
+    Relation.REPLACE_ONE.value: "differ by one record that is replaced",
+}
+
+
+def digest_of(file: Path) -> str:
+    """SHA-256 of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# ---- JSON ----------------------------------------------------------------------------------------
+
+
 def write_json(facts: dict[str, Any], path: Path) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(to_json(facts) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    with whole_file(path) as draft:
+        draft.write_text(to_json(facts) + "\n", encoding="utf-8")
 
 
 def to_json(value: Any) -> str:

@@ -16,6 +16,7 @@ import dp_accounting as dpa
 import numpy as np
 
 from tacit.budget import Relation
+from tacit.errors import argument
 from tacit.randomness import Stream
 from tacit.records import as_records
 from tacit.sampling.sampler import Sampler, SamplerOptions
@@ -41,8 +42,8 @@ class WithoutReplacement(Scheme):
         set_whole_numbers(self, "sample_size")
         if self.sample_size > self.population:
             raise ValueError(
-                f"a sample of {self.sample_size} from {self.population} records; "
-                "give a sample size of at most the population"
+                f"{argument('sample_size', '--batch-size')} is {self.sample_size}, and there are "
+                f"{self.population} records; give at most as many"
             )
         set_whole_numbers(self, "population")
 

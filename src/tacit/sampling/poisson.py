@@ -8,6 +8,7 @@ from typing import Unpack
 import dp_accounting as dpa
 import numpy as np
 
+from tacit.errors import argument
 from tacit.randomness import Stream
 from tacit.records import as_records
 from tacit.sampling.sampler import Sampler, SamplerOptions
@@ -15,6 +16,7 @@ from tacit.sampling.scheme import (
     Scheme,
     Unit,
     register_scheme,
+    require_batch_size,
     require_records,
     set_probability,
 )
@@ -55,7 +57,7 @@ class PoissonSampler(Sampler):
     read from `len(data)`, which differs between neighbours. Other arguments: see `Sampler`.
 
     Example:
-        >>> sampler = tacit.PoissonSampler(train, expected_batch_size=256, steps=1000)
+        >>> sampler = tacit.PoissonSampler(train, expected_batch_size=256, epochs=20)
     """
 
     scheme: Poisson
@@ -73,15 +75,18 @@ class PoissonSampler(Sampler):
         if sampling_rate is None:
             if expected_batch_size is None:
                 raise ValueError("give sampling_rate, expected_batch_size, or both")
+            require_batch_size(expected_batch_size)
             size = records.require_public_size("a sampling rate from a batch size")
             sampling_rate = expected_batch_size / size
             if sampling_rate > 1:
                 raise ValueError(
-                    f"expected_batch_size {expected_batch_size} is more than the {size} records"
+                    f"{argument('expected_batch_size', '--batch-size')} is {expected_batch_size}, "
+                    f"more than the {size} records; give at most {size}, the declared "
+                    f"{argument('public_size')}"
                 )
         elif expected_batch_size is None:
             size = records.require_public_size("an expected batch size from a sampling rate")
-            expected_batch_size = sampling_rate * size
+            expected_batch_size = Poisson(sampling_rate).rate * size
         super().__init__(
             records,
             scheme=Poisson(sampling_rate),

@@ -1,7 +1,8 @@
 """Samplers and the batches that they hand to a query: the records of one step.
 
 A batch gathers its records when they are read. `Sampler` is the base of all samplers: it turns
-drawn rows into batches, padded where asked.
+drawn rows into batches, padded where asked. Where records are read from disk, it draws the rows of
+the next steps ahead, so that they can be read while a step runs.
 """
 
 from __future__ import annotations
@@ -9,18 +10,22 @@ from __future__ import annotations
 import abc
 import math
 import os
+from collections import deque
 from collections.abc import Hashable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tacit.columns import LazyColumn, columns_of
+from tacit.prefetch import HeldRows, Rows, read_ahead
 from tacit.pytrees import Tree, map_tensors, take_rows
 from tacit.randomness import ProcessLock, Randomness, Stream
 from tacit.records import Records, as_records
-from tacit.sampling.scheme import Scheme, whole_number
+from tacit.sampling.scheme import Scheme, require_batch_size, whole_number
 
 T = TypeVar("T")
 _lock = ProcessLock()  # several threads may draw from one sampler
@@ -66,6 +71,7 @@ class Batch:
         epoch: The key of the shuffled epoch that this batch belongs to. A record takes part once
             per epoch, and all batches of one epoch are charged as one event.
         drawn: The sampler's draw. Its gradient is released once.
+        held: The rows that were read from disk, where the records are read when they are needed.
     """
 
     records: Records
@@ -77,6 +83,12 @@ class Batch:
     max_physical: int | None = None
     epoch: Hashable | None = None
     drawn: Draw | None = None
+    held: HeldRows | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        columns = columns_of((self.records.inputs, self.records.targets))
+        if self.held is None and columns:
+            object.__setattr__(self, "held", HeldRows(columns))
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -130,6 +142,8 @@ class Batch:
     def _gather(self, columns: T) -> T:
         if len(self.records.record_ids) == 0:  # padding of an empty dataset
             return map_tensors(lambda t: t.new_zeros((len(self), *t.shape[1:])), columns)
+        if self.held is not None:
+            return self.held.gather(columns, self.indices)
         return take_rows(columns, self.indices)
 
 
@@ -151,6 +165,17 @@ def batch_of(
     return Batch(records, indices, divisor, scheme, max_physical=max_physical)
 
 
+def _steps(scheme: Scheme, steps: int, epochs: float | None) -> int:
+    """The number of steps, given or by the epochs that the scheme's constants make of one."""
+    if epochs is None:
+        return whole_number("steps", steps, least=0)
+    if steps != 1:
+        raise ValueError("both steps and epochs are given; leave one of them out")
+    if not isinstance(epochs, int | float) or not 0 < epochs < math.inf:
+        raise ValueError(f"epochs is {epochs!r}; give a number above 0")
+    return max(1, round(epochs / scheme.epochs(1)))
+
+
 class SamplerOptions(TypedDict, total=False):
     """The keyword arguments that every sampler takes; `Sampler` describes them."""
 
@@ -158,18 +183,34 @@ class SamplerOptions(TypedDict, total=False):
     padded: bool
     pad_to: int | None
     seed: int | None
+    epochs: float | None
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """The rows of one step, and what the sampler was after it drew them."""
+
+    step: int
+    rows: np.ndarray
+    sets: np.ndarray | None
+    epoch: Hashable | None
+    changed: dict[str, Any]
 
 
 class Sampler(abc.ABC):
-    """Iterates over `steps` batches. The data stays on its device.
+    """Iterates over `steps` batches. The data stays on its device, or on disk.
 
     To write a sampler, derive from this class, implement `draw`, and give a scheme whose event
-    dominates it.
+    dominates it. What `draw` keeps from one step to the next it must assign to attributes anew:
+    the steps to come are drawn ahead on a shallow copy, and count as drawn when they are handed
+    out. A batch that was read ahead and is never handed out is no draw.
 
     Args:
         data: Records, or what `Records` is made from.
         scheme: The sampling scheme that is charged.
         steps: The number of batches per iteration.
+        epochs: Instead of `steps`, how often each record is expected to take part, by the scheme's
+            own declared constants: steps = epochs / rate, rounded, at least 1.
         expected_batch_size: The declared divisor of every batch.
         max_physical_batch: The most records to gather at once. A larger draw continues in the next
             physical batch. No record is dropped, because that would depend on the other records.
@@ -184,15 +225,15 @@ class Sampler(abc.ABC):
         data: object,
         *,
         scheme: Scheme,
-        steps: int,
+        steps: int = 1,
         expected_batch_size: float,
         max_physical_batch: int | None = None,
         padded: bool = False,
         pad_to: int | None = None,
         seed: int | None = None,
+        epochs: float | None = None,
     ) -> None:
-        if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
-            raise ValueError(f"expected_batch_size is {expected_batch_size}; give a number above 0")
+        require_batch_size(expected_batch_size)
         for name, value in (("max_physical_batch", max_physical_batch), ("pad_to", pad_to)):
             if value is not None:
                 whole_number(name, value, least=1)
@@ -200,7 +241,7 @@ class Sampler(abc.ABC):
             raise ValueError("padded asks for one shape and pad_to for several; give one of them")
         self.records = as_records(data)
         self.scheme = scheme
-        self.steps = whole_number("steps", steps, least=0)
+        self.steps = _steps(scheme, steps, epochs)
         self.expected_batch_size = float(expected_batch_size)
         self.max_physical_batch = max_physical_batch
         self.padded, self.pad_to = padded, pad_to
@@ -232,6 +273,8 @@ class Sampler(abc.ABC):
         self._randomness = Randomness(seed)
         self._context = context
         self._passes, self._steps_drawn = 0, 0
+        self._ahead: deque[_Drawn] = deque()
+        self._scout: Sampler | None = None  # draws ahead
         self._pid = os.getpid()
         self.reset()
 
@@ -249,8 +292,48 @@ class Sampler(abc.ABC):
     def __iter__(self) -> Iterator[Batch]:
         with _lock:
             self._passes, self._steps_drawn = self._passes + 1, 0
-        for _ in range(self.steps):
-            yield self.next_batch()
+            self._ahead.clear()
+        columns = self._columns()
+        steps = self.steps
+        fetched = read_ahead(columns, self._rows_ahead(steps)) if columns else None
+        if fetched is None:
+            for _ in range(steps):
+                yield self.next_batch()
+            return
+        with closing(fetched):
+            for rows_and_values in fetched:
+                batch = self.next_batch()
+                assert batch.held is not None
+                batch.held.fill(*rows_and_values)
+                yield batch
+
+    def _columns(self) -> list[LazyColumn]:
+        return columns_of((self.records.inputs, self.records.targets))
+
+    def _rows_ahead(self, steps: int) -> Iterator[Rows]:
+        """The rows to read for the steps to come, each step drawn when it is asked for."""
+        for _ in range(steps):
+            with _lock:
+                if not self._ahead or self._scout is None:
+                    self._scout = object.__new__(type(self))
+                    vars(self._scout).update(vars(self), _scout=None)
+                drawn = self._scout._drawn_at(self._steps_drawn + len(self._ahead))
+                self._ahead.append(drawn)
+            # The first record too: it fills the rows of padding.
+            rows = np.union1d(drawn.rows, [0] if len(self.records.record_ids) else [])
+            yield torch.from_numpy(rows.astype(np.int64)), self._item_key(drawn.step)
+
+    def _item_key(self, step: int) -> bytes:
+        """Of the draws that a dataset's items make by themselves in this step."""
+        return self._randomness.stream("items", *self._context, self._passes, step).key
+
+    def _drawn_at(self, step: int) -> _Drawn:
+        before = dict(vars(self))
+        rows, sets = self.draw(
+            self._randomness.stream("sampling", *self._context, self._passes, step)
+        )
+        changed = {name: v for name, v in vars(self).items() if before.get(name, self) is not v}
+        return _Drawn(step, rows, sets, self.current_epoch(), changed)
 
     def next_batch(self) -> Batch:
         """The batch of one more step. An empty batch is a step like any other."""
@@ -264,9 +347,14 @@ class Sampler(abc.ABC):
         with _lock:
             context = (*self._context, self._passes)
             step, self._steps_drawn = self._steps_drawn, self._steps_drawn + 1
-            rows, sets = self.draw(self._randomness.stream("sampling", *context, step))
-            epoch = self.current_epoch()
-        mask = None
+            if not (self._ahead and self._ahead[0].step == step):
+                self._ahead.clear()
+                self._ahead.append(self._drawn_at(step))
+            drawn = self._ahead.popleft()
+            vars(self).update(drawn.changed)
+            columns = self._columns()
+            held = HeldRows(columns, self._item_key(step)) if columns else None
+        rows, sets, mask = drawn.rows, drawn.sets, None
         if self.padded or self.pad_to is not None:
             multiple = self.pad_to or self.capacity
             padding = (0, multiple * max(1, math.ceil(len(rows) / multiple)) - len(rows))
@@ -281,7 +369,8 @@ class Sampler(abc.ABC):
             mask=mask,
             groups=None if sets is None else self._on_device(sets),
             max_physical=self.capacity if self.padded else self.max_physical_batch,
-            epoch=epoch,
+            epoch=drawn.epoch,
+            held=held,
             drawn=Draw(self._randomness.fingerprint("sampling", *context), step),
         )
 
@@ -291,7 +380,7 @@ class Sampler(abc.ABC):
                 "a copy of a seeded sampler would repeat its batches; make a new one with a seed "
                 "of its own"
             )
-        return dict(self.__dict__)
+        return {**vars(self), "_ahead": None, "_scout": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -301,9 +390,12 @@ class Sampler(abc.ABC):
     def device(self) -> torch.device:
         return self.records.device
 
-    def to(self, device: torch.device | str) -> None:
-        """Move the data to `device` once; batches are gathered there from then on."""
-        self.records = self.records.to(device)
+    def to(self, device: torch.device | str, floating: torch.dtype | None = None) -> None:
+        """Move the data to `device` once, and real numbers to the type `floating` if it is given.
+
+        Batches are gathered there from then on.
+        """
+        self.records = self.records.to(device, floating)
 
     def _on_device(self, indices: np.ndarray) -> Tensor:
         """Indices as a tensor, without waiting for the work queued on the device."""

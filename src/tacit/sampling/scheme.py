@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import abc
 import enum
+import math
+import numbers
 import operator
 from collections.abc import Callable
 from dataclasses import asdict, fields, is_dataclass
@@ -28,6 +30,12 @@ def whole_number(name: str, value: SupportsIndex, least: int) -> int:
     if count is None or isinstance(value, bool) or count < least:
         raise ValueError(f"{name} is {value!r}; give a whole number, {least} or more")
     return count
+
+
+def require_batch_size(value: object) -> None:
+    """Raise ValueError unless the expected batch size is a finite number above 0."""
+    if not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
+        raise ValueError(f"expected_batch_size is {value!r}; give a number above 0")
 
 
 T = TypeVar("T")
@@ -230,7 +238,7 @@ def require_replace_one(relation: Relation, what: str, why: str) -> None:
 def set_probability(scheme: Scheme, name: str, description: str) -> None:
     """Check a field of a frozen scheme and make it a Python float, which JSON can store."""
     value = getattr(scheme, name)
-    if not 0 < value <= 1:
+    if not isinstance(value, numbers.Real) or not 0 < float(value) <= 1:
         raise ValueError(f"{description} is {value!r}; give a probability above 0 and at most 1")
     object.__setattr__(scheme, name, float(value))
 

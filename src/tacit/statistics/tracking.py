@@ -67,6 +67,12 @@ def set_origin(module: nn.Module, origin: str) -> None:
     setattr(module, _ORIGIN, (origin, _fingerprint(module)))
 
 
+def origins_of(model: nn.Module) -> dict[str, str]:
+    """By module, where its current statistics come from, if that is known."""
+    known = {name: getattr(module, _ORIGIN, (None, None)) for name, module in model.named_modules()}
+    return {name: origin for name, (origin, _) in known.items() if origin is not None}
+
+
 def _statistics(module: nn.Module) -> dict[str, Tensor]:
     """The running statistics that it holds; a lazy module's have no values yet."""
     return {

@@ -11,6 +11,7 @@ from tacit.training.callbacks import (
     ProgressBar,
     Sparsification,
 )
+from tacit.training.checkpoint import Checkpoint, Stateful
 from tacit.training.evaluation import Metrics, evaluate
 from tacit.training.preconditions import HeldOut, LedgerRun, Unprotected
 from tacit.training.run import Run, summary_text
@@ -18,6 +19,7 @@ from tacit.training.trainer import Trainer
 
 __all__ = [
     "Callback",
+    "Checkpoint",
     "Evaluation",
     "HeldOut",
     "LedgerRun",
@@ -26,6 +28,7 @@ __all__ = [
     "ProgressBar",
     "Run",
     "Sparsification",
+    "Stateful",
     "Trainer",
     "Unprotected",
     "evaluate",

@@ -55,7 +55,9 @@ class Evaluation:
 class Callback:
     """Called during a run: `on_begin`, `on_step`, `on_evaluation`, `on_end` and `on_error`.
 
-    Override those that you need; all do nothing by default. For example, to end a run early:
+    Override those that you need; all do nothing by default. One that has a state to be resumed with
+    has `state_dict()` and `load_state_dict(state)` too (see `tacit.training.Stateful`). For
+    example, to end a run early:
 
         class StopWhenGood(Callback):
             def on_evaluation(self, trainer, evaluation):
@@ -65,6 +67,9 @@ class Callback:
 
     def on_begin(self, trainer: Trainer) -> None:
         """Before the first step."""
+
+    def on_resume(self, trainer: Trainer, step: int) -> None:
+        """After `on_begin`, when a run goes on from its checkpoint at `step`."""
 
     def on_step(self, trainer: Trainer, step: int) -> None:
         """After each step; steps are counted from 1."""
@@ -104,6 +109,12 @@ class ProgressBar(Callback):
         )
         self._bar.start()
         self._task = self._bar.add_task("training", total=self._total, figures="")
+
+    def on_resume(self, trainer: Trainer, step: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
+        else:
+            self._console.print(f"resumed at step {step}/{self._total}", highlight=False)
 
     def on_step(self, trainer: Trainer, step: int) -> None:
         if self._bar is not None:
@@ -149,6 +160,14 @@ class MovingAverage:
         """Start a new average: a run averages its own weights alone."""
         self._steps, self._average = 0, {}
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"decay": self.decay, "steps": self._steps, "average": dict(self._average)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["decay"] != self.decay:
+            raise ValueError(f"the average has decay {state['decay']}, not {self.decay}")
+        self._steps, self._average = int(state["steps"]), dict(state["average"])
+
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         weights = {n: p.detach() for n, p in model.named_parameters()}
@@ -179,6 +198,16 @@ class MovingAverage:
             self.swap(model)
 
 
+def _like(value: Any, stored: Any) -> Any:
+    """What was stored, if it is of the value's type and shape."""
+    same = type(stored) is type(value)
+    if isinstance(value, Tensor):
+        same = same and (stored.shape, stored.dtype) == (value.shape, value.dtype)
+    if not same:
+        raise ValueError("the entries of a parameter are not those of this model")
+    return stored
+
+
 class _Entries:
     """One parameter's entries: which are free, where the frozen ones stay, sums over the window."""
 
@@ -205,6 +234,13 @@ class _Entries:
             self.fixed.copy_(torch.where(new, self.weights / steps, self.fixed))
             self.free &= ~new
             self.any_frozen = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, value in vars(self).items():
+            vars(self)[name] = _like(value, state[name])
 
     def restore(self, p: nn.Parameter) -> None:
         """Put frozen entries back: momentum or weight decay may have moved them."""
@@ -248,6 +284,20 @@ class Sparsification(Callback):
     def on_begin(self, trainer: Trainer) -> None:
         self._steps = 0
         self._entries = {name: _Entries(p) for name, p in trainable(trainer.model).items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Masks, and sums over the window: all of it is made of released gradients."""
+        entries = {name: e.state_dict() for name, e in self._entries.items()}
+        return {"window": self.window, "steps": self._steps, "entries": entries}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it, after `on_begin` has made the entries of the model."""
+        entries, window = state["entries"], state["window"]
+        if window != self.window or entries.keys() != self._entries.keys():
+            raise ValueError("the windows or the parameters of Sparsification are others")
+        for name, e in self._entries.items():
+            e.load_state_dict(entries[name])
+        self._steps = int(state["steps"])
 
     @torch.no_grad()
     def on_step(self, trainer: Trainer, step: int) -> None:

@@ -19,11 +19,12 @@ from tacit.budget import Budget
 from tacit.canvas import facts_table, table_text
 from tacit.errors import UnboundedLayer
 from tacit.lipschitz.projection import constraints_of
+from tacit.losses.registry import Task
 from tacit.queries.bounded_gradient import Loss
 from tacit.queries.record_overlap import are_training_records
-from tacit.records import Records
+from tacit.records import Records, as_records
 from tacit.training.callbacks import Evaluation
-from tacit.training.evaluation import Metrics, evaluate, metric_rows
+from tacit.training.evaluation import Metrics, baseline_of, evaluate, metric_rows
 from tacit.training.preconditions import TRAINING_METRICS
 
 
@@ -39,9 +40,12 @@ def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """What a reader must know about a run, the most important first."""
     measured = metric_rows(facts)
     if facts["accuracy"] is not None:
-        measured = measured[:1]  # the loss of a classifier is in run.json
+        # What a classifier's loss and log loss are is in run.json.
+        measured = [row for row in measured if "loss" not in row[0]]
     rows = [(f"{name} (held out)", value) for name, value in measured]
     rows = rows or [("metrics (held out)", "none")]
+    if facts.get("baseline"):
+        rows += _baseline_rows(facts["baseline"])
     if facts.get("certificate"):
         rows.append(("certified accuracy", _certified(facts["certificate"])))
     rows += [
@@ -58,6 +62,11 @@ def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     rows += [("note", note) for note in facts["notes"]]
     return rows
+
+
+def _baseline_rows(baseline: dict[str, Any]) -> list[tuple[str, str]]:
+    name, value = metric_rows(baseline)[0]
+    return [(f"{name} of a constant answer", f"{value} ({baseline['predictor']})")]
 
 
 def _certified(certificate: dict[str, Any]) -> str:
@@ -129,6 +138,10 @@ class Run:
         self._records = [weakref.ref(records) for records in private]
         return self
 
+    def known_records(self) -> list[Records]:
+        """The records that it was trained on, as far as another object still keeps them."""
+        return [r for r in (known() for known in getattr(self, "_records", ())) if r is not None]
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_records"}
 
@@ -147,21 +160,33 @@ class Run:
 
         if test is None or metrics.accuracy is None or not constraints_of(self.model):
             return None
+        if metrics.task is Task.MULTI_LABEL:  # a radius is for one decision
+            return None
         try:
             certified = certified_accuracy(self.model, test)
         except UnboundedLayer:  # trained by clipping, or by gradients clipped on the way back
             return None
         return {**certified.facts(), "inputs": "inputs as the network is given them"}
 
-    def facts(self, test: Records | None = None) -> dict[str, Any]:
+    def facts(self, test: Records | None = None, unit: float = 1.0) -> dict[str, Any]:
         """Everything about the run as plain values, ready for JSON.
 
         Of `test` records that were trained on, a note says that ε does not cover what they show.
+        Errors of a regression are in the target's own units, if it was divided by `unit`.
         """
-        metrics = self.evaluate(test) if test is not None else Metrics()
-        warnings = [no_privacy_note(self.epsilon, self.budget.delta), self._not_covered(test)]
+        test = None if test is None else as_records(test)
+        metrics = self.evaluate(test).in_units(unit) if test is not None else Metrics()
+        baseline = None if test is None else baseline_of(test, metrics.task)
+        baseline = None if baseline is None else baseline.in_units(unit)
+        warnings = [
+            no_privacy_note(self.epsilon, self.budget.delta),
+            self._not_covered(test),
+            None if baseline is None else baseline.note(metrics),
+        ]
         return {
             **metrics.facts(),
+            "task": metrics.task,
+            "baseline": None if baseline is None else baseline.facts(),
             "certificate": self._certificate(test, metrics),
             "epsilon": self.epsilon,
             "epsilon_rdp": self.epsilon_rdp,
@@ -177,13 +202,15 @@ class Run:
             "seeded": self.seeded,
             "notes": [*filter(None, warnings), *self.notes],
             "plan": json.loads(self.plan.to_json()),
-            "history": [evaluation.facts() for evaluation in self.history],
+            "history": [
+                {**evaluation.facts(), **evaluation.metrics.in_units(unit).facts()}
+                for evaluation in self.history
+            ],
             "config": self.config,
         }
 
     def _not_covered(self, test: Records | None) -> str | None:
-        private = (known() for known in getattr(self, "_records", ()))
-        if test is None or not any(are_training_records(test, r) for r in private if r):
+        if test is None or not any(are_training_records(test, r) for r in self.known_records()):
             return None
         return TRAINING_METRICS
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
 import weakref
 from collections.abc import Hashable, Iterable
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch import nn
 from tacit.accounting.plan import Plan, calibrate
 from tacit.accounting.pld import COARSE
 from tacit.budget import Budget
-from tacit.errors import BudgetExceeded, PlanChanged
+from tacit.errors import BudgetExceeded, CheckpointRefused, PlanChanged
 from tacit.ledger import Ledger
 from tacit.lipschitz.projection import project
 from tacit.losses.record_loss import Scheduled, fresh
@@ -30,8 +32,19 @@ from tacit.statistics.running_statistics import PublicStatistics, ReleasedStatis
 from tacit.statistics.tracking import train_unfrozen
 from tacit.training import preconditions
 from tacit.training.callbacks import Callback, Evaluation, MovingAverage, ProgressBar
+from tacit.training.checkpoint import (
+    Checkpoint,
+    Progress,
+    check_state,
+    read_checkpoint,
+    require_free,
+    restore_state,
+    save_state,
+    signals_between_steps,
+)
 from tacit.training.evaluation import evaluate
 from tacit.training.preconditions import HeldOut, LedgerRun, Statistics, Unprotected
+from tacit.training.rehearsal import finite_weights, floating_type, rehearse
 from tacit.training.run import ENDED_EARLY, OVER_BUDGET, SEEDED, Run, peak_memory_bytes
 
 
@@ -62,10 +75,13 @@ class Trainer:
         callbacks: by default a progress bar. A list replaces it, and may contain `ProgressBar()`.
         ledger: a file to charge (shared by all runs over the same data), an open `Ledger`, or a
             `LedgerRun` that also has a run name and earlier releases. None counts a single `fit`.
+        checkpoint: a `Checkpoint`: where and how often to write the state of the run, so that it
+            can be resumed (`fit(resume=...)`). It goes with a ledger in a file.
         seed: fixes the noise, the model's own draws (dropout, views), and the sampling where the
             sampler has no seed of its own. Without it all of them are secret.
 
-    Training runs on the model's device. `notes` and `config` are copied into the finished run.
+    Training runs on the model's device and in its floating-point type: float64 inputs of a float32
+    model are rounded to float32. `notes` and `config` are copied into the finished run.
     """
 
     def __init__(
@@ -84,8 +100,10 @@ class Trainer:
         evaluate_on: object = None,
         callbacks: Iterable[Callback] | None = None,
         ledger: LedgerRun | Ledger | str | os.PathLike[str] | None = None,
+        checkpoint: Checkpoint | None = None,
         seed: int | None = None,
     ) -> None:
+        preconditions.check_arguments(locals())
         noise = noise or Noise()
         every = evaluate_on.every if isinstance(evaluate_on, HeldOut) else None
         charged = ledger if isinstance(ledger, LedgerRun) else LedgerRun(ledger)
@@ -97,12 +115,13 @@ class Trainer:
         first = next(iter(model.parameters()), None)
         if first is None:
             raise ValueError("the model has no parameters to train")
-        self._device = first.device
+        self._device, self._floating = first.device, floating_type(model)
         preconditions.check_statistics(model, statistics, sampler.records, query)
         self.statistics = statistics
         self.evaluate_every = every or max(1, sampler.steps // 20)
         self.callbacks = [ProgressBar()] if callbacks is None else list(callbacks)
         self.run_name = charged.name
+        self.checkpoint = checkpoint
         self.seed = seed
         if seed is not None and sampler.seed is None:
             sampler.reseed(seed)
@@ -121,7 +140,7 @@ class Trainer:
                 statistics.seed = seed
         self.config: dict[str, Any] = {}
         self._given_records = weakref.ref(sampler.records)
-        sampler.to(self._device)
+        sampler.to(self._device, self._floating)
         self.ledger = charged.ledger
         self.mechanism = Mechanism(
             query,
@@ -136,7 +155,7 @@ class Trainer:
         )
         self._stop_asked = False
         self._charged_to: Hashable = None
-        self._events_before = 0
+        self._events_before = self._resumed_at = 0
         self._epsilon = math.inf
 
     def __repr__(self) -> str:
@@ -159,24 +178,62 @@ class Trainer:
             self.notes.append(preconditions.UNPROTECTED_METRICS)
         elif records is not None:
             require_held_out(records, self.sampler.records)
-        self._evaluate_on = None if records is None else records.to(self._device)
+        if records is not None:
+            records = records.to(self._device, self._floating)
+        self._evaluate_on = records
 
     @property
     def plan(self) -> Plan:
         """What is accounted for: scheme, noise multiplier, steps and earlier releases."""
         return self.mechanism.plan
 
+    def epsilon_after(self, step: int) -> float:
+        """ε spent after this step of the run: a slight over-estimate, on a coarse grid."""
+        events = self._events_before + self.plan.scheme.num_events(step - self._resumed_at)
+        spent = self.plan.epsilon_of_count(events, self.budget.delta, COARSE)
+        # The run's own ε is on a finer grid, and holds for any part of the run.
+        return min(spent, self._epsilon)
+
     def stop(self) -> None:
         """End the run after this step. Its ε is that of the whole plan."""
         self._stop_asked = True
 
-    def fit(self) -> Run:
+    def rehearse(self) -> None:
+        """Raise ValueError unless model, loss and records go together; `fit` begins with it.
+
+        Nothing is charged, and nothing of what is seen goes into the run.
+        """
+        rehearse(self.model, self.loss, self.sampler.records, "the training records")
+        if self.evaluate_on is not None:
+            rehearse(self.model, self.loss, self.evaluate_on, "the records of evaluate_on")
+
+    def fit(self, *, resume: str | os.PathLike[str] | None = None) -> Run:
         """Train until the steps are done or the budget is spent, and return what happened.
 
-        On a ledger, `fit` may be called again: it charges another run, or resumes the one
-        of that name. Without a ledger a second call is refused: its ε would not count the first.
+        On a ledger, `fit` may be called again: it charges another run, or continues the charges of
+        the one of that name. Without a ledger a second call is refused: its ε would not count the
+        first.
+
+        `resume` is a folder with the checkpoint of a run that was killed or interrupted. The run
+        goes on from there, on its own ledger, and keeps its checkpoints there. What was charged
+        after the checkpoint stays charged, and is not drawn again: the run has that many steps
+        less. A checkpoint of another ledger, plan, model, optimizer or data is refused.
         """
         given = self.ledger
+        checkpoint, stored = self.checkpoint, None
+        if resume is not None:
+            stored = read_checkpoint(resume)
+            check_state(stored, self)
+            checkpoint = checkpoint or Checkpoint(resume)
+            if self.run_name not in (None, stored.position.name):
+                raise CheckpointRefused(
+                    f"the checkpoint in {resume} is of run {stored.position.name!r}, not "
+                    f"{self.run_name!r}; leave the name out, or give that one"
+                )
+        if checkpoint is not None:
+            preconditions.require_ledger_file(given)
+            if resume is None:
+                require_free(checkpoint)
         if given is None and self._charged_to is not None:
             raise PlanChanged(
                 "fit() was called again without a ledger, so that epsilon would count the second "
@@ -184,6 +241,7 @@ class Trainer:
                 "that one ledger counts both runs"
             )
         budget = self.budget  # a callback may assign another
+        self.rehearse()
         if self.moving_average is not None:
             self.moving_average.begin()
         self._ledger_key = preconditions.ledger_key(given)
@@ -192,29 +250,54 @@ class Trainer:
         ledger = given if isinstance(given, Ledger) else Ledger(given, budget)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
-        started = time.perf_counter()
-        history: list[Evaluation] = []
+        progress = Progress() if stored is None else stored.progress
+        name = self.run_name if stored is None else stored.position.name
         for callback in self.callbacks:
             callback.on_begin(self)
         try:
-            ledger.begin(self.plan, name=self.run_name, budget=budget)
+            lost = 0 if stored is None else ledger.charged_since(stored.position)
+            every = None if checkpoint is None else checkpoint.every
+            ledger.begin(self.plan, name=name, budget=budget, lease_steps=every)
             self._attempt = ledger.attempt()
             self._events_before, _ = ledger.run_status()
+            self._resumed_at = progress.start
             planned = ledger.planned_events()
             counted = max(self._events_before, planned)
             self._epsilon = self.plan.epsilon_of_count(counted, budget.delta)
-            if self.sampler.seed is not None:
+            if self.sampler.seed is not None or stored is not None:
                 # A seed that comes again on a ledger must not draw its batches again: the same
                 # batch twice is not two samples.
                 self.sampler.reseed(self.sampler.seed, ledger.identity, *self._attempt)
-            if isinstance(self.statistics, ReleasedStatistics):
-                self.statistics.check(self.model, ledger)  # before any step is spent
-            steps, stopped = self._loop(ledger, history)
+            seeds = (self.seed, self.sampler.seed, getattr(self.statistics, "seed", None))
+            progress.seeded |= any(seed is not None for seed in seeds)
+            if stored is None:
+                on_this_ledger = {run for key, run in earlier if key == self._ledger_key}
+                about = {
+                    preconditions.TRAINED_OUTSIDE_LEDGER: len(on_this_ledger) < len(earlier),
+                    preconditions.RESUMED: self._events_before > 0,
+                    preconditions.TRAINED_BY_OTHER_RUN: bool(on_this_ledger - {self._attempt[0]}),
+                }
+                progress.notes = [note for note, applies in about.items() if applies]
+            else:
+                restore_state(stored, self)
+                if progress.ended is None:
+                    progress.resumed.append((progress.step, lost))
+                for callback in self.callbacks:
+                    callback.on_resume(self, progress.step)
+            if progress.ended is None:
+                if isinstance(self.statistics, ReleasedStatistics):
+                    self.statistics.check(self.model, ledger)  # before any step is spent
+                stopped = self._loop(ledger, progress, checkpoint)
+                if self.moving_average is not None:
+                    self.moving_average.swap(self.model)
+                    self.moving_average.begin()
+                self._set_statistics(ledger, progress)
+                if checkpoint is not None and stopped in ("plan complete", "budget"):
+                    progress.ended = stopped
+                    save_state(checkpoint, self, ledger.position(), progress)
+            else:
+                stopped = progress.ended
             charged, limit = ledger.run_status()
-            if self.moving_average is not None:
-                self.moving_average.swap(self.model)
-                self.moving_average.begin()
-            self._set_statistics(ledger, steps, history)
         except BaseException:
             for callback in self.callbacks:
                 callback.on_error(self)
@@ -229,17 +312,14 @@ class Trainer:
         if max(charged, planned) != counted:
             counted = max(charged, planned)
             self._epsilon = self.plan.epsilon_of_count(counted, budget.delta)
-        seeds = (self.seed, self.sampler.seed, getattr(self.statistics, "seed", None))
-        seeded = any(seed is not None for seed in seeds)
-        on_this_ledger = [run for key, run in earlier if key == self._ledger_key]
         about = {
-            SEEDED: seeded,
+            SEEDED: progress.seeded,
             ENDED_EARLY: charged < planned,
             OVER_BUDGET: charged > limit,
-            preconditions.TRAINED_OUTSIDE_LEDGER: len(on_this_ledger) < len(earlier),
-            preconditions.RESUMED: self._events_before > 0,
-            preconditions.TRAINED_BY_OTHER_RUN: bool({*on_this_ledger} - {self._attempt[0]}),
+            preconditions.DIVERGED: not finite_weights(self.model),
         }
+        units = "epochs" if self.plan.scheme.steps_within(1) > 1 else "steps"
+        resumptions = [*progress.notes, *progress.note(units)]
         # The private records as they were given, if they still exist, and as they were trained on.
         private = {id(r): r for r in (self._given_records(), self.sampler.records) if r is not None}
         run = Run(
@@ -247,27 +327,46 @@ class Trainer:
             loss=self.loss,
             budget=budget,
             plan=self.plan,
-            steps=steps,
+            steps=progress.step,
             epsilon=self._epsilon,
             epsilon_rdp=self.plan.epsilon_rdp_of_count(counted, budget.delta),
-            seconds=time.perf_counter() - started,
+            seconds=progress.seconds_now(),
             peak_memory_bytes=peak_memory_bytes(self._device),
-            seeded=seeded,
+            seeded=progress.seeded,
             stopped=stopped,
-            history=history,
-            notes=[*self.notes, *(note for note, applies in about.items() if applies)],
+            history=progress.history,
+            notes=[*self.notes, *(n for n, applies in about.items() if applies), *resumptions],
             config=self.config,
         ).trained_on(*private.values())
         for callback in self.callbacks:
             callback.on_end(self, run)
         return run
 
-    def _loop(self, ledger: Ledger, history: list[Evaluation]) -> tuple[int, str]:
-        steps = 0
+    def _loop(self, ledger: Ledger, progress: Progress, checkpoint: Checkpoint | None) -> str:
+        """Take the steps that are left, and say why they ended.
+
+        A resumed run takes the first batches of a new iteration, whose draws are new.
+        """
+        if checkpoint is None:
+            return self._steps(ledger, progress, None, [])
+        save_state(checkpoint, self, ledger.position(), progress)
+        with signals_between_steps() as caught:
+            stopped = self._steps(ledger, progress, checkpoint, caught)
+        if signal.SIGTERM in caught:
+            raise SystemExit(128 + signal.SIGTERM)  # the run is not over: it waits to be resumed
+        return stopped
+
+    def _steps(
+        self,
+        ledger: Ledger,
+        progress: Progress,
+        checkpoint: Checkpoint | None,
+        interrupted: list[int],
+    ) -> str:
         try:
-            for batch in self.sampler:
+            for batch in islice(self.sampler, self.sampler.steps - progress.step):
                 if isinstance(self.loss, Scheduled):
-                    self.loss.at(self.plan.scheme.epochs(steps))
+                    self.loss.at(self.plan.scheme.epochs(progress.step))
                 pending = self.mechanism.privatise(self.model, self.loss, batch)
                 if ledger.attempt() != self._attempt:
                     raise PlanChanged(
@@ -278,22 +377,35 @@ class Trainer:
                 try:
                     ledger.release(pending, into=self.model)
                 except BudgetExceeded:
-                    return steps, "budget"
+                    return "budget"
                 self.optimizer.step()
                 project(self.model)  # onto the Lipschitz set, where the model has one
                 if self.scheduler is not None:
                     self.scheduler.step()
                 if self.moving_average is not None:
                     self.moving_average.update(self.model)
-                steps += 1
-                self._after_step(steps, history)
-                if self._stop_asked:
-                    return steps, "asked to"
+                progress.step += 1
+                self._after_step(progress)
+                over = self._stop_asked or bool(interrupted)
+                if checkpoint is not None and self._is_due(checkpoint, ledger, progress, over):
+                    save_state(checkpoint, self, ledger.position(), progress)
+                if over:
+                    return "interrupted" if interrupted else "asked to"
         except KeyboardInterrupt:
-            return steps, "interrupted"
-        return steps, "plan complete"
+            return "interrupted"
+        return "plan complete"
 
-    def _after_step(self, step: int, history: list[Evaluation]) -> None:
+    def _is_due(
+        self, checkpoint: Checkpoint, ledger: Ledger, progress: Progress, over: bool
+    ) -> bool:
+        steps, num_events = progress.step - progress.start, self.plan.scheme.num_events
+        used_up = ledger.lease_left() == 0 and num_events(steps + 1) > num_events(steps)
+        seconds = time.perf_counter() - progress.written
+        last = over or progress.step == self.sampler.steps
+        return last or checkpoint.due(steps, seconds, used_up)
+
+    def _after_step(self, progress: Progress) -> None:
+        step = progress.step
         for callback in self.callbacks:
             callback.on_step(self, step)
         if self.evaluate_on is None or isinstance(self.statistics, ReleasedStatistics):
@@ -304,9 +416,9 @@ class Trainer:
         with average.applied(self.model) if average is not None else nullcontext():
             if self.statistics is not None:
                 self.statistics.apply(self.model)
-            self._evaluate(self.evaluate_on, step, history)
+            self._evaluate(self.evaluate_on, progress)
 
-    def _set_statistics(self, ledger: Ledger, steps: int, history: list[Evaluation]) -> None:
+    def _set_statistics(self, ledger: Ledger, progress: Progress) -> None:
         """BatchNorm's running statistics for the weights that the run ends with."""
         if isinstance(self.statistics, PublicStatistics):
             self.statistics.apply(self.model)
@@ -314,18 +426,14 @@ class Trainer:
             self._record_run()
             self.statistics.apply(self.model, ledger)
             if self.evaluate_on is not None:
-                self._evaluate(self.evaluate_on, steps, history)
+                self._evaluate(self.evaluate_on, progress)
 
-    def _evaluate(self, records: Records, step: int, history: list[Evaluation]) -> None:
+    def _evaluate(self, records: Records, progress: Progress) -> None:
         metrics = evaluate(self.model, records, self.loss)
         if metrics.loss is None:  # no records
             return
-        events = self._events_before + self.plan.scheme.num_events(step)
-        spent = self.plan.epsilon_of_count(events, self.budget.delta, COARSE)
-        # The run's own ε is on a finer grid, and holds for any part of the run.
-        spent = min(spent, self._epsilon)
-        evaluation = Evaluation(step, spent, metrics)
-        history.append(evaluation)
+        evaluation = Evaluation(progress.step, self.epsilon_after(progress.step), metrics)
+        progress.history.append(evaluation)
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
 

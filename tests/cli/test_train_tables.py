@@ -1,0 +1,242 @@
+"""`tacit train --data`: a table as it is, with a schema or scaled by the default recipe."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tacit.accounting.pld import gaussian_epsilon
+from tacit.budget import Relation
+from tacit.cli import app
+from tacit.cli.build_data import run_data, usual_range_noise
+from tacit.cli.settings import TrainSettings
+from tacit.data import ColumnRanges, Schema, load_preprocessing
+
+FAST = ["--noise-multiplier", "8", "--steps", "3", "--batch-size", "100", "--quiet", "--seed", "0"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """500 patients: numbers of three sizes, a category, a date, blanks."""
+    r = np.random.default_rng(0)
+    lines = ["age;income;city;since;ill"]
+    for _ in range(500):
+        ill = r.random() < 0.5
+        age = "" if r.random() < 0.1 else f"{40 + 20 * ill + 5 * r.normal():.1f}"
+        income = f"{np.exp(10 + r.normal()):.2f}"
+        city = r.choice(["Paris", "Rome", "Oslo"])
+        lines.append(f"{age};{income};{city};20{r.integers(10, 25)}-01-01;{'yes' if ill else 'no'}")
+    (tmp_path / "own.csv").write_text("\n".join(lines))
+    return tmp_path
+
+
+SCHEMA = """\
+format = 1
+target = "ill"
+[[columns]]
+name = "age"
+kind = "numeric"
+range = [0, 100]
+missing = true
+[[columns]]
+name = "income"
+kind = "numeric"
+range = "release"
+[[columns]]
+name = "city"
+kind = "categorical"
+categories = ["Paris", "Rome"]
+[[columns]]
+name = "since"
+kind = "date"
+range = ["2000-01-01", "2030-01-01"]
+[[columns]]
+name = "ill"
+kind = "boolean"
+"""
+
+
+def train(folder: Path, *more: str, schema: str | None = SCHEMA, out: str = "run"):
+    command = ["train", "--data", str(folder / "own.csv"), "--out", str(folder / out), *FAST]
+    if schema is not None:
+        (folder / "schema.toml").write_text(schema)
+        command += ["--schema", str(folder / "schema.toml")]
+    return CliRunner().invoke(app, [*command, *more])
+
+
+def facts(folder: Path, out: str = "run") -> dict:
+    return json.loads((folder / out / "run.json").read_text())
+
+
+def test_a_mixed_table(folder: Path) -> None:
+    result = train(folder)
+    assert result.exit_code == 0, result.exception
+    stored = facts(folder)
+    z = usual_range_noise(3.0, 1e-5)
+    assert stored["plan"]["prelude"] == [z]  # charged before it was drawn
+    assert f"multiplier {z:g}" in " ".join(stored["notes"])
+    assert "is charged" in " ".join(stored["notes"])
+    assert "not declared" not in " ".join(stored["notes"])
+    (stage,) = load_preprocessing(folder / "run").stages
+    assert isinstance(stage, ColumnRanges)
+    assert stage.entries.tolist() == [2]
+    inputs = stage(Schema.read(folder / "schema.toml").inputs(folder / "own.csv"))
+    assert inputs.shape == (500, 7)
+    assert inputs.abs().max() <= 1
+    assert inputs[:, 2].std() > 0.1
+
+
+def test_declared_ranges_cost_nothing(folder: Path) -> None:
+    result = train(folder, schema=SCHEMA.replace('"release"', "[0, 100000]"))
+    assert result.exit_code == 0, result.exception
+    assert facts(folder)["plan"]["prelude"] == []
+    again = train(
+        folder, "--range-noise", "5", schema=SCHEMA.replace('"release"', "[0, 9]"), out="b"
+    )
+    assert "no column of this run has a range" in str(again.exception)
+
+
+def test_statistics_may_be_released_too(folder: Path) -> None:
+    result = train(folder, "--scale-noise", "20", "--range-noise", "20")
+    assert result.exit_code == 0, result.exception
+    assert facts(folder)["plan"]["prelude"] == [20, 20]
+    assert len(load_preprocessing(folder / "run").stages) == 2
+
+
+def test_a_release_is_made_once(folder: Path) -> None:
+    more = ("--ledger", str(folder / "book.sqlite"), "--run-name", "r")
+    assert train(folder, *more, out="a").exit_code == 0
+    again = train(folder, *more, out="b")
+    assert "column ranges" in str(again.exception)
+
+
+def test_ranges_that_noise_would_drown_are_warned_about(folder: Path) -> None:
+    result = train(folder, "--range-noise", "500")
+    assert result.exit_code == 0, result.exception
+    assert "released ranges may be far off" in result.stderr
+    assert "released ranges may be far off" in " ".join(facts(folder)["notes"])
+
+
+def numbers(folder: Path, size: int = 500) -> None:
+    r = np.random.default_rng(1)
+    table = np.stack([r.random(size), r.random(size), r.integers(0, 2, size)], axis=1)
+    rows = [f"{1e-3 * (a + 3 * y)},{1e5 * b},{y:g}" for a, b, y in table]
+    (folder / "own.csv").write_text("\n".join(["small,large,y", *rows]))
+
+
+def test_a_table_without_a_range_is_scaled_column_by_column(folder: Path) -> None:
+    numbers(folder)
+    result = train(folder, "--target", "y", schema=None)
+    assert result.exit_code == 0, result.exception
+    stored = facts(folder)
+    assert stored["plan"]["prelude"] == [usual_range_noise(3.0, 1e-5)]
+    assert "not scaled" not in " ".join(stored["notes"])
+    (stage,) = load_preprocessing(folder / "run").stages
+    assert 0.002 < stage.upper[0] < 0.02
+    assert 5e4 < stage.upper[1] < 3e5
+
+
+@pytest.mark.parametrize(
+    ("more", "size", "why"),
+    [
+        (["--range-noise", "0"], 500, "--range-noise is 0"),
+        ([], 20, "16 records are too few for 2 columns"),
+        (["--unit-norm"], 500, "--unit-norm would come before"),
+    ],
+)
+def test_what_stays_unscaled_is_warned_about(folder: Path, more, size: int, why: str) -> None:
+    numbers(folder, size)
+    size_of = ["--public-size", str(size), "--batch-size", "5"]
+    result = train(folder, "--target", "y", *size_of, *more, schema=None)
+    assert result.exit_code == 0, result.exception
+    (line,) = [line for line in result.stderr.splitlines() if "unscaled" in line]
+    assert why in line
+    stored = facts(folder)
+    assert stored["plan"]["prelude"] == []
+    assert any("inputs of --data are unscaled" in note for note in stored["notes"])
+
+
+def test_images_of_ones_own_are_warned_about_too(folder: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 1, 8, 8))
+    np.savez(folder / "own.npz", X=pixels, y=np.arange(60) % 2)
+    command = ["train", "--data", str(folder / "own.npz"), "--target", "y", *FAST]
+    result = CliRunner().invoke(app, [*command, "--out", str(folder / "a"), "--batch-size", "9"])
+    assert result.exit_code == 0, result.exception
+    assert "inputs of --data are unscaled" in result.stderr
+    declared = ["--out", str(folder / "b"), "--batch-size", "9", "--feature-range", "0,255"]
+    assert "unscaled" not in CliRunner().invoke(app, [*command, *declared]).stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--unit-norm"], "--unit-norm would come before the ranges"),
+        (["--range-noise", "0"], "--range-noise is 0; declare"),
+        (["--classes", "a,b"], "--classes is a,b and --schema"),
+        (["--feature-range", "0,1"], "--feature-range is 0,1 and --schema"),
+        (["--target", "nothing"], "no column 'nothing', which is to be the target"),
+        (
+            ["--query", "batch-clip", "--relation", "replace-one", "--statistics", "public"],
+            "public rec",
+        ),
+    ],
+)
+def test_what_does_not_go_together(folder: Path, more, says: str) -> None:
+    result = train(folder, *more)
+    assert says in str(result.exception)
+    assert not (folder / "run" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "task", "dtype"),
+    [("ill", "classification", torch.int64), ("age", "regression", torch.float32)],
+)
+def test_what_the_rest_of_a_run_is_told(folder: Path, target: str, task: str, dtype) -> None:
+    lines = (folder / "own.csv").read_text().splitlines()
+    (folder / "own.csv").write_text("\n".join(line for line in lines if line[0] != ";"))
+    (folder / "schema.toml").write_text(SCHEMA.replace("missing = true", ""))
+    settings = TrainSettings(
+        data=folder / "own.csv", schema=folder / "schema.toml", target=target, public_size=500
+    )
+    data = run_data(settings, Relation.ADD_OR_REMOVE_ONE, torch.device("cpu"))
+    assert data.task == task
+    assert data.schema is not None
+    assert data.schema.target == (target,)
+    assert data.private.targets.dtype == dtype
+    assert data.private.feature_names == data.schema.feature_names
+    assert (data.private.num_classes is None) == (task == "regression")
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-6), (3.0, 1e-5), (100.0, 1e-3)])
+def test_the_usual_noise_takes_a_tenth_of_the_budget(epsilon: float, delta: float) -> None:
+    z = usual_range_noise(epsilon, delta)
+    assert gaussian_epsilon(z * 0.1**0.5, delta) == pytest.approx(epsilon, rel=0.02)
+
+
+def test_the_page_about_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table, its commands and its schema, as a reader would use them."""
+    page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    table = next(text for language, text in blocks if language == "python")
+    schema = next(text for language, text in blocks if language == "toml")
+    describe, fit = (text.split() for language, text in blocks if language == "bash")
+    monkeypatch.chdir(tmp_path)
+    exec(table, {})
+    described = CliRunner().invoke(app, describe[1 : describe.index(">")])
+    Path("schema.toml").write_text(described.stdout)
+    names = [column.name for column in Schema.read("schema.toml").columns]
+    incomplete = CliRunner().invoke(app, fit[1:])
+    assert "no categories for 'patient', 'ward'; fill in" in str(incomplete.exception)
+    Path("schema.toml").write_text(schema)
+    assert names == [column.name for column in Schema.read("schema.toml").columns]
+    result = CliRunner().invoke(app, fit[1:])
+    assert result.exit_code == 0, result.exception
+    stored = json.loads(Path("runs/patients/run.json").read_text())
+    assert stored["accuracy"] > 0.75
+    assert stored["epsilon"] <= 3
