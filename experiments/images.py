@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import tacit
-from experiments.runner import DELTA, Job, least_noise, wait_for
+from experiments.results import DELTA
+from experiments.runner import Job, least_noise, wait_for
 from tacit import Records
 from tacit.data.download import cache_folder
 from tacit.data.private_scaling import Centre, release_centre, release_channel_scaler

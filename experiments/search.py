@@ -16,17 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.runner import (
-    SHARED,
-    Figure,
-    Job,
-    Options,
-    Paper,
-    job_of,
-    read_lines,
-    run_figure,
-    run_jobs,
-)
+from experiments.results import read_lines
+from experiments.runner import SHARED, Figure, Job, Options, Paper, job_of, run_figure, run_jobs
 
 Scores = dict[Any, list[float]]  # by setting, one for each time that it was tried
 

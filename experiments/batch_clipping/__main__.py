@@ -18,7 +18,8 @@ import numpy as np
 
 from experiments.batch_clipping import accounting, beyond
 from experiments.batch_clipping.training import Setting, small, work
-from experiments.runner import Figure, Line, Paper, Selection, draw_panels, main
+from experiments.results import Line, draw_panels
+from experiments.runner import Figure, Paper, Selection, main
 from tacit.canvas import blank, save
 
 SIZES = (64, 128, 256, 512, 1024)

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.runner import DELTA, Paper, command, some_of, write
+from experiments.results import DELTA, write
+from experiments.runner import Paper, command, some_of
 from tacit import Relation, by_layer, by_parameter, epsilon, models, trade_off
 from tacit.accounting import GaussianDpEstimate, TradeOff, gaussian_dp_mu, layerwise_multiplier
 from tacit.accounting.f_dp import plot_trade_offs

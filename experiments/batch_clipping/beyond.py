@@ -23,7 +23,8 @@ import torch
 
 import tacit
 from experiments.batch_clipping.training import DATA, Setting, sampler_of
-from experiments.runner import DELTA, SHARED, Figure, Paper, command, run_figure, some_of
+from experiments.results import DELTA
+from experiments.runner import SHARED, Figure, Paper, command, run_figure, some_of
 
 RECORDS = {"lenet5": 54_000, "convnet": 45_000}
 BASE = Setting(augment=False, cosine=True, momentum=0.9)

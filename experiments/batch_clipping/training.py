@@ -23,7 +23,8 @@ from torch import nn
 
 import tacit
 from experiments.images import NOT_PRIVATE, evaluation_steps, first, plain_steps
-from experiments.runner import DELTA, Job
+from experiments.results import DELTA
+from experiments.runner import Job
 from tacit import Records
 from tacit.models import group_norm
 from tacit.queries import Decaying, LayerFactors, LayerwiseNorms, group_by_norm

@@ -15,7 +15,8 @@ from experiments.clipless import figure_3b, measures, table_7
 from experiments.clipless.figure_3b import ADAPTED, CERTIFIED, KNOWN, PHOTOGRAPHS, UNITS
 from experiments.clipless.networks import Setting
 from experiments.clipless.training import Trial, group_of, small, work
-from experiments.runner import Command, Figure, Line, Paper, Selection, draw_panels, main
+from experiments.results import Line, draw_panels
+from experiments.runner import Command, Figure, Paper, Selection, main
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 SMALL_FILTERS = replace(CERTIFIED, model="pooled:7:3:64:2")

@@ -25,7 +25,8 @@ from typing import Any
 
 from experiments.clipless.networks import Setting, default_epsilon, kind_and_sizes
 from experiments.clipless.training import Trial, group_of, trial_of
-from experiments.runner import Figure, Paper, command, read_lines, some_of
+from experiments.results import read_lines
+from experiments.runner import Figure, Paper, command, some_of
 from experiments.search import Space, Task, Tasks, drawn_from, search_options, search_or_run
 
 ON_SPHERE = Setting(

@@ -36,7 +36,8 @@ from experiments.clipless.training import (
     run_once,
 )
 from experiments.images import first, parts, source_of
-from experiments.runner import Paper, command, job_of, plain, read_lines, shared, write
+from experiments.results import plain, read_lines, write
+from experiments.runner import Paper, command, job_of, shared
 from tacit import Records
 from tacit.canvas import blank, save
 from tacit.certificates import certified_radius

@@ -49,7 +49,8 @@ from experiments.clipless.table_7_models import (
     prepared,
     scaled,
 )
-from experiments.runner import Paper, command, least_noise, some_of, write
+from experiments.results import write
+from experiments.runner import Paper, command, least_noise, some_of
 from experiments.search import log_uniform
 from tacit import Records
 from tacit.data import PublicScaler, release_statistics

@@ -34,7 +34,8 @@ import tacit
 from experiments import runner
 from experiments.images import parts
 from experiments.losing_less.training import Setting, run
-from experiments.runner import Figure, Job, Paper, command, some_of, write
+from experiments.results import read_lines, write
+from experiments.runner import Figure, Job, Paper, command, some_of
 from experiments.search import Space, Task, Tasks, drawn_from, search_options, search_or_run
 from tacit.data.scattering import ScatteringMap
 from tacit.report.run_folder import environment
@@ -348,7 +349,7 @@ def time_to(paper: Paper, args: argparse.Namespace) -> dict:
     if args.device == "cpu":
         torch.set_num_threads(args.threads)
     report: dict = {"environment": environment(), "device": args.device, "targets": {}}
-    best = TASKS.chosen(runner.read_lines(args.chosen)) if args.chosen else {}
+    best = TASKS.chosen(read_lines(args.chosen)) if args.chosen else {}
     for name in args.only:
         setting = best.get(METHOD_OF.get(name), TARGETS[name][1])
         times = timed(

@@ -20,7 +20,8 @@ from scipy.special import log_ndtr
 
 import tacit
 from experiments.losing_less.training import Setting
-from experiments.runner import DELTA, Paper, command, least_noise, write
+from experiments.results import DELTA, write
+from experiments.runner import Paper, command, least_noise
 from tacit.report.run_folder import source
 
 SIZES = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}

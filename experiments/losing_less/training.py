@@ -23,7 +23,8 @@ from experiments import images
 from experiments.images import NOT_PRIVATE, Source, mapped, sides
 from experiments.losing_less import features
 from experiments.losing_less.measures import DIAGNOSTICS, confusion, recorded
-from experiments.runner import DELTA, Job
+from experiments.results import DELTA
+from experiments.runner import Job
 from tacit import Records
 from tacit.accounting.pld import COARSE
 from tacit.lipschitz import SpectralBall, SpectralLinear

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tacit
-from experiments import runner
+from experiments import results, runner
 from experiments.batch_clipping import beyond, training
 from experiments.batch_clipping.__main__ import EVERYTHING, FIGURES, PAPER, layer_kind
 from experiments.batch_clipping.training import Setting
@@ -134,7 +134,7 @@ def test_the_papers_lenet5_has_the_epsilon_of_the_record(sigma, exact) -> None:
     assert blocks == 8
     z = training.joint_multiplier(setting, blocks)
     plan = tacit.accounting.Plan(sampler.scheme, z, tacit.Relation.REPLACE_ONE, steps, setting.unit)
-    assert plan.epsilon(steps, runner.DELTA) == pytest.approx(exact, rel=0.005)
+    assert plan.epsilon(steps, results.DELTA) == pytest.approx(exact, rel=0.005)
 
 
 def test_batch_norm_on_one_image_is_instance_norm() -> None:

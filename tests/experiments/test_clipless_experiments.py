@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tacit
-from experiments import runner
+from experiments import results, runner
 from experiments.clipless import __main__ as figures
 from experiments.clipless import figure_3b, measures, networks, training
 from tacit import Records
@@ -41,7 +41,7 @@ def test_a_search_then_its_final_seeds(tmp_path: Path) -> None:
 
 
 def test_the_recorded_runs_can_be_read() -> None:
-    assert figure_3b.TASKS.chosen(runner.read_lines(RECORDS / "search_h200.jsonl"))
+    assert figure_3b.TASKS.chosen(results.read_lines(RECORDS / "search_h200.jsonl"))
     said = runner.main(figures.PAPER, ["table_1", str(RECORDS / "final_h200.jsonl")])
     assert "| cifar10, ε = 8" in said
 

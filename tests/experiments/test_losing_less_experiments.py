@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import tacit
-from experiments import images, runner
+from experiments import images, results, runner
 from experiments.losing_less import beyond, features, measures, recipes, training
 from experiments.losing_less.__main__ import EVERYTHING, FIGURES, PAPER
 from experiments.losing_less.recipes import paper_setting
@@ -64,7 +64,7 @@ def test_pld_allows_less_noise_at_the_same_epsilon(dataset, features, paper, lea
     z = recipes.pld_noise(recipe)
     assert z == pytest.approx(least, abs=0.005)
     spent = [
-        tacit.epsilon(noise, recipes.sampling_of(recipe), recipe.steps, delta=runner.DELTA)
+        tacit.epsilon(noise, recipes.sampling_of(recipe), recipe.steps, delta=results.DELTA)
         for noise in (z, 0.999 * z)
     ]
     assert spent[0] <= 3 < spent[1]
@@ -259,7 +259,7 @@ def test_a_search_reads_held_out_records_only(tmp_path: Path, monkeypatch) -> No
 
 def test_the_recorded_searches_can_be_read() -> None:
     records = Path(__file__).parents[2] / "benchmarks" / "records"
-    lines = runner.read_lines(records / "2026-11-15_losing_less_h200" / "search.jsonl")
+    lines = results.read_lines(records / "2026-11-15_losing_less_h200" / "search.jsonl")
     assert set() < set(beyond.TASKS.chosen(lines)) <= set(beyond.METHODS)
 
 
