@@ -129,7 +129,10 @@ def _check_files(folder: Path, described: dict[str, Any]) -> None:
     for name, digest in files.items():
         if name not in (WEIGHTS, PREPROCESSING, SCHEMA):
             raise ValueError(f"{folder}/run.json lists {name!r}, which is no file of a run")
-        require_file(folder, name)
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"{folder} has no {name}, which its run.json lists; copy the whole folder again"
+            )
         if digest_of(folder / name) != digest:
             raise ValueError(
                 f"{folder}/{name} is not the file that run.json was written with: it is damaged, "
