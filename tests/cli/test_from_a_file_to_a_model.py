@@ -221,3 +221,12 @@ def test_as_a_process(table: Path) -> None:
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "did you mean 'cost'?" in wrong.stderr
     assert len(wrong.stderr.splitlines()) == 1
+
+
+def test_a_run_that_is_not_complete_is_resumed_before_it_is_used(
+    table: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoint.safetensors").touch()
+    for command in (["predict", tmp_path, table / "held-out.csv"], ["report", tmp_path]):
+        result = CliRunner().invoke(app, [str(word) for word in command])
+        assert f"go on with it: tacit train --resume {tmp_path}" in str(result.exception)

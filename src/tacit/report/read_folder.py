@@ -24,7 +24,7 @@ from tacit.data.preprocessing import Preprocessing, load_preprocessing
 from tacit.data.table_schema import Schema
 from tacit.errors import TacitError
 from tacit.models.architectures import Architecture, registered_models
-from tacit.report.run_folder import FORMAT, SCHEMA, WEIGHTS, digest_of
+from tacit.report.run_folder import FORMAT, SCHEMA, WEIGHTS, digest_of, require_file
 from tacit.report.saved_run import SavedRun
 
 
@@ -105,13 +105,6 @@ def read_facts(folder: Path) -> dict[str, Any]:
             f"{folder}/run.json is not JSON ({error}); it was not made by tacit train"
         ) from error
     return facts if isinstance(facts, dict) else {}
-
-
-def require_file(folder: Path, name: str) -> None:
-    if not (folder / name).is_file():
-        raise ValueError(
-            f"{folder} has no {name}; give the folder of a run, as tacit train --out makes it"
-        )
 
 
 # ---- parts of a folder ---------------------------------------------------------------------------
