@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+import math
+import time
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dp_accounting as dpa
@@ -12,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import tacit
-from experiments.runner import DELTA
+from experiments.results import DELTA
+from experiments.runner import Job, least_noise, wait_for
 from tacit import Records
 from tacit.data.download import cache_folder
 from tacit.data.private_scaling import Centre, release_centre, release_channel_scaler
@@ -28,16 +31,31 @@ Map = Callable[[Tensor], Tensor]
 Features = Callable[[Records, str, str], Records]  # of records, a kind of features and a device
 
 
-def sides(dataset: str, held_out: bool, limit: int | None = None) -> tuple[Records, Records]:
+@dataclass(frozen=True)
+class Source:
+    """Which records a run reads, as which features, and where."""
+
+    dataset: str
+    features: str = "pixels"
+    device: str = "cpu"
+    limit: int | None = None
+    held_out: bool = False
+
+
+def source_of(job: Job, dataset: str, features: str) -> Source:
+    return Source(dataset, features, job.device, job.limit, job.held_out)
+
+
+def sides(source: Source) -> tuple[Records, Records]:
     """Records to train on and records to evaluate on.
 
     The latter are the test records, or with `held_out` 5,000 of the training records (a fifth of
     few), chosen once: a search never reads the test records.
     """
-    train, test = tacit.load(dataset)
-    if limit is not None:
-        train, test = first(train, limit), first(test, limit)
-    if not held_out:
+    train, test = tacit.load(source.dataset)
+    if source.limit is not None:
+        train, test = first(train, source.limit), first(test, source.limit)
+    if not source.held_out:
         return train, test
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(7))
     count = min(HELD_OUT, len(train) // 5)
@@ -87,17 +105,10 @@ def featured(records: Records, features: str, device: str) -> Records:
 
 
 @functools.lru_cache(maxsize=4)
-def parts(
-    features_of: Features,
-    dataset: str,
-    features: str,
-    device: str,
-    limit: int | None,
-    held_out: bool,
-) -> tuple[Records, Records]:
+def parts(features_of: Features, source: Source) -> tuple[Records, Records]:
     """The records of `sides`, as features."""
-    train, evaluated = sides(dataset, held_out, limit)
-    return features_of(train, features, device), features_of(evaluated, features, device)
+    train, evaluated = (features_of(part, source.features, source.device) for part in sides(source))
+    return train, evaluated
 
 
 def order_weights(channels: int) -> Tensor:
@@ -111,36 +122,36 @@ def order_weights(channels: int) -> Tensor:
 
 def release_maps(
     train: Records,
-    channels: float | None,
-    centre: float | None,
+    setting: Any,
     seeds: tuple[int, int],
     map_of: Callable[[Centre], Map] = lambda centre: centre,
 ) -> tuple[list[Map], tuple[dpa.DpEvent, ...]]:
     """Maps made from noisy statistics of the training records, and what they cost.
 
     Args:
-        channels: noise multiplier of a mean and a standard deviation per channel, if released.
-        centre: noise multiplier of a mean about which records are put on the unit sphere.
+        setting: its `channels` is the noise multiplier of a mean and a standard deviation per
+            channel, and its `centre` that of a mean about which records are put on the unit sphere;
+            without a multiplier nothing is released.
         seeds: of the two releases; they must differ from the seed of the run's own noise.
         map_of: the map for a released centre; by default the centre itself.
     """
     maps: list[Map] = []
     events: list[dpa.DpEvent] = []
     inputs, size = train.inputs, train.require_public_size("a released mean")
-    if channels is not None:
+    if setting.channels is not None:
         scaler, event = release_channel_scaler(
             inputs,
             size_bound=usual_size(train.shape[0]),
-            noise_multiplier=channels,
+            noise_multiplier=setting.channels,
             public_size=size,
             seed=seeds[0],
         )
         inputs = scaler(inputs)
         maps.append(scaler)
         events.append(event)
-    if centre is not None:
+    if setting.centre is not None:
         released, event = release_centre(
-            inputs, noise_multiplier=centre, public_size=size, seed=seeds[1]
+            inputs, noise_multiplier=setting.centre, public_size=size, seed=seeds[1]
         )
         maps.append(map_of(released))
         events.append(event)
@@ -159,25 +170,32 @@ def evaluation_steps(steps: int, evaluations: int) -> set[int]:
 
 
 def train_privately(
+    setting: Any,
     model: nn.Module,
     loss: RecordLoss,
     query: GradientQuery,
     optimizer: torch.optim.Optimizer,
     train: Records,
-    setting: Any,
     *,
     epsilon: float,
-    noise: tacit.Noise,
     prelude: tuple[dpa.DpEvent, ...],
-    max_rows: int | None,
     seed: int,
+    noise: tacit.Noise,
+    max_rows: int | None = None,
     callbacks: Iterable[Callback] = (),
-) -> Run:
-    """A whole private run: Poisson sampling, calibrated or given noise, a ledger in memory.
+) -> tuple[Run, dict[str, Any]]:
+    """A whole private run with Poisson sampling and a ledger in memory, and what to report of it.
 
-    `setting` has batch_size, steps, cosine and ema. At most `max_rows` records go through the model
-    at once.
+    `setting` has batch_size, steps, cosine and ema. `noise` without a multiplier gets the least
+    that keeps `prelude` and the steps within ε. At most `max_rows` records go through the model at
+    once.
     """
+    # N is public: every record of the set takes part.
+    rate = setting.batch_size / train.require_public_size("a sampling rate")
+    began = time.perf_counter()
+    if noise.multiplier is None:
+        noise = replace(noise, multiplier=least_noise(rate, setting.steps, epsilon, prelude))
+    calibrated = time.perf_counter()
     pad_to = None  # on a CPU padding is only work; on a GPU a few shapes are recorded
     if train.device.type == "cuda":
         pad_to = 32 if setting.batch_size < 4096 else 512
@@ -188,7 +206,7 @@ def train_privately(
         max_physical_batch=max_rows,
         pad_to=pad_to,
     )
-    return tacit.Trainer(
+    run = tacit.Trainer(
         model,
         loss,
         query,
@@ -202,6 +220,16 @@ def train_privately(
         callbacks=callbacks,
         seed=seed,
     ).fit()
+    wait_for(train.device.type)
+    return run, {
+        "epsilon": run.epsilon,
+        "noise_multiplier": noise.multiplier,
+        "steps": run.steps,
+        "stopped": run.stopped,
+        "calibration_seconds": calibrated - began,
+        "seconds": time.perf_counter() - calibrated,
+        "sampling": run.plan.scheme.describe(),
+    }
 
 
 def cosine_schedule(
@@ -212,6 +240,10 @@ def cosine_schedule(
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, setting.steps)
 
 
+# What a run without privacy reports.
+NOT_PRIVATE = {"epsilon": math.inf, "sampling": "shuffled epochs, not private"}
+
+
 def plain_steps(
     model: nn.Module,
     loss: RecordLoss,
@@ -220,9 +252,10 @@ def plain_steps(
     records: Records,
     batch_size: int,
     steps: int,
+    evaluated: Container[int],
     transform: Map = lambda inputs: inputs,
 ) -> Iterator[int]:
-    """SGD without privacy on shuffled epochs; yields the number of each step when it is done."""
+    """SGD without privacy on shuffled epochs; yields each step of `evaluated` when it is done."""
     order = torch.empty(0, dtype=torch.long, device=records.device)
     size = min(batch_size, len(records))
     for step in range(1, steps + 1):
@@ -238,4 +271,5 @@ def plain_steps(
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
-        yield step
+        if step in evaluated:
+            yield step

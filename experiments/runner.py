@@ -1,4 +1,4 @@
-"""The runner of all experiments: jobs in parallel, results on disk, tables and pictures.
+"""The runner of all experiments: their command line, and their jobs in parallel.
 
 A `Paper` is its figures as data and one function that does one run. With `--out DIR` every run
 becomes a line of DIR/runs.jsonl as soon as it is done, so a job that is killed keeps its results
@@ -14,10 +14,9 @@ import gc
 import json
 import math
 import multiprocessing
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
@@ -28,11 +27,20 @@ import dp_accounting as dpa
 import torch
 
 import tacit
-from tacit.accounting.gaussian_dp import NO_PRIVACY, no_privacy
-from tacit.report.run_folder import environment, source, to_json
+from experiments.results import (
+    DELTA,
+    append,
+    collected,
+    file_stem,
+    plain,
+    read_lines,
+    table,
+    write,
+)
+from tacit.report.run_folder import source
 
-DELTA = 1e-5
 Draw = Callable[[Mapping, Path], None]
+Options = Mapping[str, Mapping[str, Any]]  # by name, what `argparse` is told of each
 
 
 @dataclass(frozen=True)
@@ -105,23 +113,33 @@ class Paper:
     small: Callable[[Any], Any]
     draw: Draw
     everything: Sequence[Selection] = ()
-    commands: Mapping[str, Callable[[Paper, Sequence[str]], Any]] = field(default_factory=dict)
+    commands: Mapping[str, Command] = field(default_factory=dict)
     small_records: int = 96
     evaluations: int = 20
     group: Callable[[Job], str] = lambda job: ""
+
+
+@dataclass(frozen=True)
+class Command:
+    """An experiment with options of its own; the docstring of `run` describes it.
+
+    Without `options` it is given the arguments as they are.
+    """
+
+    options: Options | None
+    run: Callable[[Paper, Any], Any]
 
 
 def main(paper: Paper, arguments: Sequence[str] | None = None) -> Any:
     """The command line of one paper; returns the collected results by figure."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments and arguments[0] in paper.commands:
-        return paper.commands[arguments[0]](paper, arguments[1:])
-    parser = options(paper.title)
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="3, table_6, ... or all")
-    parser.add_argument("--list", action="store_true", help="list figures and their settings")
-    parser.add_argument("--only", nargs="+", default=[], help="settings whose names contain this")
-    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="change runs")
-    parser.add_argument("--plot-only", type=Path, metavar="DIR", help="draw saved results again")
+        chosen = paper.commands[arguments[0]]
+        if chosen.options is None:
+            return chosen.run(paper, arguments[1:])
+        parser = parser_of(chosen.run.__doc__, chosen.options)
+        return chosen.run(paper, parser.parse_args(arguments[1:]))
+    parser = parser_of(paper.title, {**SHARED, **OF_FIGURES})
     args = parser.parse_args(arguments)
     unknown = set(args.figures) - {*paper.figures, "all"}
     if unknown:
@@ -150,17 +168,42 @@ def main(paper: Paper, arguments: Sequence[str] | None = None) -> Any:
     return run_all(paper, paper.figures, jobs, args)
 
 
-def options(title: str) -> argparse.ArgumentParser:
-    """The options that all experiments share."""
-    parser = argparse.ArgumentParser(description=title)
-    parser.add_argument("--small", action="store_true", help="few records and steps: a rehearsal")
-    parser.add_argument("--seeds", type=int, nargs="+", default=None)
-    parser.add_argument("--out", type=Path, default=None, metavar="DIR", help="folder of results")
-    parser.add_argument("--workers", type=int, default=1, help="processes; few share a GPU well")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start no run after this")
-    parser.add_argument("--evaluations", type=int, default=None, help="points along each curve")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+SHARED: Options = {
+    "--small": {"action": "store_true", "help": "few records and steps: a rehearsal"},
+    "--seeds": {"type": int, "nargs": "+"},
+    "--out": {"type": Path, "metavar": "DIR", "help": "folder of results"},
+    "--workers": {"type": int, "default": 1, "help": "processes; few share a GPU well"},
+    "--seconds": {"type": float, "default": math.inf, "help": "start no run after this"},
+    "--evaluations": {"type": int, "help": "points along each curve"},
+    "--device": {"default": "cuda" if torch.cuda.is_available() else "cpu"},
+}
+OF_FIGURES: Options = {
+    "figures": {"nargs": "*", "metavar": "FIGURE", "help": "3, table_6, ... or all"},
+    "--list": {"action": "store_true", "help": "list figures and their settings"},
+    "--only": {"nargs": "+", "default": [], "help": "settings whose names contain this"},
+    "--set": {"nargs": "+", "default": [], "metavar": "FIELD=VALUE", "help": "change runs"},
+    "--plot-only": {"type": Path, "metavar": "DIR", "help": "draw saved results again"},
+}
+
+
+def parser_of(description: str | None, options: Options) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    for name, given in options.items():
+        parser.add_argument(name, **given)
     return parser
+
+
+def command(options: Options) -> Callable[[Callable[[Paper, argparse.Namespace], Any]], Command]:
+    return functools.partial(Command, options)
+
+
+def shared(*names: str) -> Options:
+    return {name: SHARED[name] for name in names}
+
+
+def some_of(choices: Collection[str]) -> Mapping[str, Any]:
+    """An option that takes some of the choices, by default all of them."""
+    return {"nargs": "+", "choices": choices, "default": list(choices)}
 
 
 def listing(paper: Paper, wanted: Sequence[str] = ()) -> str:
@@ -174,9 +217,8 @@ def listing(paper: Paper, wanted: Sequence[str] = ()) -> str:
             lines += [f"             {figure.note}"] if figure.note else []
             lines += [f"             - {name}" for name in figure.settings]
     if not wanted:
-        for name, command in paper.commands.items():
-            module = sys.modules[command.__module__]
-            lines.append(f"  {name:10} {(command.__doc__ or module.__doc__ or '').splitlines()[0]}")
+        for name, chosen in paper.commands.items():
+            lines.append(f"  {name:10} {(chosen.run.__doc__ or '').splitlines()[0]}")
     return "\n".join(lines)
 
 
@@ -196,20 +238,26 @@ def jobs_of(
     if selection.changes:
         changed = ", ".join(f"{field} = {value}" for field, value in selection.changes.items())
         wanted = {f"{n}, {changed}": replace(s, **selection.changes) for n, s in wanted.items()}
-    if args.small:
-        wanted = {name: paper.small(setting) for name, setting in wanted.items()}
     common = {
         "held_out": figure.held_out,
         "measures": figure.measures,
-        "device": args.device,
         "evaluations": args.evaluations or paper.evaluations,
-        "limit": paper.small_records if args.small else None,
     }
     return [
-        Job(selection.figure, name, setting, seed, **common)
+        job_of(paper, args, selection.figure, name, setting, seed, **common)
         for seed in selection.seeds
         for name, setting in wanted.items()
     ]
+
+
+def job_of(
+    paper: Paper, args: argparse.Namespace, figure: str, name: str, setting: Any, seed: int,
+    **more: Any,
+) -> Job:  # fmt: skip
+    """One run on the device that was asked for; with `--small`, a rehearsal of it."""
+    limit = paper.small_records if args.small else None
+    setting = paper.small(setting) if args.small else setting
+    return Job(figure, name, setting, seed, device=args.device, limit=limit, **more)
 
 
 def matching(settings: Mapping[str, Any], only: Sequence[str]) -> dict[str, Any]:
@@ -239,12 +287,8 @@ def run_all(
 ) -> dict[str, dict]:
     """Run the jobs whose results are not in the folder yet, then collect all that are there."""
     prefix = "small_" if args.small else ""
-    file = None
-    lines: list[dict] = []
-    if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        file = args.out / f"{prefix}runs.jsonl"
-        lines = read_lines(file) if file.exists() else []
+    file = None if args.out is None else args.out / f"{prefix}runs.jsonl"
+    lines = read_lines(file) if file is not None and file.exists() else []
     done = {_identity(line) for line in lines if "error" not in line}
     todo: dict[tuple, Job] = {}
     for job in jobs:
@@ -266,7 +310,7 @@ def run_all(
         reports[key] = report
         if args.out is not None:
             stem = prefix + file_stem(key)
-            (args.out / f"{stem}.json").write_text(to_json(report) + "\n", encoding="utf-8")
+            write(args.out / f"{stem}.json", report)
             (figure.draw or paper.draw)(report, args.out / f"{stem}.png")
     return reports
 
@@ -281,11 +325,13 @@ def run_jobs(
     """Every job's line, appended to the file as soon as it is done; `note` is told of each."""
     lines = []
     ends = time.perf_counter() + args.seconds
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
     for job, result in each_result(work, next_job, args.workers, ends):
         line = plain({**job.facts(), **result, "source": source()})
         lines.append(line)
         if file is not None:
-            _append(file, json.dumps(line, ensure_ascii=False))
+            append(file, json.dumps(line, ensure_ascii=False))
         if note is not None:
             note(line)
         score = line.get("score", line.get("accuracy", line.get("error")))
@@ -366,6 +412,11 @@ def guarded(work: Callable[[Job], dict], job: Job) -> dict:
             torch.cuda.empty_cache()
 
 
+def wait_for(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
 @functools.cache
 def least_noise(
     sampling_rate: float,
@@ -379,85 +430,8 @@ def least_noise(
     return tacit.calibrate(tacit.Budget(epsilon, delta), scheme, steps, prelude=prelude)
 
 
-# --- results ------------------------------------------------------------------------------------
-
-
-def plain(value: Mapping) -> dict:
-    """The value as JSON gives it back."""
-    return json.loads(to_json(value))
-
-
-def _append(path: Path, text: str) -> None:
-    with path.open("a+b") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - 1))
-        cut_short = size and file.read(1) != b"\n"
-        file.write((b"\n" if cut_short else b"") + text.encode() + b"\n")
-
-
-def read_lines(path: Path) -> list[dict]:
-    """The lines of a results file; a line that a kill has cut short is left out."""
-    lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            print(f"{path}: line {number} is cut short and left out")
-    return lines
-
-
 def _identity(line: Mapping) -> tuple:
     return line["figure"], line["name"], line["seed"], json.dumps(line["setting"], sort_keys=True)
-
-
-def file_stem(key: str) -> str:
-    return f"figure_{key}" if key[0].isdigit() else key
-
-
-def collected(title: str, lines: Sequence[Mapping]) -> dict:
-    """All runs by setting, with a summary of each."""
-    rows: dict[str, dict] = {}
-    for line in lines:
-        if "error" not in line:
-            row = rows.setdefault(line["name"], {"setting": line["setting"], "runs": []})
-            row["runs"].append({k: v for k, v in line.items() if k not in _NOT_OF_A_RUN})
-    for row in rows.values():
-        row["runs"].sort(key=lambda run: run["seed"])
-        row |= summary(row["runs"])
-    return plain({"title": title, "settings": rows, "environment": environment()})
-
-
-_NOT_OF_A_RUN = ("figure", "name", "setting", "source")
-
-
-def summary(runs: Sequence[Mapping]) -> dict:
-    """Accuracy over seeds: least, median, largest, mean and standard deviation; and ε."""
-    accuracies = [run["accuracy"] for run in runs]
-    return {
-        "min": min(accuracies),
-        "median": statistics.median(accuracies),
-        "max": max(accuracies),
-        "mean": statistics.mean(accuracies),
-        "spread": statistics.stdev(accuracies) if len(runs) > 1 else 0.0,
-        "epsilon": runs[0]["epsilon"],
-    }
-
-
-def table(report: Mapping) -> str:
-    """Accuracy in percent over seeds, with the ε that each setting really has."""
-    heads = f"{'setting':48} {'min':>6} {'median':>6} {'max':>6} {'mean ± spread':>15} epsilon"
-    lines = [report["title"], heads]
-    for name, row in report["settings"].items():
-        shares = " ".join(f"{100 * row[key]:6.2f}" for key in ("min", "median", "max"))
-        mean = f"{100 * row['mean']:.2f} ± {100 * row['spread']:.2f}"
-        lines.append(f"{name:48} {shares} {mean:>15} {_epsilon(float(row['epsilon']))}")
-    return "\n".join(lines)
-
-
-def _epsilon(value: float) -> str:
-    if value == math.inf:
-        return "not private"
-    return f"{value:.3g}" + (f" ({NO_PRIVACY})" if no_privacy(value, DELTA) else "")
 
 
 def plot_again(

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.runner import Figure, Job, Paper, options, read_lines, run_figure, run_jobs
+from experiments.results import read_lines
+from experiments.runner import SHARED, Figure, Job, Options, Paper, job_of, run_figure, run_jobs
 
 Scores = dict[Any, list[float]]  # by setting, one for each time that it was tried
 
@@ -153,12 +154,13 @@ class Search:
         return (time.perf_counter() - self.started) / self.seconds
 
 
-def search_options(title: str, trials: int) -> argparse.ArgumentParser:
-    parser = options(title)
-    parser.add_argument("--search", action="store_true", help="on held-out training records")
-    parser.add_argument("--chosen", type=Path, help="a search's file: its best are run, or refined")
-    parser.add_argument("--trials", type=int, default=trials, help="per task, when searching")
-    return parser
+def search_options(trials: int) -> Options:
+    return {
+        **SHARED,
+        "--search": {"action": "store_true", "help": "on held-out training records"},
+        "--chosen": {"type": Path, "help": "a search's file: its best are run, or refined"},
+        "--trials": {"type": int, "default": trials, "help": "per task, when searching"},
+    }
 
 
 def search_or_run(
@@ -207,14 +209,9 @@ def _search(
             return None
         name, setting, number = trial
         run = next(iter(settings(name, setting).values()))
-        run = paper.small(run) if args.small else run
-        limit = paper.small_records if args.small else None
-        return Job("search", name, run, number, True, device=args.device, limit=limit)
+        return job_of(paper, args, "search", name, run, number, held_out=True)
 
-    file = None
-    if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        file = args.out / "search.jsonl"
+    file = None if args.out is None else args.out / "search.jsonl"
     return run_jobs(paper.work, next_job, args, file, search.note)
 
 

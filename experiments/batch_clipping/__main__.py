@@ -2,12 +2,7 @@
 
 Each run says the ε that it really has.
 
-    python -m experiments.batch_clipping --list
-    python -m experiments.batch_clipping 11 --seeds 0 1 2 --workers 4 --out results/
-    python -m experiments.batch_clipping 11 --small
-    python -m experiments.batch_clipping all --workers 3 --seconds 500 --out results/
-    python -m experiments.batch_clipping 4 --set epochs=10
-    python -m experiments.batch_clipping --plot-only results/
+    python -m experiments.batch_clipping 4 --set epochs=10 --workers 4 --out results/
 
 BC is batch clipping, IC individual clipping; "enhanced" are layerwise constants that are scaled to
 a master constant C, "original" the expected norms themselves.
@@ -23,8 +18,9 @@ import numpy as np
 
 from experiments.batch_clipping import accounting, beyond
 from experiments.batch_clipping.training import Setting, small, work
+from experiments.results import Line, draw_panels
 from experiments.runner import Figure, Paper, Selection, main
-from tacit.canvas import band, blank, save
+from tacit.canvas import blank, save
 
 SIZES = (64, 128, 256, 512, 1024)
 SIGMA = 0.01875
@@ -32,16 +28,10 @@ CONVNET = Setting("convnet", master=0.14, sigma=0.5)
 LENET5 = Setting("lenet5", master=0.2)
 
 
-def by_size(setting: Setting, name: str = "m = ") -> dict[str, Setting]:
-    return {f"{name}{m}": replace(setting, batch_size=m) for m in SIZES}
-
-
-def by_master(setting: Setting, *masters: float, name: str = "C = ") -> dict[str, Setting]:
-    return {f"{name}{c}": replace(setting, master=c) for c in masters}
-
-
-def by_sigma(setting: Setting, *sigmas: float, name: str = "sigma = ") -> dict[str, Setting]:
-    return {f"{name}{s}": replace(setting, sigma=s) for s in sigmas}
+def by(field: str, setting: Setting, *values: float, label: str = "") -> dict[str, Setting]:
+    """The setting with each value of the field; by default those of batch sizes."""
+    symbol = {"batch_size": "m", "master": "C", "sigma": "sigma"}[field]
+    return {f"{label}{symbol} = {v}": replace(setting, **{field: v}) for v in values or SIZES}
 
 
 def with_and_without_batch_norm(setting: Setting) -> dict[str, Setting]:
@@ -63,17 +53,13 @@ def four_schedules(network: str, clipping: str) -> dict[str, Setting]:
 
 def draw_curves(report: Mapping, path: Path) -> None:
     """Test accuracy against epochs: the mean over seeds, and a band from least to largest."""
-    figure, axes = blank(size=(9, 4.5))
-    panel = axes[0, 0]
+    lines: dict[str, Line] = {}
     for name, row in report["settings"].items():
         paths = [run["path"] for run in row["runs"]]
-        epochs = [epoch for epoch, _ in paths[0]]
         shares = 100 * np.array([[share for _, share in path] for path in paths])
-        band(panel, epochs, [shares.min(0), shares.mean(0), shares.max(0)], label=name)
-    panel.set(xlabel="epoch", ylabel="test accuracy (%)")
-    panel.grid(alpha=0.3)
-    figure.legend(loc="outside center right", fontsize="small")
-    save(figure, path, report["title"])
+        rows = [shares.min(0), shares.mean(0), shares.max(0)]
+        lines[name] = [epoch for epoch, _ in paths[0]], rows
+    draw_panels({"": lines}, path, "epoch", report["title"])
 
 
 def draw_layer_norms(report: Mapping, path: Path) -> None:
@@ -117,12 +103,15 @@ FIGURES = {
     ),
     "2": Figure(
         "Figure 2: SGD without privacy, resnet-18",
-        by_size(Setting(clipping="none"), "SGD, m = "),
+        by("batch_size", Setting(clipping="none"), label="SGD, "),
         "Published: 90.24% at m = 64.",
     ),
     "3": Figure(
         "Figure 3: BC with adaptive layerwise clipping, resnet-18",
-        {**by_size(Setting(), "BC, enhanced, m = "), "SGD, m = 64": Setting(clipping="none")},
+        {
+            **by("batch_size", Setting(), label="BC, enhanced, "),
+            "SGD, m = 64": Setting(clipping="none"),
+        },
         "σ = 0.01875, 50 epochs. Published at m = 64: 60% after 20 epochs, 67% after 50.",
     ),
     "4": Figure(
@@ -141,52 +130,50 @@ FIGURES = {
     ),
     "5": Figure(
         "Figure 5: noise and accuracy, resnet-18",
-        by_sigma(
-            Setting(epochs=10), 0.01875, 0.05, 0.1, 0.2, 0.5, 1.0, name="BC, enhanced, sigma = "
-        ),
+        by("sigma", Setting(epochs=10), 0.01875, 0.05, 0.1, 0.2, 0.5, 1.0, label="BC, enhanced, "),
         "Ten epochs, m = 64, C = 0.095. Published: below 40% from σ = 0.2, about 20% at 0.5.",
     ),
     "6": Figure(
         "Figure 6: convnet, master constant, sigma = 0.01875",
-        by_master(Setting("convnet", batch_size=1024), 0.02, 0.05, 0.1, 0.2, 0.5, 0.9, 1.5),
+        by("master", Setting("convnet", batch_size=1024), 0.02, 0.05, 0.1, 0.2, 0.5, 0.9, 1.5),
         "m = 1024, 50 epochs. Published: 59.02% at C = 0.9, little change from 0.2 on.",
     ),
     "7": Figure(
         "Figure 7: convnet, master constant, sigma = 0.5",
-        by_master(Setting("convnet", sigma=0.5, batch_size=1024), 0.01, 0.05, 0.1, 0.2, 0.5, 0.9),
+        by("master", replace(CONVNET, batch_size=1024), 0.01, 0.05, 0.1, 0.2, 0.5, 0.9),
         "m = 1024, 50 epochs. Published: 40.58% at C = 0.1.",
     ),
     "8": Figure(
         "Figure 8: SGD without privacy, convnet",
-        by_size(Setting("convnet", clipping="none"), "SGD, m = "),
+        by("batch_size", Setting("convnet", clipping="none"), label="SGD, "),
         "Published: 80.55% (m = 64), 61.19% (1024).",
     ),
     "9": Figure(
         "Figure 9: convnet, master constant and noise at m = 64",
         {
-            **by_master(CONVNET, 0.02, 0.08, 0.14, 0.2, 0.3, name="(a) C = "),
-            **by_sigma(CONVNET, 0.01, 0.1, 0.2, 0.4, 0.6, name="(b) sigma = "),
+            **by("master", CONVNET, 0.02, 0.08, 0.14, 0.2, 0.3, label="(a) "),
+            **by("sigma", CONVNET, 0.01, 0.1, 0.2, 0.4, 0.6, label="(b) "),
         },
         "(a) σ = 0.5, (b) C = 0.14. Published: 43.42% at σ = 0.5 and C = 0.14.",
     ),
     "10": Figure(
         "Figure 10: BC with adaptive layerwise clipping, convnet",
         {
-            **by_size(CONVNET, "BC, enhanced, m = "),
+            **by("batch_size", CONVNET, label="BC, enhanced, "),
             "SGD, m = 64": Setting("convnet", clipping="none"),
         },
         "C = 0.14, σ = 0.5. Published: about 40%.",
     ),
     "11": Figure(
         "Figure 11: BN-LeNet-5, master constant, sigma = 0.5",
-        by_master(Setting("lenet5", sigma=0.5), 0.02, 0.1, 0.2, 0.4, 0.8),
+        by("master", Setting("lenet5", sigma=0.5), 0.02, 0.1, 0.2, 0.4, 0.8),
         "MNIST, m = 64, 50 epochs. Published: 84.80% at C = 0.2.",
     ),
     "12": Figure(
         "Figure 12: BN-LeNet-5, batch size and noise",
         {
-            **by_size(replace(LENET5, sigma=2.5), "(a) m = "),
-            **by_sigma(LENET5, 0.5, 1.0, 1.5, 2.0, name="(b) sigma = "),
+            **by("batch_size", replace(LENET5, sigma=2.5), label="(a) "),
+            **by("sigma", LENET5, 0.5, 1.0, 1.5, 2.0, label="(b) "),
         },
         "MNIST, C = 0.2: (a) σ = 2.5, (b) m = 64. Published: 50.38% to 45.11% from m = 64 to 1024; "
         "about 67% at σ = 1.5.",

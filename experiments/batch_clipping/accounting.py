@@ -11,15 +11,16 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from experiments.runner import DELTA, Paper
+from experiments.results import DELTA, write
+from experiments.runner import Paper, command, some_of
 from tacit import Relation, by_layer, by_parameter, epsilon, models, trade_off
 from tacit.accounting import GaussianDpEstimate, TradeOff, gaussian_dp_mu, layerwise_multiplier
 from tacit.accounting.f_dp import plot_trade_offs
 from tacit.accounting.gaussian_dp import NO_PRIVACY, no_privacy
-from tacit.report.run_folder import source, to_json
+from tacit.report.run_folder import source
 from tacit.sampling import MiniSets
 from tacit.sampling.scheme import Unit
 
@@ -27,8 +28,7 @@ SET_SIZE, EPOCHS, TYPE_ONE = 64, 50, 0.05
 _DRAWN = 10.0  # a limit curve beyond this is the frame of the picture
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """A network with BatchNorm, its private records, and the paper's σ and accuracy (%)."""
 
     network: str
@@ -107,22 +107,24 @@ def show(rows: Sequence[dict]) -> None:
     print(f"* L as in the paper's text; δ = {DELTA:g}, replace-one; the CLT is not a guarantee")
 
 
-def main(paper: Paper, arguments: Sequence[str]) -> list[dict]:
+@command(
+    {
+        "--networks": some_of(NETWORKS),
+        "--epochs": {"type": int, "default": EPOCHS},
+        "--out": {"type": Path, "help": "write the table as JSON"},
+        "--plot": {"type": Path, "help": "draw the curves with the paper's L"},
+    }
+)
+def main(paper: Paper, args: argparse.Namespace) -> list[dict]:
     """Exact ε of the paper's settings beside its CLT figures."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--out", type=Path, help="write the table as JSON")
-    parser.add_argument("--plot", type=Path, help="draw the curves with the paper's L")
-    options = parser.parse_args(arguments)
-    if options.epochs < 1:
-        parser.error(f"--epochs is {options.epochs}; give at least 1")
+    if args.epochs < 1:
+        raise SystemExit(f"--epochs is {args.epochs}; give at least 1")
     rows, curves, limits = [], {}, {}
     for setting in SETTINGS:
-        if setting.network not in options.networks:
+        if setting.network not in args.networks:
             continue
         for count, blocks in counted(setting.network).items():
-            facts, curve, limit = row(setting, count, blocks, options.epochs)
+            facts, curve, limit = row(setting, count, blocks, args.epochs)
             rows.append(facts)
             if STATED.get(setting.network, blocks) != blocks:
                 continue
@@ -132,8 +134,7 @@ def main(paper: Paper, arguments: Sequence[str]) -> list[dict]:
             if limit.mu < _DRAWN:
                 limits[name] = limit
     show(rows)
-    if options.out:
-        options.out.write_text(to_json({"rows": rows, "source": source()}) + "\n", encoding="utf-8")
-    if options.plot:
-        plot_trade_offs(curves, options.plot, limits, "the batch-clipping paper's settings")
+    write(args.out, {"rows": rows, "source": source()})
+    if args.plot:
+        plot_trade_offs(curves, args.plot, limits, "the batch-clipping paper's settings")
     return rows

@@ -11,6 +11,7 @@ without replacement, noise calibrated for the steps. Learning rates are chosen o
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -22,41 +23,31 @@ import torch
 
 import tacit
 from experiments.batch_clipping.training import DATA, Setting, sampler_of
-from experiments.runner import DELTA, Figure, Paper, options, run_figure
+from experiments.results import DELTA
+from experiments.runner import SHARED, Figure, Paper, command, run_figure, some_of
 
 RECORDS = {"lenet5": 54_000, "convnet": 45_000}
 BASE = Setting(augment=False, cosine=True, momentum=0.9)
 # Method: what differs, the number of steps, and the learning rates to search.
+PER_SAMPLE = {"norm": "group", "clipping": "individual", "batch_size": 2048}
+SETS_OF_8 = {"clipping": "general", "batch_size": 1024, "sets": 128}
+FULL = {"constants": "full", "master": 0.5}
+FACTORS = {"constants": "factors", "master": 1.0}
+THREE_GROUPS = {"constants": "grouped:3", "master": 0.5}
+ALONE, TOGETHER = (0.3, 1.0, 3.0, 10.0), (0.03, 0.1, 0.3, 1.0)
 METHODS: dict[str, tuple[dict, int, tuple[float, ...]]] = {
-    "per-sample, GroupNorm": (
-        {"norm": "group", "clipping": "individual", "constants": "full", "batch_size": 2048,
-         "master": 0.5}, 400, (0.3, 1.0, 3.0, 10.0),
-    ),
-    "per-sample, GroupNorm, factors": (
-        {"norm": "group", "clipping": "individual", "constants": "factors", "batch_size": 2048,
-         "master": 1.0}, 400, (0.3, 1.0, 3.0, 10.0),
-    ),
-    "sets of 8, BatchNorm": (
-        {"clipping": "general", "constants": "full", "batch_size": 1024, "sets": 128,
-         "master": 0.5}, 250, (0.03, 0.1, 0.3, 1.0),
-    ),
-    "sets of 8, BatchNorm, factors": (
-        {"clipping": "general", "constants": "factors", "batch_size": 1024, "sets": 128,
-         "master": 1.0}, 250, (0.03, 0.1, 0.3, 1.0),
-    ),
-    "sets of 8, BatchNorm, 3 groups": (
-        {"clipping": "general", "constants": "grouped:3", "batch_size": 1024, "sets": 128,
-         "master": 0.5}, 250, (0.03, 0.1, 0.3, 1.0),
-    ),
-    "sets of 4, BatchNorm, factors": (
-        {"clipping": "general", "constants": "factors", "batch_size": 512, "sets": 128,
-         "master": 1.0}, 250, (0.03, 0.1, 0.3, 1.0),
-    ),
+    "per-sample, GroupNorm": (PER_SAMPLE | FULL, 400, ALONE),
+    "per-sample, GroupNorm, factors": (PER_SAMPLE | FACTORS, 400, ALONE),
+    "sets of 8, BatchNorm": (SETS_OF_8 | FULL, 250, TOGETHER),
+    "sets of 8, BatchNorm, factors": (SETS_OF_8 | FACTORS, 250, TOGETHER),
+    "sets of 8, BatchNorm, 3 groups": (SETS_OF_8 | THREE_GROUPS, 250, TOGETHER),
+    "sets of 4, BatchNorm, factors": (SETS_OF_8 | FACTORS | {"batch_size": 512}, 250, TOGETHER),
     "one set of 1024, BatchNorm, factors": (
-        {"clipping": "batch", "constants": "factors", "batch_size": 1024, "master": 1.0},
-        2000, (0.0003, 0.001, 0.003),
+        {"clipping": "batch", "batch_size": 1024} | FACTORS,
+        2000,
+        (0.0003, 0.001, 0.003),
     ),
-}  # fmt: skip
+}
 
 
 @cache
@@ -106,15 +97,18 @@ def best_rates(path: Path) -> dict[str, float]:
     return {task: rate for task, (_, rate) in best.items()}
 
 
-def main(paper: Paper, arguments: Sequence[str]) -> dict:
+@command(
+    {
+        **SHARED,
+        "--search": {"action": "store_true", "help": "one seed of every rate"},
+        "--chosen": {"type": Path, "help": "a search's table; else the rate in the middle"},
+        "--networks": some_of(RECORDS),
+        "--methods": some_of(METHODS),
+        "--epsilons": {"type": float, "nargs": "+", "default": [3.0, 8.0]},
+    }
+)
+def main(paper: Paper, args: argparse.Namespace) -> dict:
     """Beyond the paper: batch clipping beside individual clipping at ε = 3 and 8."""
-    parser = options(main.__doc__)
-    parser.add_argument("--search", action="store_true", help="one seed of every rate")
-    parser.add_argument("--chosen", type=Path, help="a search's table; else the rate in the middle")
-    parser.add_argument("--networks", nargs="+", default=list(RECORDS), choices=list(RECORDS))
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, 8.0])
-    args = parser.parse_args(arguments)
     chosen = None if args.search else best_rates(args.chosen) if args.chosen else {}
     wanted = settings(args.networks, args.methods, args.epsilons, chosen)
     key, seeds = ("search", [0]) if args.search else ("beyond", args.seeds or [0, 1, 2])

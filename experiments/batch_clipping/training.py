@@ -22,8 +22,9 @@ import torch
 from torch import nn
 
 import tacit
-from experiments.images import evaluation_steps, first, plain_steps
-from experiments.runner import DELTA, Job
+from experiments.images import NOT_PRIVATE, evaluation_steps, first, plain_steps
+from experiments.results import DELTA
+from experiments.runner import Job
 from tacit import Records
 from tacit.models import group_norm
 from tacit.queries import Decaying, LayerFactors, LayerwiseNorms, group_by_norm
@@ -39,6 +40,7 @@ SCALES = {
 }
 DATA = {"resnet18": "cifar10", "convnet": "cifar10", "lenet5": "mnist"}
 LOSS = tacit.losses.CrossEntropy()
+CROP = tacit.RandomCropFlip(padding=4, reflect=False)
 # σ is the paper's, and ε follows from it.
 UNLIMITED = tacit.Budget(1e12, DELTA, tacit.Relation.REPLACE_ONE)
 
@@ -140,8 +142,7 @@ def query_of(
     setting: Setting, model: nn.Module, public: Records, steps_per_epoch: int
 ) -> tacit.BatchClip | tacit.PerSampleClip:
     """The paper's clipping; constants are estimated once per epoch."""
-    crop = tacit.RandomCropFlip(padding=4, reflect=False)
-    options = {"augmentation": tacit.data.Augmentation(1, crop) if setting.augment else None}
+    options = {"augmentation": tacit.data.Augmentation(1, CROP) if setting.augment else None}
     if setting.clipping == "individual":
         query = functools.partial(tacit.PerSampleClip, **options)
     else:
@@ -152,19 +153,16 @@ def query_of(
     if setting.master_decay != 1:
         master = Decaying(setting.master, setting.master_decay, steps_per_epoch)
     estimates = {"every": steps_per_epoch, "records": ESTIMATED_FROM}
-    blocks = layers(setting)
+    constants, blocks = LayerwiseNorms(public, master, **estimates), layers(setting)
     if setting.constants == "factors":
-        return query(LayerFactors(public, master, **estimates), blocks=blocks)
-    if setting.constants == "original":
-        return query(LayerwiseNorms(public, **estimates), blocks=blocks)
-    if setting.constants.startswith("grouped:"):
+        constants = LayerFactors(public, master, **estimates)
+    elif setting.constants == "original":
+        constants = LayerwiseNorms(public, **estimates)
+    elif setting.constants.startswith("grouped:"):
         # Groups are fixed before the first step, from public records at the initial weights.
         norms = norms_of_means(setting, model, public)
-        return query(
-            LayerwiseNorms(public, master, **estimates),
-            blocks=group_by_norm(blocks(model), norms, int(setting.constants[8:])),
-        )
-    return query(LayerwiseNorms(public, master, **estimates), blocks=blocks)
+        blocks = group_by_norm(blocks(model), norms, int(setting.constants[8:]))
+    return query(constants, blocks=blocks)
 
 
 def norms_of_means(setting: Setting, model: nn.Module, public: Records) -> list[float]:
@@ -181,30 +179,25 @@ def joint_multiplier(setting: Setting, num_blocks: int) -> float:
     return setting.sigma if together else setting.sigma / math.sqrt(num_blocks)
 
 
-def run(
-    setting: Setting, seed: int, device: str, evaluations: int = 10, limit: int | None = None
-) -> dict:
+def work(job: Job) -> dict:
     """Train once: accuracy by epoch, ε, and what was used."""
-    torch.backends.cudnn.benchmark = device != "cpu"  # the same shapes, tens of thousands of times
-    records = data(DATA[setting.network], device, limit)
-    torch.manual_seed(seed)
-    model = network(setting).to(device)
-    if device != "cpu":
+    setting: Setting = job.setting
+    # The same shapes come tens of thousands of times.
+    torch.backends.cudnn.benchmark = job.device != "cpu"
+    records = data(DATA[setting.network], job.device, job.limit)
+    torch.manual_seed(job.seed)
+    model = network(setting).to(job.device)
+    if job.device != "cpu":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     train = _train_plainly if setting.clipping == "none" else _train_privately
     started = time.perf_counter()
-    report = train(setting, model, records, seed, evaluations)
-    return {
-        "seed": seed,
-        "accuracy": report["path"][-1][1],
-        **report,
-        "seconds": time.perf_counter() - started,
-    }
+    report = train(job, model, records)
+    report |= {"seed": job.seed, "accuracy": report["path"][-1][1]}
+    return report | {"seconds": time.perf_counter() - started}
 
 
-def _train_privately(
-    setting: Setting, model: nn.Module, records: Data, seed: int, evaluations: int
-) -> dict:
+def _train_privately(job: Job, model: nn.Module, records: Data) -> dict:
+    setting = job.setting
     public, private = records.public, whole_batches(records.private, setting.batch_size)
     per_epoch = len(private) // setting.batch_size
     steps = max(1, round(setting.epochs * per_epoch))
@@ -212,7 +205,7 @@ def _train_privately(
     num_blocks = len(query.blocks_of(model))
     optimizer, scheduler = _optimizer(setting, model, steps, per_epoch)
     has_batch_norm = any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
-    trainer = tacit.Trainer(
+    finished = tacit.Trainer(
         model,
         LOSS,
         query,
@@ -224,11 +217,10 @@ def _train_privately(
         statistics=(
             tacit.PublicStatistics(public, min(64, len(public))) if has_batch_norm else None
         ),
-        evaluate_on=HeldOut(records.test, every=math.ceil(steps / evaluations)),
+        evaluate_on=HeldOut(records.test, every=math.ceil(steps / job.evaluations)),
         callbacks=(),
-        seed=seed,
-    )
-    finished = trainer.fit()
+        seed=job.seed,
+    ).fit()
     unused = public.take(slice(min(ESTIMATED_FROM, len(public) // 2), None))
     return {
         # Of public records that gave no constants: what settings may be chosen by.
@@ -243,30 +235,27 @@ def _train_privately(
     }
 
 
-def _train_plainly(
-    setting: Setting, model: nn.Module, records: Data, seed: int, evaluations: int
-) -> dict:
+def _train_plainly(job: Job, model: nn.Module, records: Data) -> dict:
     """SGD without privacy on the same records, and the norms of the layers' gradients."""
+    setting = job.setting
     public, private, test = records
     per_epoch = math.ceil(len(private) / setting.batch_size)
     steps = max(1, round(setting.epochs * per_epoch))
     optimizer, scheduler = _optimizer(setting, model, steps, per_epoch)
-    crop = tacit.RandomCropFlip(padding=4, reflect=False)
-    path, norms, evaluated = [], [], evaluation_steps(steps, evaluations)
+    path, norms, evaluated = [], [], evaluation_steps(steps, job.evaluations)
+    size = setting.batch_size
     for step in plain_steps(
-        model, LOSS, optimizer, scheduler, private, setting.batch_size, steps, transform=crop
+        model, LOSS, optimizer, scheduler, private, size, steps, evaluated, CROP
     ):
-        if step in evaluated:
-            epoch = step / per_epoch
-            path.append((epoch, tacit.evaluate(model, test, LOSS).accuracy))
-            norms.append((epoch, norms_of_means(setting, model, public)))
+        epoch = step / per_epoch
+        path.append((epoch, tacit.evaluate(model, test, LOSS).accuracy))
+        norms.append((epoch, norms_of_means(setting, model, public)))
     return {
+        **NOT_PRIVATE,
         "path": path,
-        "epsilon": math.inf,
         "layers": ["+".join(block) for block in layers(setting)(model)],
         "norms": norms,
         "steps": steps,
-        "sampling": "shuffled epochs, not private",
     }
 
 
@@ -279,7 +268,3 @@ def _optimizer(
     if setting.cosine:
         return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, per_epoch, setting.rate_decay)
-
-
-def work(job: Job) -> dict:
-    return run(job.setting, job.seed, job.device, job.evaluations, job.limit)

@@ -1,10 +1,6 @@
 """*DP-SGD Without Clipping: The Lipschitz Neural Network Way*: its figures, as data.
 
-python -m experiments.clipless --list
-python -m experiments.clipless table_7 --small
-python -m experiments.clipless 3b --search --workers 6 --seconds 300 --out results/
 python -m experiments.clipless 14 --seeds 0 1 2 3 4 --workers 6 --out results/
-python -m experiments.clipless --plot-only results/
 """
 
 from __future__ import annotations
@@ -15,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.clipless import attacked, figure_3b, norms, table_7
+from experiments.clipless import figure_3b, measures, table_7
+from experiments.clipless.figure_3b import ADAPTED, CERTIFIED, KNOWN, PHOTOGRAPHS, UNITS
 from experiments.clipless.networks import Setting
-from experiments.clipless.spaces import ADAPTED, CERTIFIED, KNOWN, PHOTOGRAPHS, UNITS
 from experiments.clipless.training import Trial, group_of, small, work
-from experiments.runner import Figure, Paper, Selection, main
-from tacit.canvas import band, blank, save
+from experiments.results import Line, draw_panels
+from experiments.runner import Command, Figure, Paper, Selection, main
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 SMALL_FILTERS = replace(CERTIFIED, model="pooled:7:3:64:2")
@@ -51,41 +47,25 @@ ARCHITECTURES: dict[str, dict[str, Setting]] = {
 
 
 def draw_curves(report: Mapping, path: Path) -> None:
-    """A panel per dataset: medians by architecture, bands from least to largest.
-
-    An architecture has one colour in all panels, and one legend stands below them.
-    """
+    """A panel per dataset: medians by architecture, bands from least to largest."""
     rows: dict[tuple[str, str], list[Mapping]] = {}
     for name, row in report["settings"].items():
         dataset, architecture = name.rpartition(", epsilon ")[0].split(", ", maxsplit=1)
         rows.setdefault((dataset, architecture), []).append(row)
-    datasets = list(dict.fromkeys(dataset for dataset, _ in rows))
-    names = list(dict.fromkeys(name for dataset in datasets for name in ARCHITECTURES[dataset]))
-    colours = {name: f"C{place}" for place, name in enumerate(names)}
-    figure, axes = blank(columns=len(datasets), size=(5.2 * len(datasets), 4.6))
-    drawn = {}
-    for panel, dataset in zip(axes.flat, datasets, strict=True):
-        for name in ARCHITECTURES[dataset]:
-            points = rows.get((dataset, name), [])
-            if not points:
-                continue
-            points = sorted(points, key=lambda row: row["setting"]["epsilon"])
-            epsilons = [row["setting"]["epsilon"] for row in points]
-            shares = [[100 * row[k] for row in points] for k in ("min", "median", "max")]
-            look = {"color": colours[name], "marker": "o", "markersize": 3}
-            band(panel, epsilons, shares, label=name, **look)
-            drawn[name] = next(line for line in panel.lines if line.get_label() == name)
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
-        panel.set_xlabel("ε")
-        panel.set_title(dataset)
-        panel.grid(alpha=0.3)
-    axes.flat[0].set_ylabel("test accuracy (%)")
-    shown = [name for name in names if name in drawn]
-    figure.legend(
-        [drawn[name] for name in shown], shown, loc="outside lower center", ncols=len(shown)
-    )
-    save(figure, path)
+    panels = {
+        dataset: {
+            name: line_of(rows[dataset, name]) for name in networks if (dataset, name) in rows
+        }
+        for dataset, networks in ARCHITECTURES.items()
+        if dataset in {of for of, _ in rows}
+    }
+    draw_panels(panels, path, "ε", ticks=EPSILONS, marker="o", markersize=3)
+
+
+def line_of(rows: Sequence[Mapping]) -> Line:
+    rows = sorted(rows, key=lambda row: row["setting"]["epsilon"])
+    shares = [[100 * row[key] for row in rows] for key in ("min", "median", "max")]
+    return [row["setting"]["epsilon"] for row in rows], shares
 
 
 def trials() -> dict[str, Trial]:
@@ -135,11 +115,11 @@ PAPER = Paper(
     commands={
         "3b": figure_3b.figure_3b,
         "table_1": figure_3b.table_1,
-        "attacked": attacked.main,
-        "5": speed,
-        "norms": norms.main,
+        "attacked": measures.under_attack,
+        "5": Command(None, speed),
+        "norms": measures.norms,
         "table_7": table_7.main,
-        "ceilings": table_7.ceilings_main,
+        "ceilings": table_7.ceilings,
     },
     small_records=200,
     group=lambda job: group_of(job.setting.task),

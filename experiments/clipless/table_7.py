@@ -18,17 +18,14 @@ of the same network is timed for the same steps.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import statistics
 import time
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import dp_accounting as dpa
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
@@ -52,7 +49,8 @@ from experiments.clipless.table_7_models import (
     prepared,
     scaled,
 )
-from experiments.runner import Paper, least_noise
+from experiments.results import write
+from experiments.runner import Paper, command, least_noise, some_of
 from experiments.search import log_uniform
 from tacit import Records
 from tacit.data import PublicScaler, release_statistics
@@ -130,26 +128,17 @@ def draw_kernel(rng: random.Random, space: KernelSpace, width: int) -> Setting:
     )
 
 
-def noise(setting: Setting, delta: float) -> float:
-    prelude = (dpa.GaussianDpEvent(STATISTICS_NOISE),) if setting.standardise else ()
-    return least_noise(setting.rate, setting.steps, EPSILON, prelude, delta)
-
-
 def train(
     name: str, inputs: Tensor, targets: Tensor, setting: Setting, seed: int, clipless: bool = True
 ) -> tuple[Scorer, float, float]:
     """What scores a record, its ε, and the seconds that its steps took."""
     torch.manual_seed(seed)
-    delta, scaler, prelude = SETS[name][0], None, ()
+    scaler, prelude = None, ()
     if setting.standardise:
         scaler, event = release_statistics(
-            scaled(name, inputs),
-            -1.0,
-            1.0,
-            noise_multiplier=STATISTICS_NOISE,
-            public_size=len(inputs),
-            seed=seed,
-        )
+            scaled(name, inputs), -1.0, 1.0, noise_multiplier=STATISTICS_NOISE,
+            public_size=len(inputs), seed=seed,
+        )  # fmt: skip
         prelude = (event,)
     rows = prepared(name, inputs, setting, scaler)
     records = Records(rows, targets, num_classes=2, public_size=len(rows))
@@ -163,6 +152,8 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=setting.learning_rate / clip, momentum=0.9)
     if setting.ridge:
         filter_gradients(optimizer, model, gradient_filter(inputs.shape[1], setting))
+    delta = SETS[name][0]
+    z = least_noise(setting.rate, setting.steps, EPSILON, prelude, delta)
     trainer = tacit.Trainer(
         model,
         loss,
@@ -170,7 +161,7 @@ def train(
         sampler,
         optimizer,
         tacit.Budget(EPSILON, delta),
-        noise=tacit.Noise(noise(setting, delta)),
+        noise=tacit.Noise(z),
         ledger=tacit.LedgerRun(prelude=prelude),
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, setting.steps),
         callbacks=(),
@@ -178,8 +169,7 @@ def train(
     started = time.perf_counter()
     run = trainer.fit()
     assert run.steps == setting.steps
-    seconds = time.perf_counter() - started
-    return Scorer(name, model, setting, scaler), run.epsilon, seconds
+    return Scorer(name, model, setting, scaler), run.epsilon, time.perf_counter() - started
 
 
 @dataclass(frozen=True)
@@ -265,31 +255,26 @@ def one_set(name: str, trials: int, seeds: int, seconds: float, nested: bool = F
     }
 
 
-def main(paper: Paper, arguments: Sequence[str]) -> list[dict]:
+@command(
+    {
+        "--small": {"action": "store_true", "help": "yeast, one trial and two seeds"},
+        "--sets": some_of(SETS),
+        "--trials": {"type": int, "default": 30, "help": "settings tried for each choice"},
+        "--seconds": {"type": float, "default": math.inf, "help": "to search for each choice"},
+        "--seeds": {"type": int, "default": 5},
+        "--nested": {"action": "store_true", "help": "choose once per seed, on its own split"},
+        "--workers": {"type": int, "default": 2},
+        "--out": {"type": Path},
+    }
+)
+def main(paper: Paper, args: argparse.Namespace) -> list[dict]:
     """Table 7: AUROC of anomaly detection on nine ADBench sets at ε = 1."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--small", action="store_true", help="yeast, one trial and two seeds")
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    parser.add_argument("--trials", type=int, default=30, help="settings tried for each choice")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="to search for each choice")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument(
-        "--nested", action="store_true", help="choose once per seed, on its own split"
-    )
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args(arguments)
-    if options.small:
-        options.sets, options.trials, options.seeds, options.workers = ["yeast"], 1, 2, 1
+    if args.small:
+        args.sets, args.trials, args.seeds, args.workers = ["yeast"], 1, 2, 1
     results: list[dict] = []
-    with ProcessPoolExecutor(options.workers) as pool:
-        args = [
-            pool.submit(
-                one_set, name, options.trials, options.seeds, options.seconds, options.nested
-            )
-            for name in options.sets
-        ]
-        for future in args:
+    asked = (args.trials, args.seeds, args.seconds, args.nested)
+    with ProcessPoolExecutor(args.workers) as pool:
+        for future in [pool.submit(one_set, name, *asked) for name in args.sets]:
             row = {**future.result(), "source": source()}
             results.append(row)
             best = max(row["published_clipless"], row["published_dp_sgd"])
@@ -299,8 +284,7 @@ def main(paper: Paper, arguments: Sequence[str]) -> list[dict]:
                 f"{row['seconds_per_sample_clipping']:.1f} s  {row['choices'][0]['setting']}",
                 flush=True,
             )
-            if options.out:
-                options.out.write_text(json.dumps(results, indent=2) + "\n")
+            write(args.out, results)
     return results
 
 
@@ -333,36 +317,28 @@ def models(name: str, width: int) -> dict[str, ClassifierMixin]:
     }
 
 
-def ceilings(name: str, repeats: int) -> list[dict]:
-    """The AUROC of models that are fitted without privacy.
+@command(
+    {
+        "--set": {"choices": list(KERNELS), "required": True},
+        "--repeats": {"type": int, "default": 3},
+        "--out": {"type": Path},
+    }
+)
+def ceilings(paper: Paper, args: argparse.Namespace) -> list[dict]:
+    """Beside Table 7: the AUROC that models reach without privacy.
 
     Each is fitted to four fifths of the training records of split 0 and scored on the other fifth,
     over repeated five-fold splits; no record that the table holds out in that split is read. A
     private model of the same kind does not pass what these reach on average.
     """
-    x, y, _, _ = load(name, seed=0)
-    folds = RepeatedStratifiedKFold(n_splits=5, n_repeats=repeats, random_state=0)
+    x, y, _, _ = load(args.set, seed=0)
+    folds = RepeatedStratifiedKFold(n_splits=5, n_repeats=args.repeats, random_state=0)
     rows = []
-    for label, model in models(name, x.shape[1]).items():
+    for label, model in models(args.set, x.shape[1]).items():
         aurocs = cross_val_score(model, x.numpy(), y.numpy(), cv=folds, scoring="roc_auc")
-        row = {
-            "set": name,
-            "model": label,
-            "mean": 100 * np.mean(aurocs),
-            "std": 100 * np.std(aurocs),
-        }
+        row = {"set": args.set, "model": label, "mean": 100 * np.mean(aurocs)}
+        row["std"] = 100 * np.std(aurocs)
         print(f"{label:45} {row['mean']:6.2f} ± {row['std']:.2f}", flush=True)
         rows.append(row)
+    write(args.out, {"rows": rows, "source": source()})
     return rows
-
-
-def ceilings_main(paper: Paper, arguments: Sequence[str]) -> None:
-    """Beside Table 7: the AUROC that models reach without privacy."""
-    parser = argparse.ArgumentParser(description=ceilings_main.__doc__)
-    parser.add_argument("--set", choices=[name for name in SETS if name in KERNELS], required=True)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args(arguments)
-    rows = ceilings(options.set, options.repeats)
-    if options.out:
-        options.out.write_text(json.dumps({"rows": rows, "source": source()}, indent=2) + "\n")

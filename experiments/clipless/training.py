@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 import tacit
+from experiments import images
 from experiments.clipless.networks import (
     Moved,
     Setting,
@@ -28,8 +28,7 @@ from experiments.clipless.networks import (
     kind_and_sizes,
     loss_of,
 )
-from experiments.images import featured, mapped, parts, release_maps, train_privately
-from experiments.runner import Job, least_noise
+from experiments.runner import Job
 from tacit import Records
 from tacit.certificates import certified_accuracy
 from tacit.certificates.certifier import scaler_lipschitz
@@ -74,7 +73,7 @@ def group_of(task: str) -> str:
 
 def features_of(records: Records, features: str, device: str) -> Records:
     if not features.startswith("filters:"):
-        return featured(records, features, device)
+        return images.featured(records, features, device)
     filters = fixed_filters(features, records.shape).to(device)
     outputs = [filters(chunk.to(device)) for chunk in records.inputs.split(1024)]
     return replace(records.to(device), inputs=torch.cat(outputs))
@@ -84,12 +83,13 @@ def work(job: Job) -> dict:
     """One run with its accuracy, certified accuracy, and the score that a search maximises."""
     trial: Trial = job.setting
     setting = trial.setting
-    place = (trial.dataset, setting.features, job.device, job.limit, job.held_out)
-    train, evaluated = parts(features_of, *place)
+    train, evaluated = images.parts(
+        features_of, images.source_of(job, trial.dataset, setting.features)
+    )
     # The run's own noise must not repeat that of the releases.
     seeds = 10**6 + job.seed, 2 * 10**6 + job.seed
-    maps, prelude = release_maps(train, setting.channels, setting.centre, seeds)
-    train, evaluated = mapped(train, maps), mapped(evaluated, maps)
+    maps, prelude = images.release_maps(train, setting, seeds)
+    train, evaluated = images.mapped(train, maps), images.mapped(evaluated, maps)
     model, report = run_once(setting, train, trial.epsilon, job.seed, prelude)
     report["accuracy"] = tacit.evaluate(model, evaluated, loss_of(setting)).accuracy
     if has_certificates(setting):
@@ -124,38 +124,26 @@ def run_once(
 ) -> tuple[nn.Module, dict]:
     """Train; the model, and ε by PLD, the noise and the seconds."""
     torch.manual_seed(seed)
-    size = train.require_public_size("a sampling rate")
     assert train.num_classes is not None
     model = build(setting, train.shape, train.num_classes).to(train.device)
     if kind_and_sizes(setting.model)[0] == "adapted":
         event = release_middle(model, train, setting.middle_centre, 3 * 10**6 + seed)
         prelude = (*prelude, event)
     clip = setting.gradient_clip(train.num_classes)
-    z = least_noise(setting.batch_size / size, setting.steps, epsilon, prelude)
     allocation = tacit.PerLayerNoise() if setting.per_layer else tacit.GlobalNoise()
-    started = time.perf_counter()
-    run = train_privately(
+    _, facts = images.train_privately(
+        setting,
         model,
         loss_of(setting),
         tacit.Clipless(gradient_clip=clip, augmentation=_views(setting, train)),
         optimizer_of(setting, model, clip),
         train,
-        setting,
         epsilon=epsilon,
-        noise=tacit.Noise(z, allocation),
+        noise=tacit.Noise(None, allocation),
         prelude=prelude,
         max_rows=_most_rows(setting, train.shape),
         seed=seed,
     )
-    if train.device.type == "cuda":
-        torch.cuda.synchronize()
-    facts = {
-        "epsilon": run.epsilon,
-        "noise_multiplier": z,
-        "steps": run.steps,
-        "stopped": run.stopped,
-        "seconds": time.perf_counter() - started,
-    }
     return model, facts
 
 

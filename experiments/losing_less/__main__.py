@@ -1,10 +1,6 @@
 """*Losing Less: A Loss for Differentially Private Deep Learning*: its figures, as data.
 
-    python -m experiments.losing_less --list
     python -m experiments.losing_less 3 --seeds 0 1 2 3 4 --workers 3 --out results/
-    python -m experiments.losing_less 3 --small
-    python -m experiments.losing_less all --workers 3 --seconds 500 --out results/
-    python -m experiments.losing_less --plot-only results/
 
 Networks: CE-T-CNN and O-T-CNN are the paper's, trained end to end with cross-entropy and with the
 tailored loss; CE-T-PFE-CNN and O-T-PFE-CNN are theirs on scattering features.
@@ -15,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from experiments.losing_less import beyond, recipes, time_to
+from experiments.losing_less import beyond, recipes
 from experiments.losing_less.measures import draw_bars, draw_curves, draw_measures
-from experiments.losing_less.recipes import NAMES, RECIPES, SIZES
-from experiments.losing_less.training import Setting, paper_setting, small, work
+from experiments.losing_less.recipes import NAMES, RECIPES, SIZES, paper_setting, sampling_of
+from experiments.losing_less.training import Setting, small, work
 from experiments.runner import Figure, Paper, Selection, main
 
 FIVE = (0, 1, 2, 3, 4)
@@ -67,21 +63,20 @@ LOSS_NUMBERS = {
 }
 
 
-def stopped_at(setting: Setting, epochs: float) -> Setting:
-    rate = RECIPES[setting.dataset, "pixels"].sampling.rate
-    return replace(setting, steps=max(1, round(epochs / rate)))
+def stopped_at(setting: Setting, epochs: float | None) -> Setting:
+    """The setting, ended after so many epochs if any are given."""
+    if epochs is None:
+        return setting
+    return replace(setting, steps=max(1, round(epochs / sampling_of(setting).rate)))
 
 
 def both_losses(*datasets: str, epochs: float | None = None) -> dict[str, Setting]:
     """CE-T-CNN and O-T-CNN, by dataset; `epochs` ends them sooner."""
-    settings = {
-        f"{dataset}, {loss}": paper_setting(dataset, "pixels", loss)
+    return {
+        f"{dataset}, {loss}": stopped_at(paper_setting(dataset, "pixels", loss), epochs)
         for dataset in datasets
         for loss in LOSSES
     }
-    if epochs is None:
-        return settings
-    return {name: stopped_at(setting, epochs) for name, setting in settings.items()}
 
 
 def confused(datasets: tuple[str, ...], epochs: tuple[int, ...]) -> dict[str, Setting]:
@@ -230,7 +225,7 @@ PAPER = Paper(
     small,
     draw_curves,
     EVERYTHING,
-    commands={"table_5": recipes.main, "beyond": beyond.main, "time_to": time_to.main},
+    commands={"table_5": recipes.main, "beyond": beyond.main, "time_to": beyond.time_to},
 )
 
 if __name__ == "__main__":

@@ -16,34 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit import Records
-from tacit.diagnostics import (
-    ActivationNorms,
-    ClippingAlignment,
-    ConfusionHistory,
-    Curvature,
-    Diagnostic,
-    GradientNormHistory,
-    GradientNorms,
-    Point,
-    Spectrum,
-    WeightNorms,
-    confusion_matrix,
-    first_of,
-    plot_ablation,
-    plot_accuracy_against_epsilon,
-    whole_norms,
-)
+from tacit import Records, diagnostics
+from tacit.diagnostics import Diagnostic, GradientNorms, Point, Spectrum
 
 DIAGNOSTICS: dict[str, Callable[[], Diagnostic]] = {
-    "logits": ActivationNorms,
-    "pre-activations": ActivationNorms,
-    "weights": WeightNorms,
-    "gradients": functools.partial(GradientNormHistory, max_records=128),
-    "alignment": ClippingAlignment,
-    "alignment by batch": functools.partial(ClippingAlignment, every=5),
-    "curvature": Curvature,
-    "confusion": ConfusionHistory,
+    "logits": diagnostics.ActivationNorms,
+    "pre-activations": diagnostics.ActivationNorms,
+    "weights": diagnostics.WeightNorms,
+    "gradients": functools.partial(diagnostics.GradientNormHistory, max_records=128),
+    "alignment": diagnostics.ClippingAlignment,
+    "alignment by batch": functools.partial(diagnostics.ClippingAlignment, every=5),
+    "curvature": diagnostics.Curvature,
+    "confusion": diagnostics.ConfusionHistory,
 }
 
 
@@ -56,7 +40,7 @@ def recorded(diagnostic: Diagnostic) -> list[dict]:
 
 def _as_data(value: Any) -> Any:
     if isinstance(value, GradientNorms):
-        return whole_norms(value).tolist()
+        return diagnostics.whole_norms(value).tolist()
     if isinstance(value, Tensor):
         return value.tolist()
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
@@ -86,7 +70,7 @@ def draw_curves(report: Mapping, path: Path) -> None:
             groups.setdefault(dataset, {})[label] = runs
     for dataset, by_label in groups.items():
         title = f"{report['title']}\n{dataset}"
-        plot_accuracy_against_epsilon(by_label, _beside(path, dataset), title=title)
+        diagnostics.plot_accuracy_against_epsilon(by_label, _beside(path, dataset), title=title)
 
 
 def draw_measures(report: Mapping, path: Path) -> None:
@@ -124,7 +108,7 @@ def draw_bars(report: Mapping, path: Path, before_label: str = ", ") -> None:
         group, _, label = name.rpartition(before_label)
         groups.setdefault(group, {})[label] = [run["accuracy"] for run in row["runs"]]
     for group, accuracies in groups.items():
-        plot_ablation(accuracies, _beside(path, group), title=group)
+        diagnostics.plot_ablation(accuracies, _beside(path, group), title=group)
 
 
 def _beside(path: Path, name: str) -> Path:
@@ -133,4 +117,4 @@ def _beside(path: Path, name: str) -> Path:
 
 def confusion(model: nn.Module, train: Records) -> list[list[int]]:
     """Which class is taken for which, over up to 10,000 training records as in the paper."""
-    return confusion_matrix(model, first_of(train, 10_000)).long().tolist()
+    return diagnostics.confusion_matrix(model, diagnostics.first_of(train, 10_000)).long().tolist()

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,57 +19,60 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy.special import log_ndtr
 
 import tacit
-from experiments.runner import DELTA, Paper, least_noise
-from tacit.report.run_folder import source, to_json
+from experiments.losing_less.training import Setting
+from experiments.results import DELTA, write
+from experiments.runner import Paper, command, least_noise
+from tacit.report.run_folder import source
 
-EPSILON = 3.0
 SIZES = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
 NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A row of Table 5, and the cell of Table 6 that goes with it."""
-
-    dataset: str
-    features: str
-    learning_rate: float
-    batch_size: int
-    epochs: int
-    noise_multiplier: float
-    threshold_epoch: float
-    beta: float
-    gamma: float
-    momentum: float = 0.9
-    max_norm: float = 0.1
-
-    @property
-    def steps(self) -> int:
-        return round(self.epochs * SIZES[self.dataset] / self.batch_size)
-
-    @property
-    def sampling(self) -> tacit.sampling.Poisson:
-        """The paper does not say how it samples; its ε needs this."""
-        return tacit.sampling.Poisson(self.batch_size / SIZES[self.dataset])
+def recipe(
+    dataset: str, features: str, rate: float, batch: int, epochs: int, noise: float, *numbers: float
+) -> Setting:
+    """A row of Table 5, and e_t, β and γ from the cell of Table 6 that goes with it."""
+    threshold_epoch, beta, gamma = numbers
+    return Setting(
+        dataset, features, loss="tailored", threshold_epoch=threshold_epoch, beta=beta, gamma=gamma,
+        batch_size=batch, steps=round(epochs * SIZES[dataset] / batch), learning_rate=rate,
+        noise_multiplier=noise,
+    )  # fmt: skip
 
 
 RECIPES = {
-    (recipe.dataset, recipe.features): recipe
-    for recipe in (
+    (setting.dataset, setting.features): setting
+    for setting in (
         #                                    rate  batch  epochs  noise | e_t beta gamma
-        Recipe("cifar10", "pixels", 1.0, 1024, 30, 1.54, 7, 11, 5),
-        Recipe("fashion-mnist", "pixels", 4.0, 2048, 40, 2.15, 0, 1, 5),
-        Recipe("mnist", "pixels", 0.5, 512, 40, 1.23, 0, 1, 5),
-        Recipe("cifar10", "scattering", 4.0, 8192, 60, 5.67, 2, 1, 2),
-        Recipe("fashion-mnist", "scattering", 4.0, 2048, 40, 2.15, 2, 51, 2),
-        Recipe("mnist", "scattering", 1.0, 1024, 25, 1.35, 2, 11, 10),
+        recipe("cifar10", "pixels", 1.0, 1024, 30, 1.54, 7, 11, 5),
+        recipe("fashion-mnist", "pixels", 4.0, 2048, 40, 2.15, 0, 1, 5),
+        recipe("mnist", "pixels", 0.5, 512, 40, 1.23, 0, 1, 5),
+        recipe("cifar10", "scattering", 4.0, 8192, 60, 5.67, 2, 1, 2),
+        recipe("fashion-mnist", "scattering", 4.0, 2048, 40, 2.15, 2, 51, 2),
+        recipe("mnist", "scattering", 1.0, 1024, 25, 1.35, 2, 11, 10),
     )
 }
 
 
-def pld_noise(recipe: Recipe) -> float:
-    """What this recipe needs at ε = 3: 1.32, 1.81, 1.07 where the paper has 1.54, 2.15, 1.23."""
-    return least_noise(recipe.sampling.rate, recipe.steps, EPSILON)
+def paper_setting(dataset: str, features: str, loss: str, noise: str = "pld") -> Setting:
+    """Table 5's row and Table 6's cell, with the `paper`'s noise or the least that `pld` allows."""
+    setting = RECIPES[dataset, features]
+    paper = {"paper": setting.noise_multiplier, "pld": None}[noise]
+    return replace(setting, loss=loss, noise_multiplier=paper)
+
+
+def sampling_of(setting: Setting) -> tacit.sampling.Poisson:
+    """The paper does not say how it samples; its ε needs this."""
+    return tacit.sampling.Poisson(setting.batch_size / SIZES[setting.dataset])
+
+
+def epochs_of(setting: Setting) -> int:
+    return round(setting.steps * sampling_of(setting).rate)
+
+
+def pld_noise(setting: Setting) -> float:
+    """What a recipe needs at ε = 3: 1.32, 1.81, 1.07 where the paper has 1.54, 2.15, 1.23."""
+    return least_noise(sampling_of(setting).rate, setting.steps, setting.epsilon)
 
 
 _INTERVALS, _GRID = 4_000, 1e-3
@@ -119,44 +121,42 @@ def _interval_masses(log_distribution: np.ndarray) -> np.ndarray:
     return np.where(masses > 1e-12, masses, 0.0)
 
 
-def row_of(recipe: Recipe) -> dict:
+def row_of(setting: Setting) -> dict:
     """The recipe's ε by PLD and RDP, the noise that ε = 3 needs, and ε had epochs been shuffled.
 
     `shuffled` is a lower bound; `no amplification` is what can be promised then (replace-one).
     """
-    size, z = SIZES[recipe.dataset], recipe.noise_multiplier
-    epochs = tacit.sampling.ShuffledEpochs(math.ceil(size / recipe.batch_size))
-    plan = (recipe.sampling, recipe.steps)
+    size, z = SIZES[setting.dataset], setting.noise_multiplier
+    assert z is not None
+    shuffled = tacit.sampling.ShuffledEpochs(math.ceil(size / setting.batch_size))
+    epochs = epochs_of(setting)
+    plan = (sampling_of(setting), setting.steps)
     return {
-        "dataset": NAMES[recipe.dataset],
-        "features": recipe.features,
-        "steps": recipe.steps,
+        "dataset": NAMES[setting.dataset],
+        "features": setting.features,
+        "steps": setting.steps,
         "paper's noise": z,
         "epsilon": tacit.epsilon(z, *plan, delta=DELTA),
         "epsilon by RDP": tacit.accounting.epsilon_rdp(z, *plan, delta=DELTA),
-        "noise at 3": pld_noise(recipe),
-        "shuffled": shuffled_epsilon(z, size // recipe.batch_size, recipe.epochs, DELTA),
+        "noise at 3": pld_noise(setting),
+        "shuffled": shuffled_epsilon(z, size // setting.batch_size, epochs, DELTA),
         # The noise is of one record's clipped gradient; a replacement moves the sum by twice that.
         "no amplification": tacit.epsilon(
             z / 2,
-            epochs,
-            recipe.epochs * epochs.steps_per_epoch,
+            shuffled,
+            epochs * shuffled.steps_per_epoch,
             delta=DELTA,
             relation=tacit.Relation.REPLACE_ONE,
         ),
     }
 
 
-def main(paper: Paper, arguments: Sequence[str]) -> list[dict]:
+@command({"--out": {"type": Path, "metavar": "DIR", "help": "folder for table_5.json"}})
+def main(paper: Paper, args: argparse.Namespace) -> list[dict]:
     """Table 5: exact ε of the paper's recipes, and what shuffling would leak."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for table_5.json")
-    args = parser.parse_args(arguments)
-    rows = [row_of(recipe) for recipe in RECIPES.values()]
+    rows = [row_of(setting) for setting in RECIPES.values()]
     for row in rows:
         print(*(f"{v:.3f}" if isinstance(v, float) else v for v in row.values()), sep="\t")
     if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        text = to_json({"rows": rows, "source": source()})
-        (args.out / "table_5.json").write_text(text + "\n", encoding="utf-8")
+        write(args.out / "table_5.json", {"rows": rows, "source": source()})
     return rows

@@ -10,36 +10,21 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import tacit
-from experiments.images import (
-    cosine_schedule,
-    evaluation_steps,
-    mapped,
-    parts,
-    plain_steps,
-    release_maps,
-    sides,
-    train_privately,
-)
-from experiments.losing_less.features import (
-    CentreOfEach,
-    CopyViews,
-    features_of,
-    numbered,
-    table_of,
-    widths_of,
-)
+from experiments import images
+from experiments.images import NOT_PRIVATE, Source, mapped, sides
+from experiments.losing_less import features
 from experiments.losing_less.measures import DIAGNOSTICS, confusion, recorded
-from experiments.losing_less.recipes import RECIPES
-from experiments.runner import DELTA, Job, least_noise
+from experiments.results import DELTA
+from experiments.runner import Job
 from tacit import Records
 from tacit.accounting.pld import COARSE
 from tacit.lipschitz import SpectralBall, SpectralLinear
@@ -90,35 +75,25 @@ class Setting:
     both_ways: bool = False
 
 
-def paper_setting(dataset: str, features: str, loss: str, noise: str = "pld") -> Setting:
-    """Table 5's row and Table 6's cell, with the `paper`'s noise or the least that `pld` allows."""
-    recipe = RECIPES[dataset, features]
-    numbers = {f.name: getattr(recipe, f.name) for f in fields(recipe) if f.name != "epochs"}
-    numbers["noise_multiplier"] = {"paper": recipe.noise_multiplier, "pld": None}[noise]
-    return Setting(**numbers, loss=loss, steps=recipe.steps)
-
-
 def small(setting: Setting) -> Setting:
     """Three steps on a few records, with the noise that those need for the same ε."""
     return replace(setting, batch_size=16, steps=3, noise_multiplier=None)
 
 
 @functools.lru_cache(maxsize=1)
-def copies_of(
-    dataset: str, features: str, device: str, limit: int | None, held_out: bool, copies: int
-) -> Tensor:
+def copies_of(source: Source, copies: int) -> Tensor:
     """(N, V, …): features of V copies of each record to train on, in the order of `parts`."""
-    train, _ = sides(dataset, held_out, limit)
-    return table_of(train.to(device), dataset, copies, lambda r: features_of(r, features, device))
+    train = sides(source)[0].to(source.device)
+    make = functools.partial(features.features_of, features=source.features, device=source.device)
+    return features.table_of(train, source.dataset, copies, make)
 
 
 @functools.lru_cache(maxsize=1)
-def mirrors_of(
-    dataset: str, features: str, device: str, limit: int | None, held_out: bool
-) -> Records:
+def mirrors_of(source: Source) -> Records:
     """The mirror images of the records to evaluate on, in the order of `parts`."""
-    _, evaluated = sides(dataset, held_out, limit)
-    return features_of(replace(evaluated, inputs=evaluated.inputs.flip(-1)), features, device)
+    _, evaluated = sides(source)
+    turned = replace(evaluated, inputs=evaluated.inputs.flip(-1))
+    return features.features_of(turned, source.features, source.device)
 
 
 def network(setting: Setting, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -160,15 +135,15 @@ class AccuracyPath(Callback):
     """Accuracy after the given steps, of the moving average where there is one, and seconds.
 
     Its clocks run from when it is made: one on the wall, one of all the process's threads.
+    `versions` of the records are set before the first step.
     """
+
+    versions: Sequence[Records]
 
     def __init__(self, steps: set[int]) -> None:
         self.steps = steps
         self.started, self.cpu_started = time.perf_counter(), time.process_time()
         self.points: list[dict[str, float]] = []
-
-    def evaluate_on(self, records: Records, mirrors: Records | None) -> None:
-        self.records, self.mirrors = records, mirrors
 
     def on_step(self, trainer: tacit.Trainer, step: int) -> None:
         if step in self.steps:
@@ -177,142 +152,85 @@ class AccuracyPath(Callback):
                 self.add(trainer.model, step)
 
     def add(self, model: nn.Module, step: int) -> None:
-        point = {"step": step, "accuracy": accuracy(model, self.records, self.mirrors)}
+        point = {"step": step, "accuracy": accuracy(model, *self.versions)}
         point["seconds"] = time.perf_counter() - self.started
         point["cpu_seconds"] = time.process_time() - self.cpu_started
         self.points.append(point)
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, records: Records, mirrors: Records | None = None) -> float:
-    """Of the records; with `mirrors`, of the sum of their logits and their mirror images'."""
+def accuracy(model: nn.Module, records: Records, *versions: Records) -> float:
+    """Of the records, by the sum of their logits and those of their other versions."""
     right = torch.zeros((), dtype=torch.long, device=records.device)
     with evaluating(model):
         for start in range(0, len(records), AT_ONCE):
             rows = slice(start, start + AT_ONCE)
-            logits = model(records.inputs[rows])
-            if mirrors is not None:
-                logits = logits + model(mirrors.inputs[rows])
+            logits = sum(model(version.inputs[rows]) for version in (records, *versions))
             right += (logits.argmax(1) == records.targets[rows]).sum()
     return int(right) / len(records)
 
 
 def work(job: Job) -> dict:
-    """One run with its measurements, under `measured`."""
-    callbacks = {name: DIAGNOSTICS[name]() for name in job.measures if name != "confusion"}
-    inspect = confusion if "confusion" in job.measures else None
-    report = run(
-        job.setting,
-        job.seed,
-        job.device,
-        job.evaluations,
-        job.limit,
-        held_out=job.held_out,
-        callbacks=callbacks.values(),
-        inspect=inspect,
-    )
-    if callbacks:
-        report["measured"] = {name: recorded(diagnostic) for name, diagnostic in callbacks.items()}
-    if inspect is not None:
-        last = {key: report["path"][-1][key] for key in ("step", "epoch")}
-        report["measured"] = {"confusion": [{**last, "value": report.pop("inspected")}]}
-    return report
+    return run(job)[0]
 
 
-def run(
-    setting: Setting,
-    seed: int,
-    device: str,
-    evaluations: int = 10,
-    limit: int | None = None,
-    *,
-    held_out: bool = False,
-    callbacks: Iterable[Callback] = (),
-    inspect: Callable[[nn.Module, Records], object] | None = None,
-) -> dict:
-    """Train once: accuracy, ε, the path to both, and the seconds that it took.
+def run(job: Job) -> tuple[dict, nn.Module, Records]:
+    """Train once: accuracy, ε, the path to both, seconds and what the job measures.
 
-    `inspect` is given the trained model and the training records; its answer is `inspected`.
+    Then come the model and the training records, as it has read them.
     """
-    place = (setting.dataset, setting.features, device, limit, held_out)
-    train, evaluated = parts(features_of, *place)
-    mirrors = mirrors_of(*place) if setting.both_ways else None
-    path = AccuracyPath(evaluation_steps(setting.steps, evaluations))
-    maps, prelude = release_maps(
-        train,
-        setting.channels,
-        setting.centre,
-        (10**6 + seed, seed),
-        map_of=lambda centre: _centre_map(setting, centre),
-    )
-    train, evaluated = mapped(train, maps), mapped(evaluated, maps)
-    path.evaluate_on(evaluated, None if mirrors is None else mapped(mirrors, maps))
+    setting, seed = job.setting, job.seed
+    source = images.source_of(job, setting.dataset, setting.features)
+    train, *versions = images.parts(features.features_of, source)
+    if setting.both_ways:
+        versions.append(mirrors_of(source))
+    path = AccuracyPath(images.evaluation_steps(setting.steps, job.evaluations))
+    map_of = functools.partial(_centre_map, setting)
+    maps, prelude = images.release_maps(train, setting, (10**6 + seed, seed), map_of)
+    train = mapped(train, maps)
+    path.versions = [mapped(records, maps) for records in versions]
     torch.manual_seed(seed)
     assert train.num_classes is not None
-    model = network(setting, train.shape, train.num_classes).to(device)
+    model = network(setting, train.shape, train.num_classes).to(job.device)
     views = _views(setting)
     if setting.copies > 1:
-        table = copies_of(*place, setting.copies)
+        table = copies_of(source, setting.copies)
         for apply in maps:
             table = torch.stack([apply(copy.float()).half() for copy in table.unbind(1)], dim=1)
-        choice = CopyViews(table, every_copy=setting.views == setting.copies)
-        train, views = numbered(train), tacit.data.Augmentation(setting.views, choice)
+        choice = features.CopyViews(table, every_copy=setting.views == setting.copies)
+        train, views = features.numbered(train), tacit.data.Augmentation(setting.views, choice)
+    diagnostics = {name: DIAGNOSTICS[name]() for name in job.measures if name != "confusion"}
+    optimizer = torch.optim.SGD(model.parameters(), setting.learning_rate, setting.momentum)
     if setting.private:
-        report = _train_privately(setting, model, train, views, prelude, path, callbacks, seed)
+        finished, report = images.train_privately(
+            setting,
+            model,
+            loss_of(setting),
+            tacit.PerSampleClip(setting.max_norm, augmentation=views),
+            optimizer,
+            train,
+            epsilon=setting.epsilon,
+            noise=tacit.Noise(setting.noise_multiplier),
+            prelude=prelude,
+            max_rows=_at_once(setting, train.device.type == "cpu"),
+            seed=seed,
+            callbacks=[path, *diagnostics.values()],
+        )
+        for point in path.points:
+            point["epoch"] = point["step"] * (setting.batch_size / len(train))
+            point["epsilon"] = _epsilon_at(finished.plan, int(point["step"]))
     else:
-        report = _train_plainly(setting, model, train, path)
+        report = _train_plainly(setting, model, optimizer, train, path)
     last = path.points[-1]
     report |= {"path": path.points, "seed": seed}
     report |= {"accuracy": last["accuracy"], "seconds": last["seconds"]}
     if setting.both_ways:
-        report["accuracy_one_way"] = accuracy(model, evaluated)
-    if inspect is not None:
-        report["inspected"] = inspect(model, train)
-    return report
-
-
-def _train_privately(
-    setting: Setting,
-    model: nn.Module,
-    train: Records,
-    views: tacit.data.Augmentation | None,
-    prelude: tuple,
-    path: AccuracyPath,
-    callbacks: Iterable[Callback],
-    seed: int,
-) -> dict:
-    """With noise that just fits ε, unless the setting has its own."""
-    rate = setting.batch_size / len(train)  # N is public: every record of the set takes part
-    started = time.perf_counter()
-    z = setting.noise_multiplier
-    if z is None:
-        z = least_noise(rate, setting.steps, setting.epsilon, prelude)
-    calibration = time.perf_counter() - started
-    finished = train_privately(
-        model,
-        loss_of(setting),
-        tacit.PerSampleClip(setting.max_norm, augmentation=views),
-        _optimizer(setting, model),
-        train,
-        setting,
-        epsilon=setting.epsilon,
-        noise=tacit.Noise(z),
-        prelude=prelude,
-        max_rows=_at_once(setting, train.device.type == "cpu"),
-        seed=seed,
-        callbacks=[path, *callbacks],
-    )
-    for point in path.points:
-        point["epoch"] = point["step"] * rate
-        point["epsilon"] = _epsilon_at(finished.plan, int(point["step"]))
-    return {
-        "epsilon": finished.epsilon,
-        "noise_multiplier": z,
-        "steps": finished.steps,
-        "stopped": finished.stopped,
-        "calibration_seconds": calibration,
-        "sampling": finished.plan.scheme.describe(),
-    }
+        report["accuracy_one_way"] = accuracy(model, path.versions[0])
+    measured = {name: recorded(diagnostic) for name, diagnostic in diagnostics.items()}
+    if "confusion" in job.measures:
+        point = {"step": last["step"], "epoch": last["epoch"], "value": confusion(model, train)}
+        measured["confusion"] = [point]
+    return report | ({"measured": measured} if measured else {}), model, train
 
 
 @functools.cache
@@ -320,27 +238,22 @@ def _epsilon_at(plan: tacit.accounting.Plan, steps: int) -> float:
     return plan.epsilon(steps, DELTA, COARSE)
 
 
-def _train_plainly(setting: Setting, model: nn.Module, train: Records, path: AccuracyPath) -> dict:
-    optimizer = _optimizer(setting, model)
-    schedule = cosine_schedule(setting, optimizer)
-    loss, size, steps = loss_of(setting), setting.batch_size, setting.steps
-    for step in plain_steps(model, loss, optimizer, schedule, train, size, steps):
-        if step in path.steps:
-            path.add(model, step)
-    for point in path.points:
-        epoch = point["step"] * min(size, len(train)) / len(train)
-        point |= {"epoch": epoch, "epsilon": math.inf}
-    return {
-        "epsilon": math.inf,
-        "noise_multiplier": 0.0,
-        "steps": steps,
-        "stopped": "plan complete",
-        "sampling": "shuffled epochs, not private",
-    }
-
-
-def _optimizer(setting: Setting, model: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), setting.learning_rate, setting.momentum)
+def _train_plainly(
+    setting: Setting,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    train: Records,
+    path: AccuracyPath,
+) -> dict:
+    schedule = images.cosine_schedule(setting, optimizer)
+    loss, steps = loss_of(setting), setting.steps
+    size = min(setting.batch_size, len(train))
+    for step in images.plain_steps(
+        model, loss, optimizer, schedule, train, size, steps, path.steps
+    ):
+        path.add(model, step)
+        path.points[-1] |= {"epoch": step * size / len(train), "epsilon": math.inf}
+    return {**NOT_PRIVATE, "noise_multiplier": 0.0, "steps": steps, "stopped": "plan complete"}
 
 
 def _centre_map(setting: Setting, centre: Any) -> Callable[[Tensor], Tensor]:
@@ -348,7 +261,9 @@ def _centre_map(setting: Setting, centre: Any) -> Callable[[Tensor], Tensor]:
     if not setting.features.startswith("mixed:"):
         return centre
     image = tacit.load(setting.dataset)[0].shape
-    return CentreOfEach(centre, setting.features, widths_of(setting.features, image))
+    return features.CentreOfEach(
+        centre, setting.features, features.widths_of(setting.features, image)
+    )
 
 
 def _at_once(setting: Setting, on_cpu: bool) -> int | None:

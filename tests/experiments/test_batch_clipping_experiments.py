@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tacit
-from experiments import runner
+from experiments import results, runner
 from experiments.batch_clipping import beyond, training
 from experiments.batch_clipping.__main__ import EVERYTHING, FIGURES, PAPER, layer_kind
 from experiments.batch_clipping.training import Setting
@@ -134,7 +134,7 @@ def test_the_papers_lenet5_has_the_epsilon_of_the_record(sigma, exact) -> None:
     assert blocks == 8
     z = training.joint_multiplier(setting, blocks)
     plan = tacit.accounting.Plan(sampler.scheme, z, tacit.Relation.REPLACE_ONE, steps, setting.unit)
-    assert plan.epsilon(steps, runner.DELTA) == pytest.approx(exact, rel=0.005)
+    assert plan.epsilon(steps, results.DELTA) == pytest.approx(exact, rel=0.005)
 
 
 def test_batch_norm_on_one_image_is_instance_norm() -> None:
@@ -174,10 +174,9 @@ def test_all_covers_every_figure() -> None:
 
 def test_beyond_runs_the_rates_that_its_search_found_best(tmp_path, monkeypatch) -> None:
     method = "sets of 8, BatchNorm, factors"
-    monkeypatch.setattr(beyond, "METHODS", {method: beyond.METHODS[method]})
     monkeypatch.setattr(beyond, "noise_for", lambda *_: 1.0)
     shared = ["beyond", "--small", "--device", "cpu", "--out", str(tmp_path)]
-    shared += ["--networks", "lenet5", "--epsilons", "3"]
+    shared += ["--networks", "lenet5", "--methods", method, "--epsilons", "3"]
     found = runner.main(PAPER, [*shared, "--search"])["search"]["settings"]
     assert len(found) == len(beyond.METHODS[method][2])
     scores = {

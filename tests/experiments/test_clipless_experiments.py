@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import tacit
-from experiments import runner
+from experiments import results, runner
 from experiments.clipless import __main__ as figures
-from experiments.clipless import attacked, figure_3b, networks, spaces, training
+from experiments.clipless import figure_3b, measures, networks, training
 from tacit import Records
 from tacit.data import PublicScaler
 from tacit.data.catalogue import lookup
@@ -41,7 +41,7 @@ def test_a_search_then_its_final_seeds(tmp_path: Path) -> None:
 
 
 def test_the_recorded_runs_can_be_read() -> None:
-    assert figure_3b.TASKS.chosen(runner.read_lines(RECORDS / "search_h200.jsonl"))
+    assert figure_3b.TASKS.chosen(results.read_lines(RECORDS / "search_h200.jsonl"))
     said = runner.main(figures.PAPER, ["table_1", str(RECORDS / "final_h200.jsonl")])
     assert "| cifar10, ε = 8" in said
 
@@ -54,7 +54,7 @@ def test_every_drawn_network_is_bounded_and_certified_where_it_says_so() -> None
     rng = random.Random(3)
     for task in ("mnist/pixels", "cifar10/pixels", "cifar10/certified", "fashion-mnist/trained"):
         shape = (3, 32, 32) if task.startswith("cifar10") else (1, 28, 28)
-        for setting in (*spaces.KNOWN[task], *(spaces.drawn(task, rng) for _ in range(6))):
+        for setting in (*figure_3b.KNOWN[task], *(figure_3b.drawn(task, rng) for _ in range(6))):
             model = networks.build(setting, shape, 10)
             bounds = tacit.lipschitz.propagate(model, networks.loss_of(setting), shape).by_parameter
             assert all(0 < bounds[n] < math.inf for n, p in model.named_parameters()
@@ -86,8 +86,8 @@ def test_an_attack_fells_no_certified_record_unless_certificates_lie(
     lie: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "attacked.json"
-    true = attacked.certified_radius
-    monkeypatch.setattr(attacked, "certified_radius", lambda *given: lie * true(*given))
+    true = measures.certified_radius
+    monkeypatch.setattr(measures, "certified_radius", lambda *given: lie * true(*given))
     small = ["attacked", *SMALL, "--task", "mnist/certified", "--steps", "5"]
     if lie == 1.0:
         rows = runner.main(figures.PAPER, [*small, "--out", str(out)])["rows"]
@@ -117,7 +117,7 @@ def test_curves_by_architecture(tmp_path: Path) -> None:
 
 def test_what_is_released_in_the_middle_is_charged_and_moves_records() -> None:
     torch.manual_seed(0)
-    setting = replace(spaces.ADAPTED, batch_size=50, steps=2, model="adapted:7:3:8:2")
+    setting = replace(figure_3b.ADAPTED, batch_size=50, steps=2, model="adapted:7:3:8:2")
     train = Records(
         torch.rand(200, 1, 28, 28), torch.arange(200) % 10, num_classes=10, public_size=200
     )
@@ -138,7 +138,7 @@ def test_what_is_released_in_the_middle_is_charged_and_moves_records() -> None:
 
 
 def test_layers_before_the_last_learn_at_their_own_rate() -> None:
-    setting = replace(spaces.ADAPTED, model="adapted:7:3:8:2", body_rate=0.25)
+    setting = replace(figure_3b.ADAPTED, model="adapted:7:3:8:2", body_rate=0.25)
     model = networks.build(setting, (1, 28, 28), 10)
     head, body = training.optimizer_of(setting, model, clip=2.0).param_groups
     assert head["params"] == list(model[-1].parameters())

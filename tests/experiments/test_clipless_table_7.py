@@ -7,8 +7,10 @@ import random
 import pytest
 import torch
 
+from experiments import runner
 from experiments.clipless import table_7 as table
 from experiments.clipless import table_7_models as models
+from experiments.clipless.__main__ import PAPER
 
 
 def a_setting(**changes: object):
@@ -112,7 +114,7 @@ def test_a_nested_choice_is_given_the_training_records_of_its_own_seed(
 
 @pytest.mark.usefixtures("real_data")
 def test_ceilings() -> None:
-    found = table.ceilings("yeast", repeats=1)
+    found = runner.main(PAPER, ["ceilings", "--set", "yeast", "--repeats", "1"])
     assert all(55 < row["mean"] < 90 for row in found)
 
 

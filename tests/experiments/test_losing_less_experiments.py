@@ -15,16 +15,22 @@ import pytest
 import torch
 
 import tacit
-from experiments import images, runner
-from experiments.losing_less import beyond, features, measures, recipes, time_to, training
+from experiments import images, results, runner
+from experiments.losing_less import beyond, features, measures, recipes, training
 from experiments.losing_less.__main__ import EVERYTHING, FIGURES, PAPER
-from experiments.losing_less.training import Setting, paper_setting, run
+from experiments.losing_less.recipes import paper_setting
+from experiments.losing_less.training import Setting
+from experiments.runner import Job
 from tacit.accounting.pld import gaussian_epsilon
 
 CURVES = ["3", "4", "9", "10", "15", "table_6"]
 INSIDE = ["1", "2", "5", "6", "7", "8", "11", "12", "13", "14"]
 SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 SMALL = ["--small", "--device", "cpu"]
+
+
+def run(setting: Setting, evaluations: int = 1, **more: object) -> dict:
+    return training.run(Job("0", "it", setting, 0, evaluations=evaluations, **more))[0]
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +64,7 @@ def test_pld_allows_less_noise_at_the_same_epsilon(dataset, features, paper, lea
     z = recipes.pld_noise(recipe)
     assert z == pytest.approx(least, abs=0.005)
     spent = [
-        tacit.epsilon(noise, recipe.sampling, recipe.steps, delta=runner.DELTA)
+        tacit.epsilon(noise, recipes.sampling_of(recipe), recipe.steps, delta=results.DELTA)
         for noise in (z, 0.999 * z)
     ]
     assert spent[0] <= 3 < spent[1]
@@ -77,10 +83,11 @@ def test_a_shuffled_epoch_of_one_batch_is_a_gaussian() -> None:
 def test_shuffled_the_papers_runs_leak_more_than_poisson(dataset: str, least: float) -> None:
     """ε of about 2.4 is what Poisson sampling has; from above no amplification bounds it."""
     recipe = recipes.RECIPES[dataset, "pixels"]
+    epochs = recipes.epochs_of(recipe)
     z, T = recipe.noise_multiplier, recipes.SIZES[dataset] // recipe.batch_size
-    found = recipes.shuffled_epsilon(z, T, recipe.epochs, 1e-5)
+    found = recipes.shuffled_epsilon(z, T, epochs, 1e-5)
     assert found == pytest.approx(least, abs=0.05)
-    assert 3 < found < gaussian_epsilon(z / math.sqrt(recipe.epochs), 1e-5)
+    assert 3 < found < gaussian_epsilon(z / math.sqrt(epochs), 1e-5)
 
 
 def test_table_5_says_all_of_it(monkeypatch, tmp_path: Path) -> None:
@@ -187,7 +194,7 @@ def test_the_schedule_reaches_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(tacit.losses.TailoredLoss, "per_record", watched)
     setting = paper_setting("mnist", "scattering", "tailored")
-    run(replace(setting, batch_size=48, steps=4, noise_multiplier=None), 0, "cpu", 1)
+    run(replace(setting, batch_size=48, steps=4, noise_multiplier=None))
     epochs = sorted({row[0] for row in seen})
     assert epochs == [0.0, 0.5, 1.0, 1.5]
     for epoch, alpha, threshold, beta, gamma in seen:
@@ -200,12 +207,12 @@ def test_the_schedule_reaches_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_released_first_is_paid_for(released: dict) -> None:
     setting = Setting("mnist", "raw", network="linear", batch_size=24, steps=3)
-    found = run(replace(setting, **released), 0, "cpu", 1, held_out=True)
+    found = run(replace(setting, **released), held_out=True)
     events = tuple(dp_accounting.GaussianDpEvent(z) for z in released.values())
     rate = tacit.sampling.Poisson(24 / 77)  # 96 records, of which 19 are held out
     exact = tacit.epsilon(found["noise_multiplier"], rate, 3, delta=1e-5, prelude=events)
     assert found["epsilon"] == pytest.approx(exact, rel=1e-6)
-    bare = run(setting, 0, "cpu", 1, held_out=True)
+    bare = run(setting, held_out=True)
     assert bare["noise_multiplier"] < found["noise_multiplier"]
 
 
@@ -215,8 +222,8 @@ def test_the_ball_holds_the_weights() -> None:
     norms = {}
     for network in ("ball", "linear"):
         setting = replace(base, network=network, max_norm=5.0, learning_rate=5.0)
-        found = run(setting, 0, "cpu", 1, inspect=lambda model, _: spectral_norm(model))
-        norms[network] = found["inspected"]
+        _, model, _ = training.run(Job("0", network, setting, 0))
+        norms[network] = spectral_norm(model)
     assert 0.99 < norms["ball"] <= 1
     assert norms["linear"] > 2
 
@@ -252,7 +259,7 @@ def test_a_search_reads_held_out_records_only(tmp_path: Path, monkeypatch) -> No
 
 def test_the_recorded_searches_can_be_read() -> None:
     records = Path(__file__).parents[2] / "benchmarks" / "records"
-    lines = runner.read_lines(records / "2026-11-15_losing_less_h200" / "search.jsonl")
+    lines = results.read_lines(records / "2026-11-15_losing_less_h200" / "search.jsonl")
     assert set() < set(beyond.TASKS.chosen(lines)) <= set(beyond.METHODS)
 
 
@@ -266,19 +273,17 @@ def test_time_to_a_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         return 10.0
 
     monkeypatch.setattr(tacit, "calibrate", counted)
-    targets = {
-        "low": (0.0, time_to.TARGETS["mnist 97"][1]),
-        "high": (1.1, time_to.TARGETS["mnist 97"][1]),
-    }
-    monkeypatch.setattr(time_to, "TARGETS", targets)
-    searched = replace(targets["low"][1], temperature=0.5)
+    setting = beyond.TARGETS["mnist 97"][1]
+    monkeypatch.setitem(beyond.TARGETS, "low", (0.0, setting))
+    monkeypatch.setitem(beyond.TARGETS, "high", (1.1, setting))
+    searched = replace(setting, temperature=0.5)
     line = {"method": "m", "held_out": True, "accuracy": 0.9, "setting": asdict(searched)}
     (tmp_path / "search.jsonl").write_text(json.dumps(line) + "\n")
-    monkeypatch.setattr(time_to, "METHOD_OF", {"high": "m"})
+    monkeypatch.setattr(beyond, "METHOD_OF", {"high": "m"})
     chosen = ["--chosen", str(tmp_path / "search.jsonl")]
     report = runner.main(PAPER, ["time_to", *arguments, "low", "high", *chosen])["targets"]
     temperatures = [report[name]["setting"]["temperature"] for name in ("low", "high")]
-    assert temperatures == [targets["low"][1].temperature, 0.5]
+    assert temperatures == [setting.temperature, 0.5]
     # Every seed of every target calibrates within its own time, also at a setting met before.
     assert len(calls) == 4
     for row in (row for target in report.values() for row in target["runs"]):
@@ -311,10 +316,10 @@ def test_all_covers_the_curves() -> None:
 
 def test_copies_of_a_record_are_its_own() -> None:
     """A row of the table depends on that record alone, and views are drawn from its row."""
-    place = ("fashion-mnist", "scattering", "cpu", 40, False)
-    table = training.copies_of(*place, 3)
+    source = images.Source("fashion-mnist", "scattering", limit=40)
+    table = training.copies_of(source, 3)
     assert table.shape[:2] == (40, 3)
-    train, _ = images.parts(features.features_of, *place)
+    train, _ = images.parts(features.features_of, source)
     assert torch.allclose(table[:, 0].float(), train.inputs, atol=1e-2)
     assert not torch.allclose(table[:, 1], table[:, 0])
     numbers = features.numbered(train).inputs[[5, 5, 7]]
@@ -324,10 +329,10 @@ def test_copies_of_a_record_are_its_own() -> None:
     setting = Setting(
         "fashion-mnist", "scattering", loss="tailored", batch_size=16, steps=3, views=2, copies=3
     )
-    found = run(setting, 0, "cpu", 1, 96)
+    found = run(setting, limit=96)
     assert found["epsilon"] <= 3
     centred = replace(setting, network="ball", loss="cross-entropy", centre=10.0)
-    assert run(centred, 0, "cpu", 1, 96)["epsilon"] <= 3
+    assert run(centred, limit=96)["epsilon"] <= 3
 
 
 def test_copies_are_mirror_images_or_moved_by_a_pixel() -> None:
@@ -365,16 +370,16 @@ def test_looks_are_even_and_end_with_the_last_step(steps: int, evaluations: int)
 @pytest.mark.parametrize("held_out", [False, True])
 def test_records_are_looked_at_both_ways(held_out: bool) -> None:
     """The mirror images are those of the records looked at, in their order."""
-    place = ("cifar10", "pixels", "cpu", None, held_out)
-    _, looked_at = images.parts(features.features_of, *place)
-    assert torch.equal(training.mirrors_of(*place).inputs, looked_at.inputs.flip(-1))
+    source = images.Source("cifar10", held_out=held_out)
+    _, looked_at = images.parts(features.features_of, source)
+    assert torch.equal(training.mirrors_of(source).inputs, looked_at.inputs.flip(-1))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))
     turned = replace(looked_at, inputs=looked_at.inputs.flip(-1))
     both = training.accuracy(model, looked_at, turned)
     assert both == training.accuracy(model, turned, looked_at)
     setting = Setting("cifar10", batch_size=16, steps=2, learning_rate=0.1, both_ways=True)
-    found = run(setting, 0, "cpu", held_out=held_out)
+    found = run(setting, 10, held_out=held_out)
     assert {"accuracy", "accuracy_one_way"} <= found.keys()
 
 
@@ -388,13 +393,13 @@ def test_orders_have_their_weights() -> None:
 
 def test_mixed_features_have_their_shares_and_norm_one() -> None:
     kinds = "mixed:scattering=0.5,log=0.3,pixels=0.2"
-    train, _ = images.parts(features.features_of, "mnist", kinds, "cpu", 40, False)
+    train, _ = images.parts(features.features_of, images.Source("mnist", kinds, limit=40))
     widths = features.widths_of(kinds, (1, 28, 28))
     assert sum(widths) == train.inputs.shape[1]
     setting = Setting("mnist", kinds, 10.0, "ball", temperature=0.01, batch_size=16, steps=3)
-    found = run(setting, 0, "cpu", 1, 96, inspect=lambda _, records: records.inputs)
+    found, _, centred = training.run(Job("0", "it", setting, 0, limit=96))
     assert found["epsilon"] <= 3
-    for inputs in (train.inputs, found["inspected"]):  # before and after the centre is released
+    for inputs in (train.inputs, centred.inputs):  # before and after the centre is released
         for part, share in zip(inputs.split(widths, dim=1), (0.5, 0.3, 0.2), strict=True):
             assert torch.allclose(part.square().sum(dim=1), torch.tensor(share), rtol=1e-4)
     for wrong in ("mixed:log=0.5", "mixed:log=1.5,pixels=-0.5"):

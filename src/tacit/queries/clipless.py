@@ -198,6 +198,11 @@ class Clipless(AdaptingQuery):
         self._programs: WeakKeyDictionary[nn.Module, dict[Hashable, Program]] = WeakKeyDictionary()
         self._known: WeakKeyDictionary[nn.Module, _Bounds] = WeakKeyDictionary()
 
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """The views of a record that its gradient is the mean of."""
+        return self._views.augmentation
+
     def __repr__(self) -> str:
         return f"Clipless(gradient_clip={self.gradient_clip!r})"
 

@@ -89,6 +89,11 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
         self._views = ViewBatches(augmentation)
 
     @property
+    def augmentation(self) -> Augmentation | None:
+        """The views of a record that its gradient is the mean of."""
+        return self._views.augmentation
+
+    @property
     def unit(self) -> Unit:
         """The unit of one clipped contribution: a record, or a mini-set."""
         return Unit.RECORD

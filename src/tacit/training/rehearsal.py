@@ -10,10 +10,12 @@ whoever runs it, and never into a run: neither notes nor reports depend on it.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from tacit.data.augmentation import Augmentation
 from tacit.engines.pass_state import PassState
 from tacit.errors import TacitError
 from tacit.losses.record_loss import losses_of, name_of, needs_pre_activations
@@ -30,6 +32,7 @@ from tacit.pytrees import (
     tensors_of,
 )
 from tacit.queries.bounded_gradient import Loss
+from tacit.queries.views import ViewBatches
 from tacit.records import Records
 from tacit.statistics.tracking import evaluating
 
@@ -39,10 +42,17 @@ _MOST_ROWS_READ = 256
 _MOST_TARGETS = 256  # distinct targets that are given to the loss
 
 
-def rehearse(model: nn.Module, loss: Loss, records: Records, called: str) -> None:
+def rehearse(
+    model: nn.Module,
+    loss: Loss,
+    records: Records,
+    called: str,
+    augmentation: Augmentation | None = None,
+) -> None:
     """Raise ValueError unless the model takes these records, and the loss their targets.
 
-    `called` says in errors which records they are. A record with NaN contributes nothing to a
+    `called` says in errors which records they are. With an `augmentation` the model sees a view of
+    each record. A record with NaN contributes nothing to a
     gradient, and its loss is no number; a warning says that there are some, and not how many.
     """
     if len(records) == 0:
@@ -54,8 +64,9 @@ def rehearse(model: nn.Module, loss: Loss, records: Records, called: str) -> Non
     few = some.take(rows[rows < num_rows(some.inputs)].to(some.device))
     state = PassState(few.inputs, model)
     try:
+        seen = replace(few, inputs=ViewBatches(augmentation).first(few.inputs))
         with evaluating(model), torch.enable_grad(), watched(model, loss):
-            outputs = _run(model, few, called)
+            outputs = _run(model, seen, called)
             losses_B = _losses(loss, outputs, few.targets, called, some.targets)
             if not needs_pre_activations(loss):  # which are those of the records that ran
                 with torch.no_grad():

@@ -203,7 +203,8 @@ class Trainer:
 
         Nothing is charged, and nothing of what is seen goes into the run.
         """
-        rehearse(self.model, self.loss, self.sampler.records, "the training records")
+        views = getattr(self.query, "augmentation", None)
+        rehearse(self.model, self.loss, self.sampler.records, "the training records", views)
         if self.evaluate_on is not None:
             rehearse(self.model, self.loss, self.evaluate_on, "the records of evaluate_on")
 
