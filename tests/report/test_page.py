@@ -453,8 +453,11 @@ def test_a_folder_without_a_run_and_a_place_that_cannot_be_written(
     folder = make_run()
     with pytest.raises(ValueError, match="is a folder; give a file"):
         tacit.report.write_page(folder, tmp_path)
+    with pytest.raises(ValueError, match=r"give a file that ends in \.html"):
+        tacit.report.write_page(folder, folder / "run.json")
     with pytest.raises(ValueError, match="cannot be written"):
-        tacit.report.write_page(folder, tmp_path / "no" / "such" / "place.html")
+        tacit.report.write_page(folder, folder / "run.json" / "page.html")
+    assert tacit.report.write_page(folder, tmp_path / "new" / "folder" / "page.html").is_file()
 
 
 # ---- comparison ----------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ import os
 import sqlite3
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 import typer
 
@@ -84,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     used, a run that the budget refuses), 1 for an error of ours, and 130 for Ctrl-C. Either error
     is a short message on standard error; TACIT_DEBUG=1 shows the traceback too.
     """
+    warnings.showwarning = _show_warning
     try:
         app(arguments)
     except Exception as error:
@@ -95,6 +98,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
     sys.exit(MISTAKE if mistake else OURS)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning as a line of its own, without the place in the sources that gave it."""
+    typer.secho(f"warning: {message}", fg=typer.colors.YELLOW, err=True)
 
 
 def _is_mistake(error: Exception) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import dp_accounting as dpa
 import torch
@@ -18,7 +20,7 @@ from tacit.cli.settings import DataSettings, TrainSettings
 from tacit.data.download import cache_folder
 from tacit.data.loading import load, public_scalers
 from tacit.data.preprocessing import Preprocessing, load_preprocessing
-from tacit.data.private_ranges import release_ranges
+from tacit.data.private_ranges import ColumnRanges, release_ranges
 from tacit.data.private_scaling import release_channel_scaler, release_statistics
 from tacit.data.scaling import PublicScaler, Scaler, UnitNorm
 from tacit.data.scattering import ScatteringMap, scattering_features, usual_size
@@ -38,6 +40,7 @@ UNSCALED_INPUTS = (
     "the inputs of --data are unscaled, and training suffers where their sizes differ; declare "
     "--feature-range, or a range for each column in the file of --schema"
 )
+Released = TypeVar("Released", ColumnRanges, PublicScaler)
 SIZE_NOTE = (
     "the number of records was read from the file and is treated as public; "
     "declare it with --public-size"
@@ -178,7 +181,7 @@ def schema_for(d: DataSettings) -> Schema | None:
         return None
     schema = Schema.read(d.schema)
     if d.target is not None:
-        schema = schema.with_target(d.target)
+        schema = schema.with_target(schema.named_in(d.target))
     if not schema.target:
         raise ValueError(f"--schema is {d.schema}, which names no target; give --target")
     return schema
@@ -286,6 +289,7 @@ def release_scaling(trainer: Trainer, s: TrainSettings, data: RunData) -> Prepro
         trainer.ledger.claim(event, "column ranges")
         how["noise_multiplier"] = event.noise_multiplier
         ranges, _ = release_ranges(train.inputs, data.ranges_of, **how)
+        ranges = _charged(ranges)
         _apply(trainer, ranges, data.schema)
         preprocessing = preprocessing.then(ranges)
     if events:
@@ -300,9 +304,34 @@ def release_scaling(trainer: Trainer, s: TrainSettings, data: RunData) -> Prepro
         else:
             bound = usual_size(train.shape[0])
             scaler, _ = release_channel_scaler(inputs, size_bound=bound, **how)
+        scaler = _charged(scaler)
         _apply(trainer, scaler, data.schema)
         preprocessing = preprocessing.then(scaler)
     return preprocessing
+
+
+@contextmanager
+def blanks_filled(trainer: Trainer, data: RunData) -> Iterator[None]:
+    """Inside of it, blanks in columns whose ranges are to be released are 0, as they will be.
+
+    Only a column that the schema lets be missing has blanks.
+    """
+    train, test = trainer.sampler.records, trainer.evaluate_on
+    assert isinstance(test, Records)
+    if data.schema is not None and data.ranges_of:
+        trainer.sampler.records, trainer.evaluate_on = (
+            replace(side, inputs=_filled(side.inputs, data.ranges_of)) for side in (train, test)
+        )
+    try:
+        yield
+    finally:
+        trainer.sampler.records, trainer.evaluate_on = train, test
+
+
+def _filled(inputs: torch.Tensor, entries: tuple[int, ...]) -> torch.Tensor:
+    filled = inputs.clone()
+    filled[:, list(entries)] = filled[:, list(entries)].nan_to_num(0.0, 0.0, 0.0)
+    return filled
 
 
 def scale_again(trainer: Trainer, folder: Path, data: RunData) -> Preprocessing:
@@ -315,6 +344,12 @@ def scale_again(trainer: Trainer, folder: Path, data: RunData) -> Preprocessing:
     return preprocessing
 
 
+def _charged(scaler: Released) -> Released:
+    """The same, with an origin that says that the ledger has the charge."""
+    origin = scaler.origin.replace("must be charged", "is charged")
+    return replace(scaler, origin=origin)
+
+
 def _apply(trainer: Trainer, scaler: Scaler, schema: Schema | None) -> None:
     """Put the trainer's records through a scaler that was released, and note it."""
     before = unscaled_note() if schema is None else unreleased_note(schema)
@@ -322,8 +357,7 @@ def _apply(trainer: Trainer, scaler: Scaler, schema: Schema | None) -> None:
     assert isinstance(test, Records)
     extra = [note for note in trainer.notes if note not in train.notes]
     kept = [note for note in train.notes if note != before]
-    note = scaler.describe().replace("must be charged", "is charged")
-    train = replace(train, inputs=scaler(train.inputs), notes=(*kept, note))
+    train = replace(train, inputs=scaler(train.inputs), notes=(*kept, scaler.describe()))
     trainer.sampler.records = train
     trainer.evaluate_on = replace(test, inputs=scaler(test.inputs))
     trainer.notes = [*train.notes, *extra]

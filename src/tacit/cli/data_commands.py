@@ -80,11 +80,12 @@ def describe(
 
     Example: tacit data describe patients.csv --target outcome > schema.toml
     """
-    from tacit.data.table_description import commented
+    from tacit.data.table_description import commented, to_predict
     from tacit.data.table_description import describe as describe_table
 
-    names = [] if target is None else [name.strip() for name in target.split(",")]
-    schema = describe_table(file, names)
+    schema = describe_table(file)
+    if target is not None:
+        schema = to_predict(schema, schema.named_in(target))
     if as_json:
         print_json(schema.to_dict())
     else:

@@ -117,9 +117,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
         raise ValueError(f"--out is {out}; give a file that ends in {' or '.join(_SUFFIXES)}")
     if out.exists() and not overwrite:
         raise ValueError(f"{out} exists already; give another --out, or --overwrite")
-    if not out.parent.is_dir():
-        raise ValueError(f"--out is {out}, and there is no folder {out.parent}; make it first")
 
 
 def _shown(value: object) -> object:
-    return ", ".join(map(str, value)) if isinstance(value, list) else value
+    return "; ".join(map(str, value)) if isinstance(value, list) else value

@@ -59,7 +59,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     from tacit.cli.show_commands import certificate_of
     from tacit.data.preprocessing import FILE as PREPROCESSING
     from tacit.noise import Noise
-    from tacit.report.run_folder import save_run, write_json
+    from tacit.report.run_folder import save_run, target_unit, write_json
     from tacit.training import (
         Callback,
         Checkpoint,
@@ -122,7 +122,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     noise, allocation = build_query.allocation_for(s)
     callbacks: list[Callback] = [] if sparsification is None else [sparsification]
     if not s.quiet:
-        callbacks.append(ProgressBar())
+        callbacks.append(ProgressBar(target_unit(data.schema)))
     run_name = s.run_name or f"{folder.name}-{secrets.token_hex(3)}"
     trainer = Trainer(
         network,
@@ -175,7 +175,8 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
 
     # What can be refused is refused before the ledger admits the run, and leaves no file; and the
     # ledger admits it before an earlier one in the folder is replaced.
-    trainer.rehearse()
+    with build_data.blanks_filled(trainer, data):
+        trainer.rehearse()
     charged, limit = 0, 0
     file = s.ledger or folder / "ledger.sqlite"
     may_hold_runs = file.exists() or s.ledger is not None

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tacit.data.download import cache_folder
+from tacit.data.table_cells import no_column
 from tacit.errors import DataError
 from tacit.records import Records
 
@@ -116,9 +117,7 @@ class _Reader:
         chosen = [n for n in names if n != target] if columns is None else list(columns)
         for name in (*chosen, *([] if target is None else [target])):
             if name not in names:
-                raise DataError(
-                    f"{self.file} has no column {name!r}; its columns are {', '.join(names)}"
-                )
+                raise no_column(self.file, name, names)
         if not chosen or target in chosen:
             raise DataError("columns names no input, or the target; give the input columns")
         return chosen

@@ -55,10 +55,9 @@ class ColumnRanges(Scaler):
         return inputs
 
     def describe(self) -> str:
-        return (
-            f"{len(self.entries)} inputs were each clipped to a range and mapped onto [-1, 1]; the "
-            f"ranges were {self.origin}"
-        )
+        count = len(self.entries)
+        were = "1 input was" if count == 1 else f"{count} inputs were each"
+        return f"{were} clipped to a range and mapped onto [-1, 1]; its bounds were {self.origin}"
 
 
 def release_ranges(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import difflib
 import itertools
 import math
 import numbers
@@ -25,6 +26,7 @@ from tacit.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 _DELIMITERS = ",;\t"
+_NAMES_SHOWN = 12  # of a table's columns, in an error
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,15 @@ def _read_frame(table: Any) -> TableCells:
         f"cannot read a table from {type(table).__name__}; give a path, a frame of pandas or "
         "polars, a pyarrow Table, or a dict of columns"
     )
+
+
+def no_column(source: object, name: str, names: Sequence[str], what: str = "") -> DataError:
+    """The error for a column that is not there: the nearest name, and the first of those there."""
+    near = difflib.get_close_matches(name, names, 1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    more = f", ... ({len(names)} in all)" if len(names) > _NAMES_SHOWN else ""
+    return DataError(f"{source} has no column {name!r}{what}; {meant}its columns are {shown}{more}")
 
 
 # ---- files of text -------------------------------------------------------------------------------

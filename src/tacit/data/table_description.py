@@ -71,8 +71,11 @@ def describe(table: Any, target: str | Sequence[str] = ()) -> Schema:
         # Cells that are all missing tell no type.
         columns.append(Ignored(name) if name in empty else fitting[0])
     schema = Schema(tuple(columns))
-    if not target:
-        return schema
+    return to_predict(schema, target) if target else schema
+
+
+def to_predict(schema: Schema, target: str | Sequence[str]) -> Schema:
+    """The schema with this target, whose cells all have a known value."""
     schema = schema.with_target(target)
     return Schema(
         tuple(_required(c) if c.name in schema.target else c for c in schema.columns),

@@ -19,7 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from tacit.data.table_cells import decimal_comma, number_of, read_cells, read_parquet, text_rows
+from tacit.data.table_cells import (
+    decimal_comma,
+    no_column,
+    number_of,
+    read_cells,
+    read_parquet,
+    text_rows,
+)
 from tacit.errors import DataError
 
 _INPUT_NAMES = ("X", "inputs")  # of the arrays in an .npz file
@@ -254,7 +261,7 @@ def _find_target(target: str, columns: tuple[str, ...], path: Path) -> tuple[int
     if doubled:
         raise DataError(f"{path} has more than one column named {doubled[0]!r}; rename one")
     if target not in columns:
-        raise DataError(f"{path} has no column {target!r}; its columns are {', '.join(columns)}")
+        raise no_column(path, target, columns)
     position = columns.index(target)
     return position, columns[:position] + columns[position + 1 :]
 

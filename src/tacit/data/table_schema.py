@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.data.table_cells import Cells, TableCells, read_chunks
+from tacit.data.table_cells import Cells, TableCells, no_column, read_chunks
 from tacit.data.table_columns import (
     RELEASE,
     Boolean,
@@ -90,16 +90,19 @@ class Schema:
         by_name = {column.name: column for column in self.columns}
         return tuple(by_name[name] for name in self.target)
 
+    def named_in(self, text: str) -> tuple[str, ...]:
+        """The columns that `text` names: one by its whole name, or several with commas."""
+        if any(column.name == text for column in self.columns):
+            return (text,)
+        return tuple(name.strip() for name in text.split(","))
+
     def with_target(self, target: str | Sequence[str]) -> Schema:
         """The same columns, with this target."""
         names = (target,) if isinstance(target, str) else tuple(target)
         known = [column.name for column in self.columns]
         missing = [name for name in names if name not in known]
         if missing:
-            raise ValueError(
-                f"the schema has no column {missing[0]!r}, which is to be the target; its columns "
-                f"are {', '.join(known[:40])}"
-            )
+            raise no_column("the schema", missing[0], known, ", which is to be the target")
         return replace(self, target=names)
 
     @property
@@ -146,9 +149,10 @@ class Schema:
     def _require_complete(self, columns: Sequence[Column]) -> None:
         empty = [c.name for c in columns if isinstance(c, Categorical) and not c.categories]
         if empty:
+            ignored = "" if set(empty) & set(self.target) else ", or give kind = 'ignored'"
             raise ValueError(
                 f"the schema gives no categories for {', '.join(map(repr, empty))}; fill in those "
-                "that are public, or give kind = 'ignored'"
+                f"that are public{ignored}"
             )
 
     # ---- tables --------------------------------------------------------------------------------
@@ -241,10 +245,7 @@ class Schema:
 
     def _cells(self, table: TableCells, column: Column) -> Cells:
         if column.name not in table.columns:
-            raise DataError(
-                f"{table.source} has no column {column.name!r}; its columns are "
-                f"{', '.join(list(table.columns)[:40])}"
-            )
+            raise no_column(table.source, column.name, list(table.columns))
         return table.columns[column.name]
 
     # ---- files ---------------------------------------------------------------------------------

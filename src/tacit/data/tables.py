@@ -322,7 +322,9 @@ def unscaled_note() -> str:
     )
 
 
-_SCHEMA_NOTE = "inputs were encoded by a schema, whose ranges and categories were declared public"
+_SCHEMA_NOTE = (
+    "inputs were encoded by a schema; the ranges and categories in it were declared public"
+)
 
 
 def unreleased_note(schema: Schema) -> str:

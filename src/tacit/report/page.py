@@ -10,6 +10,7 @@ from typing import Any
 from tacit.accounting.f_dp import TradeOff
 from tacit.accounting.gaussian_dp import no_privacy_note
 from tacit.certificates.accuracy import PIXEL
+from tacit.data.download import whole_file
 from tacit.report.charts import (
     ChartAxis,
     ChartData,
@@ -60,10 +61,11 @@ def write_text(text: str, target: Path) -> Path:
     """Write a page whole or not at all."""
     if target.is_dir():
         raise ValueError(f"{target} is a folder; give a file such as {target}/{PAGE}")
-    temporary = target.with_name(target.name + ".tmp")
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{target} is not the name of a page; give a file that ends in .html")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, target)
+        with whole_file(target) as draft:
+            draft.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(
             f"{target} cannot be written ({error.strerror}); give another file"

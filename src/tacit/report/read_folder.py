@@ -28,7 +28,7 @@ from tacit.data.preprocessing import Preprocessing, load_preprocessing
 from tacit.data.table_schema import Schema
 from tacit.errors import TacitError
 from tacit.models.architectures import Architecture, registered_models
-from tacit.report.run_folder import FORMAT, SCHEMA, WEIGHTS, digest_of
+from tacit.report.run_folder import FORMAT, SCHEMA, WEIGHTS, digest_of, require_file
 from tacit.report.saved_run import SavedRun
 
 
@@ -111,13 +111,6 @@ def read_facts(folder: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def require_file(folder: Path, name: str) -> None:
-    if not (folder / name).is_file():
-        raise ValueError(
-            f"{folder} has no {name}; give the folder of a run, as tacit train --out makes it"
-        )
-
-
 # ---- parts of a folder ---------------------------------------------------------------------------
 
 
@@ -133,7 +126,10 @@ def _check_files(folder: Path, described: dict[str, Any]) -> None:
     for name, digest in files.items():
         if name not in (WEIGHTS, PREPROCESSING, SCHEMA):
             raise ValueError(f"{folder}/run.json lists {name!r}, which is no file of a run")
-        require_file(folder, name)
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"{folder} has no {name}, which its run.json lists; copy the whole folder again"
+            )
         if digest_of(folder / name) != digest:
             raise ValueError(
                 f"{folder}/{name} is not the file that run.json was written with: it is damaged, "

@@ -33,12 +33,14 @@ from tacit.data.preprocessing import FILE as PREPROCESSING
 from tacit.data.preprocessing import Preprocessing, Stage
 from tacit.data.table_schema import Schema
 from tacit.diagnostics.predictions import confusion_matrix
+from tacit.errors import in_words
 from tacit.ledger import Ledger
 from tacit.ledger.statement import read_statement
 from tacit.losses.registry import Task
 from tacit.models.architectures import architecture_of, plain_arguments
 from tacit.records import Records, as_records
 from tacit.statistics.tracking import refuse_private_statistics
+from tacit.training.checkpoint import FILE as CHECKPOINT
 from tacit.training.evaluation import temperature_of
 from tacit.training.run import Run
 
@@ -271,6 +273,20 @@ def _architecture(model: nn.Module, arguments: dict[str, Any] | None) -> dict[st
         "arguments": arguments,
         "layers": hashlib.sha256(str(model).encode()).hexdigest(),
     }
+
+
+def require_file(folder: Path, name: str) -> None:
+    """Refuse a folder without this file, and say so if the run in it is not complete."""
+    if (folder / name).is_file():
+        return
+    if (folder / CHECKPOINT).is_file():
+        way = in_words(
+            f'Trainer.fit(resume="{folder}"), then save_run', f"tacit train --resume {folder}"
+        )
+        raise ValueError(f"{folder} holds a run that is not complete; go on with it: {way}")
+    raise ValueError(
+        f"{folder} has no {name}; give the folder of a run, as tacit train --out makes it"
+    )
 
 
 def target_unit(schema: Schema | None) -> float:

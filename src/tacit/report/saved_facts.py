@@ -21,7 +21,7 @@ from tacit.diagnostics.gradient_norms import (
     GradientNormHistory,
     whole_norms,
 )
-from tacit.report.run_folder import privacy_statement, write_json
+from tacit.report.run_folder import privacy_statement, require_file, write_json
 from tacit.sampling.scheme import UnregisteredScheme
 from tacit.training.evaluation import Metrics
 
@@ -147,10 +147,7 @@ def stated(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 def read_object(folder: Path, name: str) -> dict[str, Any]:
     """The JSON object in a file of a run's folder."""
-    if not (folder / name).is_file():
-        raise ValueError(
-            f"{folder} has no {name}; give the folder of a run, as tacit train --out makes it"
-        )
+    require_file(folder, name)
     try:
         facts = json.loads((folder / name).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

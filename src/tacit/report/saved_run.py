@@ -18,7 +18,7 @@ from tacit.data.scattering import ScatteringMap
 from tacit.data.table_columns import Numeric
 from tacit.data.table_formats import read_arrays
 from tacit.data.table_schema import Schema
-from tacit.errors import DataError
+from tacit.errors import DataError, in_words
 from tacit.losses.registry import Task
 from tacit.pytrees import Tree, call_model, logits_of, map_tensors, num_rows
 from tacit.records import Records, as_tensors
@@ -211,9 +211,14 @@ class SavedRun:
         if wanted is not None and tuple(x.shape[1:]) != wanted:
             shown = "×".join(map(str, wanted)) or "one number"
             single = tuple(x.shape) == wanted
+            way = "a row per record"
+            if single:
+                way = in_words("x[None]", "an array of one row") + " for a single record"
+            if self.schema is not None:
+                way = "the table itself, whose columns the run encodes, or schema.inputs(table)"
             raise ValueError(
-                f"x has shape {tuple(x.shape)}, and a record of this run has shape {shown}; give "
-                + ("x[None] for a single record" if single else "a row per record")
+                f"the array has shape {tuple(x.shape)}, and a record of this run has shape "
+                f"{shown}; give {way}"
             )
         if x.is_complex():
             raise ValueError("x holds complex numbers; give real ones")

@@ -89,9 +89,14 @@ class ProgressBar(Callback):
 
     The loss shown is of held-out records: the loss of a private batch is private too, and
     to show it would be a release without a charge.
+
+    Args:
+        target_unit: what the targets of a regression were divided by before training; errors are
+            shown in the target's own units.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, target_unit: float = 1.0) -> None:
+        self._target_unit = target_unit
         self._console = Console(file=sys.stderr)
         self._bar: Progress | None = None
 
@@ -121,7 +126,8 @@ class ProgressBar(Callback):
             self._bar.update(self._task, completed=step)
 
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        figures = f"{evaluation.metrics.text()}  ε {evaluation.epsilon:.3f}"
+        metrics = evaluation.metrics.in_units(self._target_unit)
+        figures = f"{metrics.text()}  ε {evaluation.epsilon:.3f}"
         if self._bar is not None:
             self._bar.update(self._task, figures=figures)
         else:
