@@ -205,9 +205,19 @@ def test_an_epsilon_that_is_not_its_plans_is_pointed_out(make_run: MakeRun) -> N
 def test_a_run_that_its_budget_ended_answers_for_its_steps(make_run: MakeRun) -> None:
     plan, facts = plan_in(make_run("whole"))
     epsilon = plan.epsilon(7, facts["delta"])
-    found = page(make_run("spent", steps=7, stopped="budget", epsilon=epsilon))
+    facts = {"steps": 7, "charged_steps": 7, "stopped": "budget", "epsilon": epsilon}
+    found = page(make_run("spent", **facts))
     assert "does not match" not in found.shown
     assert "7 steps of 20 that were planned (ended: budget)" in found.shown
+
+
+def test_a_run_that_lost_steps_answers_for_what_was_charged(make_run: MakeRun) -> None:
+    plan, facts = plan_in(make_run("whole"))
+    epsilon = plan.epsilon(9, facts["delta"])
+    lost = {"steps": 7, "charged_steps": 9, "stopped": "budget"}
+    assert "does not match" not in page(make_run("lost", **lost, epsilon=epsilon)).shown
+    less = plan.epsilon(7, facts["delta"])
+    assert "does not match" in page(make_run("less", **lost, epsilon=less)).shown
 
 
 def test_a_baseline_that_was_not_beaten_is_pointed_out(make_run: MakeRun) -> None:
@@ -283,6 +293,7 @@ def test_the_circle_is_on_the_curve_where_the_coarse_grid_is_too_coarse(make_run
     epsilon = plan.epsilon(5000, 1e-5)
     assert plan.epsilon(5000, 1e-5, COARSE) > 1.02 * epsilon
     facts = {"plan": json.loads(plan.to_json()), "steps": 5000, "planned_steps": 5000}
+    facts["charged_steps"] = 5000
     found = page(make_run("rare", delta=1e-5, epsilon=epsilon, **facts))
     rows = found.tables["Data of the chart: ε against the number of steps"]
     assert ["5,000", f"{epsilon:.4g}"] in rows

@@ -24,7 +24,7 @@ from tacit.ledger import Ledger, read_statement
 from tacit.report.page import PAGE
 from tacit.report.read_folder import read_facts
 from tacit.report.run_folder import FILES, write_json
-from tacit.report.saved_facts import DIAGNOSTICS, plan_of
+from tacit.report.saved_facts import DIAGNOSTICS, plan_of, steps_of_epsilon
 from tacit.report.saved_run import SavedRun
 from tacit.training.checkpoint import FILE as CHECKPOINT
 from tacit.training.run import Run
@@ -256,10 +256,9 @@ def read_plan(folder: Path) -> SavedPlan:
     facts = read_facts(folder)
     try:
         plan = plan_of(facts)
-        # A run that its budget ended answers for the steps it took, any other for its whole plan.
-        taken = int(facts["steps"])
-        steps = taken if facts["stopped"] == "budget" or plan.steps is None else plan.steps
-        return SavedPlan(plan, steps, float(facts["delta"]), float(facts["epsilon"]))
+        return SavedPlan(
+            plan, steps_of_epsilon(facts, plan), float(facts["delta"]), float(facts["epsilon"])
+        )
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ValueError(
             f"{folder}/run.json does not hold a run's plan ({type(error).__name__}: {error}); "

@@ -37,9 +37,9 @@ class SavedFacts:
     """What a page says of a run: the facts of its run.json, all of the type that they must have.
 
     `plan` is None where it cannot be accounted for here, such as where this process does not know
-    its sampling scheme; `no_plan` then says why. `answers_for` is the number of steps that ε is of:
-    those that were taken if the budget ended the run, else the whole plan. `metrics` and each entry
-    of `history` hold numbers by name, as `Metrics.facts` names them.
+    its sampling scheme; `no_plan` then says why. `answers_for` is the number of steps that ε is of
+    (`steps_of_epsilon`). `metrics` and each entry of `history` hold numbers by name, as
+    `Metrics.facts` names them.
 
     Facts that not every run has: `confusion`, counts as a square list of lists, a row for each
     true class, beside `class_names` (of the facts or of their "model"); `baseline`, metrics by
@@ -66,6 +66,7 @@ class SavedFacts:
     environment: dict[str, Any]
     plan: Plan | None = None
     no_plan: str = ""
+    answers_for: int = 0
     seconds: float | None = None
     peak_memory_bytes: float | None = None
     task: str | None = None
@@ -80,13 +81,6 @@ class SavedFacts:
     @property
     def name(self) -> str:
         return self.folder.resolve().name
-
-    @property
-    def answers_for(self) -> int:
-        assert self.plan is not None
-        if self.stopped == "budget" or self.plan.steps is None:
-            return self.steps
-        return self.plan.steps
 
     @cached_property
     def computed_epsilon(self) -> float | None:
@@ -165,6 +159,18 @@ def plan_of(facts: Mapping[str, Any]) -> Plan:
     return Plan.from_json(stored if isinstance(stored, str) else json.dumps(stored))
 
 
+def steps_of_epsilon(facts: Mapping[str, Any], plan: Plan) -> int:
+    """How many steps the reported ε is of.
+
+    Those that were charged; what an interruption lost is among them. Runs of earlier versions do
+    not tell: they answer for the steps that they took if the budget ended them, else for the plan.
+    """
+    if facts.get("charged_steps") is not None:
+        return _count(facts["charged_steps"], "'charged_steps'")
+    taken = _count(facts["steps"], "'steps'")
+    return taken if facts["stopped"] == "budget" or plan.steps is None else plan.steps
+
+
 def _checked(folder: Path, facts: dict[str, Any]) -> SavedFacts:
     def read(name: str, check: Callable[[Any, str], T]) -> T:
         return check(facts[name], repr(name))
@@ -182,7 +188,7 @@ def _checked(folder: Path, facts: dict[str, Any]) -> SavedFacts:
         raise ValueError(f"'relation' is {relation}, and that of 'plan' is {plan.relation}")
     delta, epsilon = read("delta", _number), read("epsilon", _number)
     require_delta(delta)
-    if plan is not None and (no_plan := _too_much(plan, read("steps", _count), delta)):
+    if plan is not None and (no_plan := _too_much(plan, steps_of_epsilon(facts, plan), delta)):
         plan = None
     if not epsilon >= 0:
         raise ValueError(f"'epsilon' is {epsilon}, which is below 0")
@@ -207,6 +213,7 @@ def _checked(folder: Path, facts: dict[str, Any]) -> SavedFacts:
         stopped=read("stopped", _text),
         seeded=read("seeded", _flag),
         notes=read("notes", _texts),
+        answers_for=0 if plan is None else steps_of_epsilon(facts, plan),
         metrics=_metrics(facts),
         history=[_evaluation(point) for point in read("history", _list)],
         config=read("config", _object),

@@ -107,7 +107,11 @@ ENDED_EARLY = (
 
 @dataclass(repr=False)
 class Run:
-    """A finished run. `epsilon` is the guarantee, by PLD, for the budget's δ and relation."""
+    """A finished run. `epsilon` is the guarantee, by PLD, for the budget's δ and relation.
+
+    It is of `charged_steps`: the whole plan where the run might have been stopped by looking, and
+    more than `steps` where an interruption lost some.
+    """
 
     model: nn.Module
     loss: Loss
@@ -123,6 +127,7 @@ class Run:
     history: list[Evaluation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
+    charged_steps: int | None = None
 
     def __repr__(self) -> str:
         return (
@@ -196,6 +201,7 @@ class Run:
             "noise_multiplier": self.plan.noise_multiplier,
             "steps": self.steps,
             "planned_steps": self.plan.steps,
+            "charged_steps": self.charged_steps,
             "stopped": self.stopped,
             "seconds": self.seconds,
             "peak_memory_bytes": self.peak_memory_bytes,

@@ -338,6 +338,7 @@ class Trainer:
             history=progress.history,
             notes=[*self.notes, *(n for n, applies in about.items() if applies), *resumptions],
             config=self.config,
+            charged_steps=self.plan.scheme.steps_within(counted),
         ).trained_on(*private.values())
         for callback in self.callbacks:
             callback.on_end(self, run)
