@@ -243,13 +243,22 @@ def write_schema(rng: random.Random, good: Good, file: Path) -> None:
     if rng.random() < 0.4:
         file.write_bytes(damaged(rng, whole))
         return
-    stored = tomllib.loads(whole.decode())
-    for _ in range(rng.randrange(1, 3)):
-        stored = changed(rng, stored)
-        if not isinstance(stored, dict):
-            stored = {"columns": stored}
+    stored = changed_schema(rng, tomllib.loads(whole.decode()))
+    if not isinstance(stored, dict):
+        stored = {"columns": stored}
     lines = [f"{json.dumps(k)} = {in_toml(v)}" for k, v in stored.items()]
     file.write_text("\n".join(lines), encoding="utf-8")
+
+
+def changed_schema(rng: random.Random, stored: dict[str, Any]) -> Any:
+    """Mostly another value in one of its columns: what stands around them is soon refused."""
+    if rng.random() < 0.2:
+        return changed(rng, stored)
+    columns = list(stored["columns"])
+    for _ in range(rng.randrange(1, 3)):
+        at = rng.randrange(len(columns))
+        columns[at] = changed(rng, columns[at])
+    return {**stored, "columns": columns}
 
 
 def write_mixed(rng: random.Random, good: Good, folder: Path) -> Path:

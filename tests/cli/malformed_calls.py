@@ -21,6 +21,7 @@ from malformed import (
     Good,
     change_checkpoint,
     changed,
+    changed_schema,
     damaged,
     killed_in_step,
     kind,
@@ -73,7 +74,7 @@ def _frame(rng: random.Random, rows: int = 20) -> Any:
 def python_schema(rng: random.Random, good: Good, folder: Path) -> list[Action]:
     file = folder / "schema.toml"
     write_schema(rng, good, file)
-    plain = changed(rng, tomllib.loads(good.schema.read_text(encoding="utf-8")))
+    plain = changed_schema(rng, tomllib.loads(good.schema.read_text(encoding="utf-8")))
 
     def used(schema: Schema) -> object:
         schema.to_toml()
@@ -199,22 +200,27 @@ def python_resume(rng: random.Random, good: Good, folder: Path) -> list[Action]:
     """`fit(resume=)`: a damaged checkpoint must leave the trainer's ledger in order."""
     from tacit.training.checkpoint import FILE
 
-    whole = good.folder / "small"
-    if not whole.exists():
-        killed_in_step(4, lambda: _small_trainer(whole).fit())
     here = folder / "small"
-    shutil.copytree(whole, here)
+    shutil.copytree(small_folder(good), here)
     file = here / FILE
     if rng.random() < 0.8:
         change_checkpoint(rng, file)
     else:
         file.write_bytes(damaged(rng, file.read_bytes()))
-    trainer = _small_trainer(here)
+    trainer = small_trainer(here)
     resume = here if rng.random() < 0.9 else rng.choice(ODD_VALUES)
     return [Call(f"fit(resume={resume!r})", lambda: trainer.fit(resume=resume), True)]
 
 
-def _small_trainer(folder: Path) -> Any:
+def small_folder(good: Good) -> Path:
+    """What a run leaves that is killed in its fourth step."""
+    whole = good.folder / "small"
+    if not whole.exists():
+        killed_in_step(4, lambda: small_trainer(whole).fit())
+    return whole
+
+
+def small_trainer(folder: Path) -> Any:
     """A trainer of 5 steps on 20 records."""
     from tacit.training import Checkpoint, MovingAverage
 

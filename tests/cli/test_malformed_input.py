@@ -9,6 +9,7 @@ cases of each kind are run, and where failures are written as they happen:
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -21,11 +22,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import malformed_calls  # noqa: F401  (registers its kinds)
 import malformed_commands  # noqa: F401
 import pytest
-from malformed import KINDS, Call, Good, make_good
+from malformed import KINDS, QUICK, Call, Good, make_good
 
 import tacit
 from tacit.cli import MISTAKE, _is_mistake, main
@@ -197,8 +199,80 @@ def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", KINDS)
 def test_malformed_input(name: str, good: Good, tmp_path: Path) -> None:
-    endings = run_cases(name, range(12), good, tmp_path)
+    endings = run_cases(name, range(10), good, tmp_path)
     assert any(how not in ("exit 0", RETURNED) for how in endings), "nothing was malformed"
+
+
+@pytest.mark.parametrize(
+    "option", ["noise-multiplier", "range-noise", "scale-noise", "statistics-noise"]
+)
+def test_infinite_noise_leaves_no_file(option: str, good: Good, tmp_path: Path) -> None:
+    """It was refused in the first step, after ranges had been released and charged."""
+    told = ["train", "--data", str(good.csv), "--target", "y", "--out", str(tmp_path / "new")]
+    assert ended([*told, f"--{option}", "inf"]) == MISTAKE
+    assert contents(tmp_path) == {}
+
+
+def test_a_run_is_saved_though_its_pixels_have_no_certificate(tmp_path: Path) -> None:
+    told = ["train", "--query", "clipless", "--unit-norm", "--out", str(tmp_path / "new"), *QUICK]
+    assert ended(told) == 0
+    facts = json.loads((tmp_path / "new" / "run.json").read_text(encoding="utf-8"))
+    assert facts["certificate"] is None
+    assert any("no certificate" in note for note in facts["notes"])
+    assert not (tmp_path / "new" / "resume.json").exists()
+
+
+def test_a_huge_number_of_classes_is_refused_at_once(good: Good) -> None:
+    with pytest.raises(ValueError, match="classes is 9223372036854775808; give at most"):
+        tacit.load_file(good.csv, "y", classes=2**63)
+
+
+def test_a_ledger_is_no_descriptor_of_an_open_file() -> None:
+    with pytest.raises(TypeError, match="not int"):
+        tacit.Ledger(2)  # type: ignore[arg-type]
+
+
+def test_a_schema_of_other_features_than_the_model(good: Good, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(good.table_run, run)
+    schema = json.loads((run / "schema.json").read_text(encoding="utf-8"))
+    schema["columns"][1]["categories"].append("Nice")
+    (run / "schema.json").write_text(json.dumps(schema), encoding="utf-8")
+    facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    digest = hashlib.sha256((run / "schema.json").read_bytes()).hexdigest()
+    facts["model"]["files"]["schema.json"] = digest
+    (run / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    with pytest.raises(ValueError, match="its schema has"):
+        tacit.load_run(run)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("ledger", "head"), ["x"]),
+        (("ledger", "attempt"), 10**30),
+        (("parts", "moving average", "average", "weight"), 0.5),
+        (("parts", "optimizer", "state", 0, "momentum_buffer"), 1),
+    ],
+)
+def test_a_checkpoint_is_refused_before_a_step(
+    place: tuple[Any, ...], value: Any, good: Good, tmp_path: Path
+) -> None:
+    from malformed_calls import small_folder, small_trainer
+
+    from tacit.training.checkpoint import FILE
+    from tacit.training.state_file import read_state, write_state
+
+    shutil.copytree(small_folder(good), tmp_path / "small")
+    state = read_state(tmp_path / "small" / FILE)
+    inner = state
+    for key in place[:-1]:
+        inner = inner[key]
+    assert place[-1] in inner
+    inner[place[-1]] = value
+    write_state(tmp_path / "small" / FILE, state)
+    with pytest.raises(tacit.errors.CheckpointRefused):
+        small_trainer(tmp_path / "small").fit(resume=tmp_path / "small")
 
 
 @pytest.mark.full

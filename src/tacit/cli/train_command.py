@@ -220,7 +220,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
             _, facts["certificate"] = certificate_of(folder, RADII, device)
         except UnboundedLayer as error:  # the network has a bound, and its scalers before it none
             facts["certificate"] = None
-            facts["notes"].append(f"the pixels have no certificate: {error}")
+            facts["notes"].append(f"{error} (in units of the pixels, before they are scaled)")
         write_json(facts, folder / "run.json")
     if run.stopped in ("plan complete", "budget"):
         run_directory.remove_unfinished(folder)

@@ -231,7 +231,8 @@ def file_scalers(
     scalers = as_scalers(scale)
     if feature_range is None:
         return scalers
-    if not isinstance(feature_range, tuple | list) or len(feature_range) != 2:
+    several = isinstance(feature_range, tuple | list | np.ndarray | Tensor)
+    if not several or len(feature_range) != 2:
         raise ValueError(
             f"{argument('feature_range')} is {shown(feature_range)}; give (lower, upper)"
         )
