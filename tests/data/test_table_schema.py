@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import string
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -101,6 +103,30 @@ def test_a_record_becomes_the_same_numbers_whoever_else_is_in_the_table(mixed):
     frame = pd.read_csv(mixed, sep=";", dtype=str)
     for i in range(len(frame)):
         assert torch.equal(SCHEMA.inputs(frame.iloc[[i]]), SCHEMA.inputs(mixed)[[i]])
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [date(2024, 1, 1), date(2024, 1, 2)],
+        [datetime(2024, 1, 1, 5, tzinfo=timezone(timedelta(hours=5))), datetime(2024, 1, 2, 3)],
+        [2**60 + 1, 2**60 + 3],
+        [Decimal("1.50"), 0.1, np.float32(0.1), 3, 3.0],
+        [True, False],
+    ],
+    ids=["dates", "times", "large numbers", "numbers", "truth values"],
+)
+@pytest.mark.parametrize(
+    "added",
+    ["text", date(2020, 2, 2), True, 2.5, None, 10**400],
+    ids=["text", "date", "truth value", "number", "nothing", "huge"],
+)
+def test_a_cell_of_another_kind_changes_no_other_record(cells, added):
+    """It makes the column one of text, which the other cells must not be able to tell."""
+    names = ("2024-01-01", "2024-01-02T03:00:00", str(2**60 + 1), str(2**60 + 3), "1.5", "3", "0.1")
+    schema = Schema((Categorical("a", (*names, "true", "1"), missing=True),))
+    alone = schema.inputs({"a": cells})
+    assert torch.equal(schema.inputs({"a": [*cells, added]})[: len(cells)], alone)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,6 +54,33 @@ def loads_or_says_why(folder: Path) -> str:
         return str(error)
     assert repr(run)
     return ""
+
+
+@pytest.mark.parametrize("where", ["statement", "facts", "both", "sentence"])
+def test_a_folder_states_no_other_epsilon_than_its_plan(folder, where):
+    facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    honest = tacit.load_run(folder).statement
+    assert honest["text"] == facts["statement"]["text"]
+    if where in ("statement", "both"):
+        facts["statement"]["epsilon"] = 0.1
+    if where in ("facts", "both"):
+        facts["epsilon"] = 0.1
+    facts["statement"]["text"] = "The weights are private, with epsilon 0.1."
+    (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    if where == "sentence":
+        assert tacit.load_run(folder).statement == honest
+    else:
+        assert "epsilon" in loads_or_says_why(folder)
+
+
+@pytest.mark.parametrize("hidden", [[1] * 10**6, [10**9]])
+def test_a_network_that_is_far_larger_than_its_weights_is_refused_at_once(folder, hidden):
+    facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    facts["model"]["architecture"]["arguments"]["hidden"] = hidden
+    (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    begun = time.process_time()
+    assert "weights in the folder" in loads_or_says_why(folder)
+    assert time.process_time() - begun < 20
 
 
 FILES = ("run.json", "weights.safetensors", "preprocessing.json", "schema.json")

@@ -349,6 +349,46 @@ def test_a_rehearsal_leaves_no_trace():
     assert all(p.grad is None for p in model.parameters())
 
 
+class ScaledByFirstRecords(nn.Module):
+    """Takes its scale from the first records that it meets, as an ActNorm layer does."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.layer, self.memory = nn.Linear(4, 2), {}
+
+    def forward(self, x):
+        if not self.training and "met" not in self.memory:
+            self.scale.data.copy_(x.detach().mean(0))
+            self.memory["met"] = x.detach()
+        return self.layer(x * self.scale)
+
+
+def test_what_a_model_keeps_of_a_rehearsal_is_not_in_the_run():
+    model = ScaledByFirstRecords()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
+    small_trainer(model, loss=CE, optimizer=optimizer).fit()
+    assert torch.allclose(model.scale.detach(), torch.ones(4))
+    assert not model.memory
+
+
+class CentredTogether:
+    """Rows that depend on the other rows of the batch."""
+
+    def __len__(self):
+        return 40
+
+    def read_rows(self, rows):
+        inputs = torch.arange(160.0).view(40, 4)[rows]
+        return inputs - inputs.mean(0), rows % 2
+
+
+def test_rows_that_depend_on_the_other_rows_are_refused():
+    lazily = tacit.Records.lazy(CentredTogether(), public_size=40)
+    with pytest.raises(ValueError, match="another when it is read alone"):
+        small_trainer(network(), lazily).fit()
+
+
 def test_a_run_that_diverged_says_so():
     model = network()
     run = small_trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=1e38)).fit()

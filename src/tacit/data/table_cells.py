@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import datetime
 import itertools
+import math
 import numbers
 import os
 import sys
@@ -273,12 +274,12 @@ def _as_cells(name: str, values: Any, source: str) -> Cells:
     missing = np.array([value is None for value in values], bool)
     kinds = {_kind(value, name, source, i) for i, value in enumerate(values) if value is not None}
     if not kinds or kinds == {"number"}:
-        given = [np.nan if value is None else float(value) for value in values]
+        given = [np.nan if value is None else value for value in values]
         return Cells(name, np.array(given, np.float64), missing, source)
     if kinds == {"truth"}:
         return Cells(name, np.array([bool(value) for value in values]), missing, source)
     if kinds == {"date"}:
-        days = [np.datetime64("NaT") if v is None else _moment(v) for v in values]
+        days = [np.datetime64("NaT" if v is None else v, "us") for v in values]
         return Cells(name, np.array(days, "datetime64[us]"), missing, source)
     text = np.empty(len(values), object)
     text[:] = ["" if value is None else text_of(value).strip() for value in values]
@@ -286,45 +287,63 @@ def _as_cells(name: str, values: Any, source: str) -> Cells:
 
 
 def _scalar(value: Any) -> Any:
-    """A cell as a plain value; None for what pandas and Arrow call missing."""
+    """A cell as float, truth value, datetime or text; None for what pandas and Arrow call missing.
+
+    It looks at no other cell. A column of several kinds becomes text, and its numbers and dates are
+    then the same text as in a column of their own: otherwise one record more, with a text, would
+    change what the others become.
+    """
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return None
     if isinstance(value, np.datetime64):
         value = value.astype("datetime64[us]")
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, float) and value != value:
-        return None
+    if isinstance(value, datetime.date):  # and datetime, which is one
+        return _moment(value)
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Real) or type(value).__name__ == "Decimal":
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        return None if number != number else number
     return value
 
 
 def _kind(value: Any, name: str, source: str, row: int) -> str:
-    if isinstance(value, bool):
-        return "truth"
-    if isinstance(value, numbers.Real) or type(value).__name__ == "Decimal":
-        return "number"
-    if isinstance(value, datetime.date):  # and datetime, which is one
-        return "date"
-    if isinstance(value, str):
-        return "text"
+    for kind, name_of_kind in (
+        (bool, "truth"),
+        (float, "number"),
+        (datetime.datetime, "date"),
+        (str, "text"),
+    ):
+        if isinstance(value, kind):
+            return name_of_kind
     raise DataError(
         f"row {row + 1} of {source} has a {type(value).__name__} in column {name!r}; give numbers, "
         "text, truth values or dates"
     )
 
 
-def _moment(value: datetime.date) -> np.datetime64:
-    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+def _moment(value: datetime.date) -> datetime.datetime:
+    """A date or a time in UTC, without a time zone."""
+    if not isinstance(value, datetime.datetime):
+        return datetime.datetime(value.year, value.month, value.day)
+    if value.tzinfo is not None:
         value = value.astimezone(datetime.UTC).replace(tzinfo=None)
-    return np.datetime64(value, "us")
+    return value
 
 
 def text_of(value: Any) -> str:
-    """A cell as text: 3 for 3.0, true for True, ISO for a date."""
+    """A cell as text: 3 for 3.0, true for True, ISO for a date, without a time at midnight."""
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
+    if isinstance(value, datetime.datetime) and value.time() == datetime.time():
+        value = value.date()
     return value.isoformat() if isinstance(value, datetime.date) else str(value)
 
 

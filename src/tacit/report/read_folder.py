@@ -11,6 +11,9 @@ import hashlib
 import importlib
 import json
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file as load_weights
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from tacit.data.preprocessing import FILE as PREPROCESSING
 from tacit.data.preprocessing import Preprocessing, load_preprocessing
@@ -165,20 +169,51 @@ def _network(
     architecture = Architecture(**values)
     try:
         # On no device first: a damaged number must not take all memory.
-        with torch.device("meta"):
+        with torch.device("meta"), _no_more_parameters(weights):
             bare = Architecture(**{**values, "adapted": "as-built"}).build().model
+    except _TooLarge:
+        raise
     except Exception:  # a builder that needs numbers is built as it is
         pass
     else:
         _require_size(bare, weights)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _no_more_parameters(weights):
             return architecture.build().model
+    except _TooLarge:
+        raise
     except Exception as error:  # whatever the function raises, it was given wrong arguments
         raise ValueError(
             f"the network {name!r} cannot be built as run.json says "
             f"({type(error).__name__}: {error})"
         ) from error
+
+
+class _TooLarge(ValueError):
+    pass
+
+
+@contextmanager
+def _no_more_parameters(weights: dict[str, Tensor]) -> Iterator[None]:
+    """Raise once a network is made of far more parameters than the folder has weights for.
+
+    A damaged depth would go on for minutes and take all memory, also without any numbers.
+    """
+    left, here = 10 * len(weights) + 10_000, threading.get_ident()
+
+    def count(module: nn.Module, name: str, parameter: object) -> None:
+        nonlocal left
+        left -= threading.get_ident() == here
+        if left < 0:
+            raise _TooLarge(
+                f"its network has far more layers than the {len(weights)} weights in the folder"
+            )
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _require_size(network: nn.Module, weights: dict[str, Tensor]) -> None:

@@ -21,7 +21,7 @@ from tacit.diagnostics.gradient_norms import (
     GradientNormHistory,
     whole_norms,
 )
-from tacit.report.run_folder import write_json
+from tacit.report.run_folder import privacy_statement, write_json
 from tacit.sampling.scheme import UnregisteredScheme
 from tacit.training.evaluation import Metrics
 
@@ -118,6 +118,31 @@ def read_facts(folder: str | Path) -> SavedFacts:
         raise ValueError(
             f"{folder}/run.json is damaged, or was not made by tacit: {what}; save the run again"
         ) from error
+
+
+def stated(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """The privacy statement of a run: of its facts, never the sentence that run.json has for it.
+
+    Raises ValueError where run.json reports less than its plan costs, or states another ε than it
+    reports. A larger one stands: a run that was resumed answers for what it lost, too.
+    """
+    stored = _object(facts["statement"], "'statement'")
+    run = _checked(folder, facts)
+    computed = run.computed_epsilon
+    if computed is not None and not run.epsilon >= computed * (1 - _ROUNDING):
+        raise ValueError(
+            f"'epsilon' is {run.epsilon:.4g}, and {run.answers_for:,} steps of its plan have "
+            f"epsilon {computed:.4g}"
+        )
+    of_facts = {"epsilon": run.epsilon, "epsilon_rdp": run.epsilon_rdp, "delta": run.delta}
+    found = privacy_statement({**facts, **of_facts})
+    for name, value in of_facts.items():
+        told = None if stored[name] is None else _number(stored[name], f"{name!r} of 'statement'")
+        if told != value:
+            raise ValueError(f"{name!r} of 'statement' is {told}, and {value} in the facts")
+    if run.no_plan:
+        found["text"] += f" Epsilon was not computed again: {run.no_plan}."
+    return found | {"ledger": stored["ledger"]}
 
 
 def read_object(folder: Path, name: str) -> dict[str, Any]:

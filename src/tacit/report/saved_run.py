@@ -22,6 +22,7 @@ from tacit.errors import DataError
 from tacit.losses.registry import Task
 from tacit.pytrees import Tree, call_model, logits_of, map_tensors, num_rows
 from tacit.records import Records, as_tensors
+from tacit.report.saved_facts import stated
 from tacit.statistics.tracking import evaluating
 from tacit.training.evaluation import decide, pieces_of, probabilities
 
@@ -71,7 +72,7 @@ class SavedRun:
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}")
         self.input_dtype = None if dtype is None else _DTYPES[dtype]
-        self.statement: dict[str, Any] = dict(facts["statement"])
+        self.statement: dict[str, Any] = stated(folder, facts)
         self.epsilon, self.delta = float(self.statement["epsilon"]), float(self.statement["delta"])
         if not isinstance(self.statement["ledger"], dict | None):
             raise TypeError(f"ledger is {self.statement['ledger']!r}")

@@ -4,17 +4,20 @@ A few records run through the model in evaluation mode, and every distinct targe
 so that a mistake (another number of features, labels beyond the classes, targets that are text
 codes, a column of NaN) ends in one sentence instead of an error from deep inside a step, after a
 run was planned on the ledger. What is seen here goes into errors and warnings on the screen of
-whoever runs it, and never into a run: neither notes nor reports depend on it.
+whoever runs it, and never into a run: neither notes nor reports depend on it, and what runs is a
+copy of the model and of the loss.
 """
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from tacit.columns import columns_of
 from tacit.data.augmentation import Augmentation
 from tacit.engines.pass_state import PassState
 from tacit.errors import TacitError
@@ -34,6 +37,7 @@ from tacit.pytrees import (
 from tacit.queries.bounded_gradient import Loss
 from tacit.queries.views import ViewBatches
 from tacit.records import Records
+from tacit.sources import ArrayRows, DatasetRows
 from tacit.statistics.tracking import evaluating
 
 _RUN = 4  # records that run through the model
@@ -58,11 +62,16 @@ def rehearse(
     if len(records) == 0:
         warnings.warn(f"{called} are an empty set", stacklevel=3)
         return
+    _require_own_rows(records, called)
     some = _from_all_over(records)
     usable = _require_numbers(some, called)
     rows = usable.nonzero().flatten()[:_RUN] if bool(usable.any()) else torch.arange(_RUN)
     few = some.take(rows[rows < num_rows(some.inputs)].to(some.device))
-    state = PassState(few.inputs, model)
+    copied = _copied(model, loss)
+    if copied is None:
+        return
+    model, loss = copied
+    state = PassState(few.inputs)
     try:
         seen = replace(few, inputs=ViewBatches(augmentation).first(few.inputs))
         with evaluating(model), torch.enable_grad(), watched(model, loss):
@@ -72,7 +81,7 @@ def rehearse(
                 with torch.no_grad():
                     _require_targets(loss, outputs, some, called)
     finally:
-        state.restore_all()
+        state.restore_draws()
     _require_gradient(loss, losses_B)
     if not bool(torch.isfinite(losses_B.detach()).any()):
         raise ValueError(
@@ -80,6 +89,19 @@ def rehearse(
             "loss is not finite contributes nothing; scale the inputs and targets, or give the "
             "loss what it expects (probabilities for BCELoss, logits for BCEWithLogitsLoss)"
         )
+
+
+def _copied(model: nn.Module, loss: Loss) -> tuple[nn.Module, Loss] | None:
+    """Copies of both that only the rehearsal sees; None of what cannot be copied.
+
+    A pass over private records may write into a model: a layer that takes its scale from the first
+    records that it meets, a cache. In the model itself such a write would be in the released
+    weights, without noise; in a step it is refused. What cannot be copied is not rehearsed.
+    """
+    try:
+        return copy.deepcopy((model, loss))
+    except Exception:  # whatever an object of the user's raises
+        return None
 
 
 def _from_all_over(records: Records) -> Records:
@@ -90,6 +112,27 @@ def _from_all_over(records: Records) -> Records:
     if records.is_lazy:  # each of them is read from disk
         stride = max(stride, -(-len(records) // _MOST_ROWS_READ))
     return (records if stride <= 1 else records.take(slice(None, None, stride))).read()
+
+
+def _require_own_rows(records: Records, called: str) -> None:
+    """Raise ValueError where a source's rows depend on which others are read with them.
+
+    Then a record would move the gradients of all others. A dataset's items are read one by one.
+    """
+    columns = columns_of((records.inputs, records.targets))
+    for rows in dict.fromkeys(column.lazy for column in columns):
+        if isinstance(rows.source, ArrayRows | DatasetRows):
+            continue
+        few = torch.arange(0, len(rows), max(1, len(rows) // _RUN))[:_RUN]
+        together = rows.read(few)
+        alone = [rows.read(few[i : i + 1]) for i in range(len(few))]
+        for whole, parts in zip(together, zip(*alone, strict=True), strict=True):
+            if not torch.equal(whole.nan_to_num(), torch.cat(parts).nan_to_num()):
+                raise ValueError(
+                    f"a row of {called} is another when it is read alone than beside other rows, "
+                    "and the guarantee needs it to be a function of its number; leave what depends "
+                    "on the other rows, and random draws, out of read_rows"
+                )
 
 
 # ---- numbers -------------------------------------------------------------------------------------
