@@ -7,7 +7,7 @@ import math
 import numbers
 from dataclasses import dataclass
 
-from tacit.errors import argument
+from tacit.errors import argument, shown
 
 
 class Relation(enum.Enum):
@@ -48,12 +48,12 @@ class Budget:
             object.__setattr__(self, "relation", Relation(self.relation))
         except ValueError:
             raise ValueError(
-                f"{argument('relation')} is {self.relation!r}; give "
+                f"{argument('relation')} is {shown(self.relation)}; give "
                 f"{' or '.join(repr(r.value) for r in Relation)}"
             ) from None
         if not isinstance(self.epsilon, numbers.Real) or not 0 < self.epsilon < math.inf:
             raise ValueError(
-                f"{argument('epsilon')} is {self.epsilon!r}; give a finite number above 0"
+                f"{argument('epsilon')} is {shown(self.epsilon)}; give a finite number above 0"
             )
         require_delta(self.delta)
 
@@ -62,6 +62,6 @@ def require_delta(delta: float) -> None:
     """Refuse a delta that promises nothing."""
     if not isinstance(delta, numbers.Real) or not 0 < delta < 1:
         raise ValueError(
-            f"{argument('delta')} is {delta!r}; give a number strictly between 0 and 1, well below "
-            "one over the number of records"
+            f"{argument('delta')} is {shown(delta)}; give a number strictly between 0 and 1, well "
+            "below one over the number of records"
         )

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.errors import DataError
+from tacit.errors import DataError, shown
 from tacit.pytrees import Tree, map_tensors, take_rows, tensors_of
 from tacit.sources import PRIVATE_ROW, ArrayRows, DatasetRows, RowSource
 
@@ -34,9 +34,9 @@ class Reading:
         for name in ("num_workers", "prefetch"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"{name} is {value!r}; give a whole number, 0 or more")
+                raise ValueError(f"{name} is {shown(value)}; give a whole number, 0 or more")
         if not isinstance(self.timeout, int | float) or not self.timeout > 0:
-            raise ValueError(f"timeout is {self.timeout!r}; give a number of seconds above 0")
+            raise ValueError(f"timeout is {shown(self.timeout)}; give a number of seconds above 0")
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,6 +29,12 @@ def in_words(python: str, command_line: str) -> str:
     return command_line if _options.get() else python
 
 
+def shown(value: object) -> str:
+    """What was given, for a message: its repr on one line, at most 100 characters of it."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
 @contextmanager
 def naming_options() -> Iterator[None]:
     """Inside of it, messages name options: the command line runs in it."""

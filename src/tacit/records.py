@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tacit.columns import Reading, as_column, columns_of, lazy_columns, taken
-from tacit.errors import UndeclaredConstant
+from tacit.errors import UndeclaredConstant, shown
 from tacit.prefetch import HeldRows
 from tacit.pytrees import (
     Tree,
@@ -238,7 +238,7 @@ def _declared(name: str, value: Any) -> int:
     """A declared number as an int."""
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not whole or value < 1:
-        raise ValueError(f"{name} is {value!r}; declare a positive whole number")
+        raise ValueError(f"{name} is {shown(value)}; declare a positive whole number")
     return int(value)
 
 
@@ -453,7 +453,7 @@ def _converted(tree: Tree, name: str, numbers_too: bool = False) -> Tree:
     if isinstance(tree, tuple | list) and _are_numbers(tree):
         try:
             return torch.as_tensor(tree)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ValueError(f"{name} has rows of different lengths or kinds; {_PAD}") from error
     if isinstance(tree, Mapping):
         changed = {k: _converted(v, f"{name}[{k!r}]", numbers_too) for k, v in tree.items()}

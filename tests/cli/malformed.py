@@ -1,29 +1,42 @@
-"""Malformed files of every kind that Tacit reads: made from a seed, one case at a time.
+"""Malformed inputs, made from a seed one case at a time: how they are damaged, and what is whole.
 
-To cover another kind of file, write a function that takes (rng, good, folder), writes a damaged
-file into `folder` and returns the command lines that read it, and decorate it with `@kind`. `good`
-holds files that are whole: one of each, made once.
+`malformed_commands` has kinds of files for the command line, `malformed_calls` for Python. To cover
+another kind, write a function that takes (rng, good, folder), writes a damaged file into `folder`
+and returns what is to be done with it, and decorate it with `@kind`. `good` holds files that are
+whole, one of each, made once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import hashlib
 import io
 import json
 import math
 import random
 import shutil
-import sqlite3
 import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-Make = Callable[[random.Random, "Good", Path], list[list[str]]]
+
+class Call(NamedTuple):
+    """A call in Python; `words` say which, for whoever reads a failure."""
+
+    words: str
+    function: Callable[[], object]
+    odd: bool = False  # an argument may be of a wrong type, and Python's own TypeError says so
+
+
+# A command line, or a call in Python.
+Action = list[str] | Call
+Make = Callable[[random.Random, "Good", Path], list[Action]]
 KINDS: dict[str, Make] = {}
 
 
@@ -32,16 +45,123 @@ def kind(make: Make) -> Make:
     return make
 
 
+# ---- what is whole -------------------------------------------------------------------------------
+
+QUICK = ["--steps", "1", "--noise-multiplier", "9", "--model", "linear", "--quiet", "--json"]
+SCHEMA = """format = 1
+target = "ill"
+[[columns]]
+name = "age"
+kind = "numeric"
+range = [0, 100]
+[[columns]]
+name = "city"
+kind = "categorical"
+categories = ["Rome", "Oslo", "Bonn"]
+[[columns]]
+name = "smokes"
+kind = "boolean"
+[[columns]]
+name = "seen"
+kind = "date"
+range = ["2020-01-01", "2021-01-01"]
+[[columns]]
+name = "ill"
+kind = "boolean"
+"""
+
+
 @dataclass(frozen=True)
 class Good:
-    """A run's folder, a ledger with budget left, tables and settings, all of them whole."""
+    """Folders of runs, a ledger with budget left, tables, a schema and settings, all whole."""
 
-    run: Path
-    ledger: Path
-    csv: Path
-    parquet: Path
-    npz: Path
-    toml: Path
+    folder: Path
+
+    def __getattr__(self, name: str) -> Path:
+        return self.folder / FILES[name]
+
+
+FILES = {
+    "run": "run",  # clipless, on the digits
+    "table_run": "table_run",  # with a schema
+    "unfinished": "unfinished",  # killed, with its checkpoint
+    "ledger": "book",
+    "csv": "table.csv",
+    "mixed": "mixed.csv",
+    "parquet": "table.parquet",
+    "npz": "table.npz",
+    "schema": "schema.toml",
+    "toml": "settings.toml",
+}
+
+
+def make_good(folder: Path) -> Good:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    good = Good(folder)
+    rng = np.random.default_rng(0)
+    table = np.column_stack([rng.random((40, 2)), rng.integers(0, 2, 40)])
+    lines = ["a,b,y", *(f"{a:.3f},{b:.3f},{int(y)}" for a, b, y in table)]
+    good.csv.write_text("\n".join(lines), encoding="utf-8")
+    np.savez(good.npz, X=table[:, :2].astype("float32"), y=table[:, 2].astype(int))
+    columns = {"a": table[:, 0], "b": table[:, 1], "y": table[:, 2].astype(int)}
+    pyarrow.parquet.write_table(pa.table(columns), good.parquet)
+    rows = ["age;city;smokes;seen;ill"]
+    for i, (a, b, y) in enumerate(table):
+        day = datetime.date(2020, 1, 1) + datetime.timedelta(int(300 * a))
+        city = ("Rome", "Oslo", "Bonn")[i % 3]
+        rows.append(f"{100 * b:.0f};{city};{'yes' if a > 0.5 else 'no'};{day};{int(y)}")
+    good.mixed.write_text("\n".join(rows), encoding="utf-8")
+    good.schema.write_text(SCHEMA, encoding="utf-8")
+    good.toml.write_text(
+        '[data]\ndataset = "digits"\n[privacy]\nepsilon = 3.0\ndelta = 1e-5\n[model]\n'
+        'loss = "cross-entropy"\n[clipping]\nmax_norm = 0.5\n[training]\nbatch_size = 64\n'
+        'lr = 0.5\nmomentum = 0.9\noptimizer = "sgd"\nseed = 1\n',
+        encoding="utf-8",
+    )
+    book = str(good.ledger)
+    _told(["train", "--query", "clipless", "--out", str(good.run), *QUICK])
+    _told(["ledger", "create", book, "--epsilon", "50", "--delta", "1e-5"])
+    _told(["train", "--ledger", book, "--out", str(folder / "r"), *QUICK])
+    mixed = ["--data", str(good.mixed), "--schema", str(good.schema), "--delta", "1e-3"]
+    _told(["train", *mixed, "--out", str(good.table_run), *QUICK])
+    more = ["--out", str(good.unfinished), *QUICK, "--steps", "6", "--checkpoint-every", "1"]
+    killed_in_step(4, lambda: _told(["train", *mixed, *more]))
+    return good
+
+
+def _told(arguments: list[str]) -> None:
+    from tacit.cli import app
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        app(arguments, standalone_mode=False)
+
+
+class _Killed(BaseException):
+    """Ends a process in the middle of a step."""
+
+
+def killed_in_step(step: int, run: Callable[[], object]) -> None:
+    """Run what dies in the middle of a step, and leaves what a process leaves."""
+    import torch
+
+    take, left = torch.optim.SGD.step, [step]
+
+    def counted(self: Any, *args: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise _Killed
+        return take(self, *args)
+
+    torch.optim.SGD.step = counted  # type: ignore[method-assign]
+    try:
+        run()
+    except _Killed:
+        return
+    finally:
+        torch.optim.SGD.step = take  # type: ignore[method-assign]
+    raise AssertionError("the run was to be killed")
 
 
 # ---- how something is damaged --------------------------------------------------------------------
@@ -113,249 +233,144 @@ def in_toml(value: Any) -> str:
     return json.dumps(value)
 
 
-# ---- the kinds -----------------------------------------------------------------------------------
-
-QUICK = ["--steps", "1", "--noise-multiplier", "9", "--model", "linear", "--quiet", "--json"]
+# ---- files that commands and calls share ---------------------------------------------------------
 
 
-def train(folder: Path, *more: str) -> list[str]:
-    return ["train", "--out", str(folder / "new"), *QUICK, *more]
+def write_schema(rng: random.Random, good: Good, file: Path) -> None:
+    import tomllib
 
-
-@kind
-def settings(rng: random.Random, good: Good, folder: Path) -> list[list[str]]:
-    file = folder / "settings.toml"
+    whole = good.schema.read_bytes()
     if rng.random() < 0.4:
-        file.write_bytes(damaged(rng, good.toml.read_bytes()))
-    else:
-        import tomllib
-
-        stored = tomllib.loads(good.toml.read_text())
-        for _ in range(rng.randrange(1, 3)):
-            stored = changed(rng, stored)
-            if not isinstance(stored, dict):
-                stored = {"data": stored}
-        lines = [f"{json.dumps(k)} = {in_toml(v)}" for k, v in stored.items()]
-        file.write_text("\n".join(lines), encoding="utf-8")
-    return [train(folder, "--config", str(file))]
+        file.write_bytes(damaged(rng, whole))
+        return
+    stored = changed_schema(rng, tomllib.loads(whole.decode()))
+    if not isinstance(stored, dict):
+        stored = {"columns": stored}
+    lines = [f"{json.dumps(k)} = {in_toml(v)}" for k, v in stored.items()]
+    file.write_text("\n".join(lines), encoding="utf-8")
 
 
-@kind
-def settings_in_run_json(rng: random.Random, good: Good, folder: Path) -> list[list[str]]:
-    facts = json.loads((good.run / "run.json").read_text())
-    facts["config"]["settings"] = changed(rng, facts["config"]["settings"])
-    file = folder / "run.json"
-    file.write_text(json.dumps(facts), encoding="utf-8")
-    return [train(folder, "--config", str(file))]
+def changed_schema(rng: random.Random, stored: dict[str, Any]) -> Any:
+    """Mostly another value in one of its columns: what stands around them is soon refused."""
+    if rng.random() < 0.2:
+        return changed(rng, stored)
+    columns = list(stored["columns"])
+    for _ in range(rng.randrange(1, 3)):
+        at = rng.randrange(len(columns))
+        columns[at] = changed(rng, columns[at])
+    return {**stored, "columns": columns}
 
 
-def _table(rng: random.Random, file: Path, folder: Path) -> list[list[str]]:
-    target = rng.choice(("y", "y", "y", "y", "a", "", "nothing"))
-    more = rng.choice(
-        (
-            [],
-            ["--feature-range", "0,1"],
-            ["--classes", "0,1"],
-            ["--public-size", "40"],
-            ["--classes", "a,b", "--unit-norm"],
-            ["--query", "batch-clip", "--relation", "replace-one"],
-            ["--scale-noise", "5", "--feature-range", "-1,1"],
-        )
-    )
-    told = train(folder, "--data", str(file), "--target", target, *more)
-    return [told, ["doctor", "--data", str(file), "--target", target]][: rng.choice((1, 1, 1, 2))]
-
-
-@kind
-def csv_file(rng: random.Random, good: Good, folder: Path) -> list[list[str]]:
-    file = folder / "table.csv"
-    if rng.random() < 0.5:
-        file.write_bytes(damaged(rng, good.csv.read_bytes()))
-    else:
-        rows = [line.split(",") for line in good.csv.read_text().splitlines()]
-        for _ in range(rng.choice((1, 1, 3, 20))):
-            row = rng.choice(rows)
-            if row:
-                row[rng.randrange(len(row))] = rng.choice(TOKENS)
-            if rng.random() < 0.2:
-                rng.choice(rows).append("1")
-        rows = rows[: rng.choice((1, 2, 3, len(rows)))]
-        file.write_text("\n".join(map(",".join, rows)), encoding="utf-8")
-    return _table(rng, file, folder)
-
-
-@kind
-def parquet_file(rng: random.Random, good: Good, folder: Path) -> list[list[str]]:
-    file = folder / "table.parquet"
-    if rng.random() < 0.6:
-        file.write_bytes(damaged(rng, good.parquet.read_bytes()))
-    else:
-        import datetime
-
+def write_mixed(rng: random.Random, good: Good, folder: Path) -> Path:
+    """A table of numbers, categories and dates, in one of three formats."""
+    rows = [line.split(";") for line in good.mixed.read_text(encoding="utf-8").splitlines()]
+    suffix, separator = rng.choice(((".csv", ";"), (".csv", ","), (".tsv", "\t"), (".parquet", "")))
+    file = folder / f"mixed{suffix}"
+    for _ in range(rng.choice((0, 1, 1, 3, 20))):
+        row = rng.choice((rows[0], *rows))
+        if row:
+            row[rng.randrange(len(row))] = rng.choice(TOKENS)
+        if rng.random() < 0.2 and suffix != ".parquet":
+            rng.choice(rows).append("1")
+    rows = rows[: rng.choice((1, 2, 3, len(rows), len(rows)))]
+    if suffix == ".parquet":
         import pyarrow as pa
         import pyarrow.parquet
 
-        odd: list[Any] = [
-            *([1.0, None, 2.0], ["a", "b", None], [[1], [2, 3], []], [{"a": 1}] * 3, [b"\xff"] * 3),
-            *([datetime.date(2020, 1, 1)] * 3, [True, False, None], [10**18] * 3, [math.nan] * 3),
-            *([None] * 3, [math.inf, -math.inf, 0.0], [0, 1, 1], [0.0, 1.0, 1.0]),
-        ]
-        columns = {name: pa.array(rng.choice(odd)) for name in ("a", "b", "y")}
-        pyarrow.parquet.write_table(pa.table(columns), file)
-    return _table(rng, file, folder)
+        columns: list[Any] = [pa.array([row[i] for row in rows[1:]]) for i in range(5)]
+        if rng.random() < 0.5:
+            at = rng.randrange(5)
+            columns[at] = pa.array([rng.choice(ODD_CELLS)] * (len(rows) - 1))
+        table = pa.table(columns, names=rows[0])
+        pyarrow.parquet.write_table(table, file)
+        if rng.random() < 0.3:
+            file.write_bytes(damaged(rng, file.read_bytes()))
+        return file
+    content = "\n".join(map(separator.join, rows)).encode()
+    file.write_bytes(damaged(rng, content) if rng.random() < 0.4 else content)
+    return file
 
 
-@kind
-def npz_file(rng: random.Random, good: Good, folder: Path) -> list[list[str]]:
+ODD_CELLS: list[Any] = [
+    *(1.5, None, "x", [1, 2], {"a": 1}, b"\xff", datetime.date(1, 1, 1), True, 10**18, math.nan),
+    *(math.inf, datetime.datetime(9999, 12, 31), datetime.time(1), datetime.timedelta(1), []),
+]
+ODD_ARRAYS: list[Any] = [
+    *(np.zeros((3, 2)), np.zeros(()), np.zeros((0, 2)), np.full((3, 2), np.nan)),
+    *(np.array(["a", "b", "c"]), np.array([{}, [], None], dtype=object), np.zeros((3, 0))),
+    *(np.array([0, 1, 1]), np.zeros((3, 2), complex), np.zeros((3, 2), "datetime64[s]")),
+    *(np.array([0.0, 1.0, 1.5]), np.full((3, 2), 1e300), np.zeros(3, [("a", "f4")])),
+    *(np.zeros((3, 64)), np.zeros((3, 8, 8)), np.zeros((3, 1, 8, 8)), np.array([0, -1, 2**62])),
+    *(np.zeros((3, 1)), np.full((3, 64), np.inf), np.array([True, False, True])),
+]
+
+
+def write_npz(rng: random.Random, good: Good, folder: Path) -> Path:
     file = folder / "table.npz"
-    if rng.random() < 0.6:
+    if rng.random() < 0.4:
         file.write_bytes(damaged(rng, good.npz.read_bytes()))
-    else:
-        odd: list[Any] = [
-            *(np.zeros((3, 2)), np.zeros(()), np.zeros((0, 2)), np.full((3, 2), np.nan)),
-            *(np.array(["a", "b", "c"]), np.array([{}, [], None], dtype=object), np.zeros((3, 0))),
-            *(np.array([0, 1, 1]), np.zeros((3, 2), complex), np.zeros((3, 2), "datetime64[s]")),
-            *(np.array([0.0, 1.0, 1.5]), np.full((3, 2), 1e300), np.zeros(3, [("a", "f4")])),
-        ]
-        buffer = io.BytesIO()
-        np.savez(buffer, **{n: rng.choice(odd) for n in rng.sample(("X", "inputs", "y", "a"), 2)})
-        file.write_bytes(buffer.getvalue())
-        if rng.random() < 0.1:
-            with zipfile.ZipFile(file, "a") as archive:
-                archive.writestr("y.npy", b"no array")
-    return _table(rng, file, folder)
+        return file
+    buffer = io.BytesIO()
+    names = rng.sample(("X", "inputs", "y", "a"), 2)
+    np.savez(buffer, **{name: rng.choice(ODD_ARRAYS) for name in names})
+    file.write_bytes(buffer.getvalue())
+    if rng.random() < 0.1:
+        with zipfile.ZipFile(file, "a") as archive:
+            archive.writestr("y.npy", b"no array")
+    return file
 
 
-@kind
-def ledger_file(rng: random.Random, good: Good, folder: Path) -> list[list[str]]:
-    file = folder / "book.sqlite"
-    shutil.copy(good.ledger, file)
-    if rng.random() < 0.5:
-        file.write_bytes(damaged(rng, file.read_bytes()))
-    else:
-        _rewrite(rng, file)
-    commands = [
-        ["ledger", "show", str(file)],
-        ["ledger", "verify", str(file), "--json"],
-        ["ledger", "anchor", str(file), str(folder / "anchor")],
-        ["doctor", "--ledger", str(file)],
-        train(folder, "--ledger", str(file)),
-    ]
-    return rng.sample(commands, 2)
-
-
-def _rewrite(rng: random.Random, file: Path) -> None:
-    """Edit the rows, and half of the time compute the whole chain anew."""
-    from tacit.ledger.store import START, row_digest
-    from tacit.ledger.store import Head as Tip
-
-    db = sqlite3.connect(file)
-    rows = db.execute("SELECT seq, kind, body FROM log ORDER BY seq").fetchall()
-    at = rng.randrange(len(rows))
-    seq, what, body = rows[at]
-    choice = rng.randrange(5)
-    if choice == 0:
-        what = rng.choice(("ledger", "run", "charge", "attempt", "", "x"))
-    elif choice == 1:
-        body = damaged(rng, body.encode()).decode("utf-8", "replace")
-    else:
-        body = json.dumps(changed(rng, json.loads(body)))
-    rows[at] = (seq, what, body)
-    db.execute("DELETE FROM log")
-    tip = START
-    for seq, what, body in rows:
-        digest = row_digest(tip, what, body)
-        tip = Tip(tip.seq + 1, digest)
-        db.execute("INSERT INTO log VALUES (?, ?, ?, ?)", (seq, what, body, digest))
-    if rng.random() < 0.7:
-        db.execute("UPDATE head SET seq = ?, digest = ?", (tip.seq, tip.digest))
-    db.commit()
-    db.close()
-
-
-@kind
-def anchor_file(rng: random.Random, good: Good, folder: Path) -> list[list[str]]:
-    file, book = folder / "anchor.json", folder / "book.sqlite"
-    shutil.copy(good.ledger, book)
-    whole = json.dumps({"ledger": "a" * 64, "seq": 1, "digest": "a" * 64})
-    if rng.random() < 0.5:
-        file.write_bytes(damaged(rng, whole.encode()))
-    else:
-        file.write_text(json.dumps(changed(rng, json.loads(whole))), encoding="utf-8")
-    return [["ledger", "verify", str(book), "--anchor", str(file)]]
-
-
-def _run(rng: random.Random, good: Good, folder: Path) -> tuple[Path, list[list[str]]]:
+def write_run(rng: random.Random, good: Good, folder: Path) -> Path:
+    """The folder of a run, with one file damaged; half of the time run.json vouches for it."""
     run = folder / "run"
-    shutil.copytree(good.run, run)
-    commands = [
-        ["certify", str(run), "--radii", "0,1", "--json"],
-        ["trade-off", str(run), "--json", "--out", str(folder / "curve.png")],
-        ["doctor", "--run", str(run)],
-    ]
-    return run, rng.sample(commands, 2)
-
-
-@kind
-def run_json(rng: random.Random, good: Good, folder: Path) -> list[list[str]]:
-    run, commands = _run(rng, good, folder)
-    file = run / "run.json"
-    if rng.random() < 0.3:
+    shutil.copytree(rng.choice((good.run, good.table_run, good.table_run)), run)
+    names = sorted(f.name for f in run.iterdir() if f.suffix in (".json", ".safetensors"))
+    name = rng.choice((*names, "run.json", "run.json"))
+    file = run / name
+    if rng.random() < 0.05:
+        file.unlink()
+        return run
+    if file.suffix != ".json" or rng.random() < 0.25:
         file.write_bytes(damaged(rng, file.read_bytes()))
     else:
-        facts = json.loads(file.read_text())
-        part = rng.choice(("plan", "config", None))
-        if part is None:
-            facts = changed(rng, facts)
-        elif part == "plan":
-            facts["plan"] = changed(rng, facts["plan"])
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        part = rng.choice(("model", "statement", "plan", "history", None))
+        if name == "run.json" and part in stored:
+            stored[part] = changed(rng, stored[part])
         else:
-            group = rng.choice(("used", "settings"))
-            facts["config"][group] = changed(rng, facts["config"][group])
-        file.write_text(json.dumps(facts), encoding="utf-8")
-    return commands
-
-
-@kind
-def weights(rng: random.Random, good: Good, folder: Path) -> list[list[str]]:
-    run, commands = _run(rng, good, folder)
-    file = run / "weights.safetensors"
-    file.write_bytes(damaged(rng, file.read_bytes()))
-    return [commands[0], ["certify", str(run), "--radii", "0", "--json"]][1:]
-
-
-@kind
-def preprocessing(rng: random.Random, good: Good, folder: Path) -> list[list[str]]:
-    run, _ = _run(rng, good, folder)
-    file = run / "preprocessing.json"
-    if rng.random() < 0.5:
-        file.write_bytes(damaged(rng, file.read_bytes()))
-    else:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        content["stages"] = changed(rng, content["stages"] or [{"kind": "UnitNorm"}])
-        file.write_text(json.dumps(content), encoding="utf-8")
+            stored = changed(rng, stored)
+        file.write_text(json.dumps(stored), encoding="utf-8")
+    if name != "run.json" and rng.random() < 0.7:
         facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
-        facts["model"]["files"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+        facts["model"]["files"][name] = hashlib.sha256(file.read_bytes()).hexdigest()
         (run / "run.json").write_text(json.dumps(facts), encoding="utf-8")
-    return [["certify", str(run), "--radii", "0", "--json"]]
+    return run
 
 
-@kind
-def options(rng: random.Random, good: Good, folder: Path) -> list[list[str]]:
-    """Values of options that make no sense, alone and together."""
-    from tacit.cli.schema import options_of
-    from tacit.cli.settings import TrainSettings
+def write_unfinished(rng: random.Random, good: Good, folder: Path) -> Path:
+    from tacit.training.checkpoint import FILE
 
-    every = [o for o in options_of(TrainSettings).values() if o.name not in ("out", "steps")]
-    more: list[str] = []
-    for option in rng.sample(every, rng.choice((1, 1, 2, 3))):
-        if option.kind is bool:
-            more.append(option.flag)
-            continue
-        token = str(rng.choice((*TOKENS, *option.choices, "1", "0.5", "2", "a,b", "1,0")))
-        if option.name in ("ledger", "data", "test_data", "config"):
-            token = str(folder / "".join(c for c in token if c.isalnum())[:20])
-        token = token.replace("\x00", "")
-        more.append(f"{option.flag}={token}")
-    told = train(folder, *more)
-    return [[t for t in told if t not in ("--json",)]]
+    run = folder / "unfinished"
+    shutil.copytree(good.unfinished, run)
+    name = rng.choice((FILE, FILE, "resume.json", "resume.json", "ledger.sqlite"))
+    file = run / name
+    if name == "resume.json" and rng.random() < 0.7:
+        stored = changed(rng, json.loads(file.read_text(encoding="utf-8")))
+        file.write_text(json.dumps(stored), encoding="utf-8")
+    elif name == FILE and rng.random() < 0.8:
+        change_checkpoint(rng, file)
+    else:
+        file.write_bytes(damaged(rng, file.read_bytes()))
+    return run
+
+
+def change_checkpoint(rng: random.Random, file: Path) -> None:
+    """Another state in a checkpoint that is whole: its digest is right."""
+    from tacit.training.state_file import read_state, write_state
+
+    state = read_state(file)
+    for _ in range(20):
+        new = changed(rng, state)
+        with contextlib.suppress(ValueError, TypeError):  # a value that no checkpoint holds
+            write_state(file, new if isinstance(new, dict) else {"progress": new})
+            return

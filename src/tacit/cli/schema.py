@@ -59,8 +59,9 @@ NORM = Range("a number above 0, and at most 1e30", lambda v: 0 < v <= 1e30)
 LIMIT = Range("a number above 0 and at most 1e30, or 0 for no limit", lambda v: 0 <= v <= 1e30)
 SEED = Range("0 or more, and less than 2**63", lambda v: 0 <= v < 2**63)
 NOISE = Range(
-    f"0, or {LEAST_NOISE:g} or more: less noise cannot be accounted for, and protects nobody",
-    lambda v: v == 0 or v >= LEAST_NOISE,
+    f"0, or a finite number from {LEAST_NOISE:g}: less noise cannot be accounted for, and protects "
+    "nobody",
+    lambda v: v == 0 or LEAST_NOISE <= v < math.inf,
 )
 
 

@@ -11,6 +11,7 @@ import typer
 from tacit.cli.console import imported_plugins, print_json
 from tacit.cli.schema import RESUME_FILE, command_of, to_dict
 from tacit.cli.settings import TrainSettings
+from tacit.errors import UnboundedLayer
 
 
 def train(s: TrainSettings) -> None:
@@ -216,7 +217,11 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     )
     if facts["certificate"] and s.scale_noise is None and s.features == "as-they-are":
         # In units of the pixels themselves, where the data are images.
-        _, facts["certificate"] = certificate_of(folder, RADII, device)
+        try:
+            _, facts["certificate"] = certificate_of(folder, RADII, device)
+        except UnboundedLayer as error:  # the network has a bound, and its scalers before it none
+            facts["certificate"] = None
+            facts["notes"].append(f"{error} (in units of the pixels, before they are scaled)")
         write_json(facts, folder / "run.json")
     if run.stopped in ("plan complete", "budget"):
         run_directory.remove_unfinished(folder)

@@ -21,7 +21,7 @@ import numpy as np
 
 from tacit.data.download import cache_folder
 from tacit.data.table_cells import no_column
-from tacit.errors import DataError
+from tacit.errors import DataError, shown
 from tacit.records import Records
 
 _FORMAT = 1  # of the cache; part of its key
@@ -110,11 +110,15 @@ class _Reader:
 
     def inputs(self, target: str | None, columns: Sequence[str] | None) -> list[str]:
         """The names of the input columns; DataError for one that is not there."""
+        if target is not None and not isinstance(target, str):
+            raise DataError(f"target is {shown(target)}; give the name of a column")
         names = list(self.schema.names)
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise DataError(f"{self.file} has two columns named {doubled[0]!r}; rename one")
         chosen = [n for n in names if n != target] if columns is None else list(columns)
+        if not all(isinstance(name, str) for name in chosen):
+            raise DataError(f"columns is {shown(columns)}; give the names of the input columns")
         for name in (*chosen, *([] if target is None else [target])):
             if name not in names:
                 raise no_column(self.file, name, names)
@@ -249,5 +253,5 @@ def _explained(file: Path) -> Iterator[None]:
         ) from error
     try:
         yield
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"cannot read {file}: {error}") from error
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {file}: {' '.join(str(error).split())}") from error

@@ -129,8 +129,8 @@ def load_preprocessing(folder: str | os.PathLike[str]) -> Preprocessing:
         RuntimeError,
     ) as error:
         raise DataError(
-            f"{file} cannot be read ({type(error).__name__}: {error}); copy it from the run's "
-            "folder again"
+            f"{file} cannot be read ({type(error).__name__}: {' '.join(str(error).split())}); copy "
+            "it from the run's folder again"
         ) from error
 
 

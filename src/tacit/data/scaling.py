@@ -247,7 +247,7 @@ def as_scalers(scale: object) -> tuple[Scaler, ...]:
         raise ValueError(
             f"scale is {scale!r}; give 'public', None, or a scaler such as PublicScaler(mean, std)"
         )
-    if scale == "fit":
+    if isinstance(scale, str):
         why = "scale='fit' would compute a mean and a std from private records without a charge"
     elif any(hasattr(scale, name) for name in ("fit", "mean_", "scale_")):
         why = f"{kind} is fitted to data, and nothing says that it was public data"

@@ -195,9 +195,12 @@ def read_parquet(path: Path) -> Any:
             "or save the table as .csv or .npz"
         ) from error
     try:
-        return pyarrow.parquet.ParquetFile(path).read()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} is damaged or is not a Parquet file ({error})") from error
+        table = pyarrow.parquet.ParquetFile(path).read()
+        list(table.column_names)  # a name that is not UTF-8 raises here
+        return table
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        why = " ".join(str(error).split())
+        raise DataError(f"{path} is damaged or is not a Parquet file ({why})") from error
 
 
 def _read_arrow(table: Any, source: str) -> TableCells:

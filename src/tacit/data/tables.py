@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from tacit.data.scaling import Constants, RangeScaler, Scaler, as_scalers, scale
 from tacit.data.splits import split_by_content
 from tacit.data.table_formats import read_table
 from tacit.data.table_schema import Schema
-from tacit.errors import DataError, UndeclaredConstant, argument, in_words
+from tacit.errors import DataError, UndeclaredConstant, argument, in_words, shown
 from tacit.records import Records
 
-MAX_CLASSES = 1000
+MAX_CLASSES = 1000  # that are read off a table
+_MOST_DECLARED = 1_000_000
 
 
 def load_file(
@@ -61,11 +63,14 @@ def load_file(
         train, test = tacit.load_file("patients.csv", "outcome", classes=2, public_size=5000)
         train, test = tacit.load_file(frame, schema="schema.toml", public_size=5000)
     """
-    if not 0 <= test_fraction < 1:
-        raise ValueError(f"test_fraction is {test_fraction}; give a number from 0 to below 1")
-    if public_size is not None and public_size < 1:
+    if not isinstance(test_fraction, Real) or not 0 <= test_fraction < 1:
         raise ValueError(
-            f"{argument('public_size')} is {public_size}; declare a positive number of records"
+            f"test_fraction is {shown(test_fraction)}; give a number from 0 to below 1"
+        )
+    if public_size is not None and not (isinstance(public_size, Integral) and public_size >= 1):
+        raise ValueError(
+            f"{argument('public_size')} is {shown(public_size)}; declare a positive number of "
+            "records"
         )
     if schema is not None:
         if classes is not None or feature_range is not None:
@@ -77,7 +82,7 @@ def load_file(
             table, schema, as_scalers(scale), public_size, test_fraction, test_path
         )
     if not isinstance(target, str):
-        raise ValueError(f"target is {target!r}; name the column that holds the classes")
+        raise ValueError(f"target is {shown(target)}; name the column that holds the classes")
     scalers = file_scalers(scale, feature_range)
     declared = None if classes is None else _names_of(classes)
     train = read_table(table, target)
@@ -216,7 +221,7 @@ def file_scalers(
     scale: object, feature_range: tuple[Constants, Constants] | None
 ) -> tuple[Scaler, ...]:
     """The scalers that `load_file` puts its inputs through, in turn."""
-    if scale == "public":
+    if isinstance(scale, str) and scale == "public":
         if feature_range is None:
             raise UndeclaredConstant(
                 "nothing was published about your own file, so scale='public' has no "
@@ -226,8 +231,11 @@ def file_scalers(
     scalers = as_scalers(scale)
     if feature_range is None:
         return scalers
-    if len(feature_range) != 2:
-        raise ValueError(f"{argument('feature_range')} is {feature_range}; give (lower, upper)")
+    several = isinstance(feature_range, tuple | list | np.ndarray | Tensor)
+    if not several or len(feature_range) != 2:
+        raise ValueError(
+            f"{argument('feature_range')} is {shown(feature_range)}; give (lower, upper)"
+        )
     return (RangeScaler(*feature_range), *scalers)
 
 
@@ -288,6 +296,10 @@ def _names_of(classes: int | Sequence[object]) -> tuple[str, ...]:
         raise ValueError(
             f"{argument('classes')} is {classes!r}; give their number, at least 2, or their labels"
         )
+    if isinstance(classes, int) and classes > _MOST_DECLARED:
+        raise ValueError(
+            f"{argument('classes')} is {classes}; give at most {_MOST_DECLARED:,}, or labels"
+        )
     labels = range(classes) if isinstance(classes, int) else classes
     names = tuple(
         str(int(label))
@@ -296,7 +308,7 @@ def _names_of(classes: int | Sequence[object]) -> tuple[str, ...]:
         for label in labels
     )
     if len(set(names)) != len(names) or len(names) < 2:
-        given = in_words(str(list(labels)), ",".join(map(str, labels)))
+        given = in_words(shown(list(labels)), ",".join(map(str, labels)))
         raise ValueError(f"{argument('classes')} is {given}; give at least two, each of them once")
     return names
 

@@ -25,13 +25,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from tacit.accounting.plan import Plan, calibrate
-from tacit.budget import Budget, Relation
+from tacit.budget import Budget
 from tacit.data.private_ranges import release_ranges
 from tacit.data.private_scaling import ReleaseOptions, release_statistics
 from tacit.data.scaling import RangeScaler, as_constants
 from tacit.data.table_columns import Date, Numeric
 from tacit.data.table_schema import Schema
-from tacit.errors import BudgetExceeded
+from tacit.errors import BudgetExceeded, shown
 from tacit.ledger import Ledger
 from tacit.ledger.statement import read_statement
 from tacit.losses.record_loss import LipschitzLoss, positive
@@ -190,7 +190,7 @@ class PrivateEstimator(BaseEstimator, ABC):
         `codes` are the classes of a classification; a regression's target is the last column.
         """
         self._check_numbers()
-        budget = Budget(self.epsilon, self.delta, Relation(self.relation))
+        budget = Budget(self.epsilon, self.delta, self.relation)  # type: ignore[arg-type]
         steps = whole_number("steps", self.steps, least=1)
         seed = self._seed()
         width = columns.values.shape[1] - (codes is None)
@@ -251,10 +251,10 @@ class PrivateEstimator(BaseEstimator, ABC):
         for name in ("epsilon", "delta", "learning_rate", "scaling_share"):
             value = getattr(self, name)
             if not isinstance(value, Real) and not (value is None and name == "scaling_share"):
-                raise ValueError(f"{name} is {value!r}; give a number")
+                raise ValueError(f"{name} is {shown(value)}; give a number")
         positive("learning_rate", self.learning_rate)
         if not isinstance(self.hidden, Sequence | np.ndarray):
-            raise ValueError(f"hidden is {self.hidden!r}; give sizes of layers, such as (32,)")
+            raise ValueError(f"hidden is {shown(self.hidden)}; give sizes of layers, such as (32,)")
         for size in self.hidden:
             whole_number("hidden", size, least=1)
 

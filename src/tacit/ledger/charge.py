@@ -44,7 +44,7 @@ from tacit.ledger.policy import LedgerState, RunState, budget_fields, event_limi
 from tacit.ledger.statement import Statement, statement_of
 from tacit.ledger.store import LedgerLog
 from tacit.randomness import ProcessLock, current_process
-from tacit.sampling.scheme import UnregisteredScheme
+from tacit.sampling.scheme import UnregisteredScheme, whole_number
 
 
 class Pending(Protocol):
@@ -139,8 +139,12 @@ class Ledger:
         lease_steps: int | None = None,
         anchor: str | os.PathLike[str] | None = None,
     ) -> None:
-        if lease_steps is not None and lease_steps < 1:
-            raise ValueError(f"lease_steps is {lease_steps}; give at least 1")
+        if budget is not None and not isinstance(budget, Budget):
+            raise TypeError(f"budget is of type {type(budget).__name__}; give a tacit.Budget")
+        if lease_steps is not None:
+            lease_steps = whole_number("lease_steps", lease_steps, least=1)
+        # A number would be the descriptor of an open file.
+        path = None if path is None else os.fspath(path)
         if anchor is not None and path is None:
             raise ValueError("a ledger in memory cannot be put back; leave out anchor")
         self.lease_steps = lease_steps

@@ -65,6 +65,9 @@ class SavedRun:
         self.feature_names = _names(described["feature_names"], "feature_names")
         shape = described["input_shape"]
         self.input_shape = None if shape is None else tuple(map(_size, shape))
+        shape = self.record_shape
+        if schema is not None and shape not in (None, (len(schema.feature_names),)):
+            raise ValueError(f"its schema has {len(schema.feature_names)} features, not {shape}")
         self.temperature = float(described["temperature"])
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}")

@@ -18,7 +18,7 @@ from typing import Any, Protocol, SupportsIndex, TypeVar, overload
 import dp_accounting as dpa
 
 from tacit.budget import Relation
-from tacit.errors import UnsupportedEvent
+from tacit.errors import UnsupportedEvent, shown
 
 
 def whole_number(name: str, value: SupportsIndex, least: int) -> int:
@@ -28,7 +28,7 @@ def whole_number(name: str, value: SupportsIndex, least: int) -> int:
     except TypeError:
         count = None
     if count is None or isinstance(value, bool) or count < least:
-        raise ValueError(f"{name} is {value!r}; give a whole number, {least} or more")
+        raise ValueError(f"{name} is {shown(value)}; give a whole number, {least} or more")
     return count
 
 

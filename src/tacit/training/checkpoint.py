@@ -225,9 +225,11 @@ def read_checkpoint(folder: str | os.PathLike[str]) -> StoredState:
                 for e in stored["history"]
             ],
         )
-        for value, kind in ((position.run, int), (position.events, int), (position.name, str)):
-            if type(value) is not kind:
-                raise TypeError(f"its place on the ledger is {position}")
+        hints = {"run": int, "events": int, "name": str, "ledger": str, "head": str, "attempt": int}
+        if any(type(getattr(position, name)) is not kind for name, kind in hints.items()):
+            raise TypeError(f"its place on the ledger is {position}")
+        if not all(0 <= n < 2**63 for n in (position.run, position.events, position.attempt)):
+            raise ValueError(f"its place on the ledger is {position}")
         keys = "described", "model", "parts"
         return StoredState(file, position, progress, *(dict(state[key]) for key in keys))
 
@@ -283,6 +285,7 @@ def restore_state(stored: StoredState, trainer: Trainer) -> None:
             else:  # PyTorch puts an optimizer's state where it belongs
                 state = _on_device(state, device)
             part.load_state_dict(state)
+        _require_states_fit(trainer)
 
 
 def parts_of(trainer: Trainer) -> dict[str, object]:
@@ -368,6 +371,22 @@ def _require_same_keys(what: str, own: Mapping[str, Any], state: Mapping[str, An
     pairs = [(own, state), *zip(*groups, strict=True)]
     if any(mine.keys() != theirs.keys() for mine, theirs in pairs):
         raise ValueError(f"the {what} has other settings than the one that was saved")
+
+
+def _require_states_fit(trainer: Trainer) -> None:
+    """Refuse what an optimizer and an average take as their state and cannot use afterwards."""
+    tensor_of: dict[str, bool] = {}
+    for state in trainer.optimizer.state.values():
+        for key, value in state.items():
+            is_tensor = isinstance(value, Tensor)
+            if value is not None and tensor_of.setdefault(key, is_tensor) != is_tensor:
+                raise ValueError(f"{key!r} of the optimizer is a tensor for some parameters only")
+    if trainer.moving_average is None:
+        return
+    average = trainer.moving_average.state_dict()["average"]
+    shapes = {name: p.shape for name, p in trainer.model.named_parameters()}
+    if average and {name: getattr(v, "shape", None) for name, v in average.items()} != shapes:
+        raise ValueError("its moving average is not one of the model's parameters")
 
 
 def _on_device(value: Any, device: torch.device) -> Any:
