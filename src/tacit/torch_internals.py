@@ -105,6 +105,11 @@ def unbatched_rank(norm: InstanceNorm) -> int:
     return norm._get_no_batch_dim()
 
 
+def convolve(layer: nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:
+    """The layer's convolution with another weight, and its own padding of any kind."""
+    return layer._conv_forward(x, weight, layer.bias)
+
+
 def explicit_padding(layer: Convolution) -> list[int]:
     """The padding as `torch.nn.functional.pad` takes it: the last axis first, before and after."""
     return list(layer._reversed_padding_repeated_twice)

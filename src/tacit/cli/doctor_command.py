@@ -100,7 +100,7 @@ def _print(findings: list[Checked]) -> None:
         console.print()
 
 
-def _version(name: str) -> str | None:
+def _release_of(name: str) -> str | None:
     try:
         return version(_DISTRIBUTION.get(name, name))
     except PackageNotFoundError:
@@ -111,7 +111,7 @@ def _installed() -> Iterator[Checked]:
     yield Checked("installed", "tacit", "ok", tacit.__version__)
     yield Checked("installed", "Python", "ok", f"{platform.python_version()} ({sys.executable})")
     for name in NEEDED:
-        found = _version(name)
+        found = _release_of(name)
         if found is None:
             text = f"missing; install it: pip install {name}"
             yield Checked("installed", name, "problem", text)
@@ -136,7 +136,7 @@ def _optional() -> Iterator[Checked]:
             text = f"not installed; for {use}: pip install {_DISTRIBUTION.get(name, name)}"
             yield Checked("optional", name, "note", text)
         else:
-            yield Checked("optional", name, "ok", f"{_version(name) or 'installed'}, for {use}")
+            yield Checked("optional", name, "ok", f"{_release_of(name) or 'installed'}, for {use}")
 
 
 def _device() -> Iterator[Checked]:

@@ -134,11 +134,11 @@ class PrivateEstimator(BaseEstimator, ABC):
 
     def _encoded(self, X: Any, y: Any, **checks: Any) -> tuple[np.ndarray, Any]:
         """Features as float64 (N, D) and targets, checked as scikit-learn does."""
-        self._schema = self._read_schema()
-        if self._schema is None:
+        self._table_schema = self._read_schema()
+        if self._table_schema is None:
             return validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, **checks)
         validate_data(self, X, skip_check_array=True)
-        inputs = self._schema.inputs(X).double().numpy()
+        inputs = self._table_schema.inputs(X).double().numpy()
         if len(inputs) != len(y):
             raise ValueError(f"X has {len(inputs)} rows and y {len(y)}; give one target per row")
         return inputs, y
@@ -156,7 +156,7 @@ class PrivateEstimator(BaseEstimator, ABC):
         values = torch.tensor(features, dtype=torch.float64)
         width = values.shape[1]
         unknown = torch.full((width,), math.nan, dtype=torch.float64)
-        schema: Schema | None = self._schema
+        schema: Schema | None = self._table_schema
         if schema is None:
             numeric = torch.ones(width, dtype=torch.bool)
             if self.feature_range is None:
@@ -360,7 +360,7 @@ class PrivateEstimator(BaseEstimator, ABC):
     def _outputs(self, X: Any) -> np.ndarray:
         """What the network says, (N, outputs), each record by itself."""
         check_is_fitted(self)
-        schema: Schema | None = self._schema
+        schema: Schema | None = self._table_schema
         if schema is None:
             inputs = torch.tensor(validate_data(self, X, reset=False, dtype=np.float64))
         else:

@@ -14,7 +14,7 @@ from torch import nn
 from tacit.checks.isolation import refuse_mixing
 from tacit.errors import MixesRecords, UnsupportedModule
 from tacit.models.residual import Norm, WeightStandardised, WeightStandardisedConv2d, group_norm
-from tacit.torch_internals import BatchNorm, InstanceNorm
+from tacit.torch_internals import BatchNorm, InstanceNorm, tables_of
 
 SIXTEEN_GROUPS = group_norm(16)
 _BATCH_NORM_FORWARDS = (BatchNorm.forward, nn.SyncBatchNorm.forward)
@@ -82,8 +82,9 @@ def _normalisation(
             f"{where} ({kind.__name__}) does not know its channels yet; run one batch of zeros "
             "through the model, and then make it trainable"
         )
-    state = {*module._parameters, *module._buffers}
-    plain = kind.forward in _BATCH_NORM_FORWARDS and not module._modules
+    own = tables_of(module)
+    state = {*own.parameters, *own.buffers}
+    plain = kind.forward in _BATCH_NORM_FORWARDS and not own.children
     if not state <= _BATCH_NORM_STATE or not (plain or _is_followed_by_its_children(module)):
         raise MixesRecords(
             f"{where} ({kind.__name__}) mixes records through batch statistics, and does more "
@@ -110,7 +111,7 @@ def _normalisation(
     if isinstance(norm, nn.GroupNorm):
         norm.eps = module.eps
     if not plain:
-        after = copy.deepcopy(module._modules, memo)
+        after = copy.deepcopy(own.children, memo)
         norm = nn.Sequential(OrderedDict({"norm": norm, **after}))  # type: ignore[dict-item]
     return norm.train(module.training)
 
@@ -156,7 +157,7 @@ def _feeding(model: nn.Module) -> set[nn.Module]:
     return {
         before
         for parent in model.modules()
-        for before, after in pairwise(parent._modules.values())
+        for before, after in pairwise(tables_of(parent).children.values())
         if type(before) is nn.Conv2d
         and isinstance(after, BatchNorm)
         and before.out_channels == after.num_features

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tacit.torch_internals import convolve
+
 Norm = Callable[[int], nn.Module]
 
 
@@ -55,7 +57,7 @@ class WeightStandardisedConv2d(nn.Conv2d):
         return (self.weight - mean) * (size * variance + self.eps).rsqrt()
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input, self.standardised(), self.bias)
+        return convolve(self, input, self.standardised())
 
 
 @dataclass(frozen=True)
