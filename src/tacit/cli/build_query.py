@@ -19,7 +19,7 @@ from tacit.cli.settings import BatchClippingSettings, ClippingSettings, TrainSet
 from tacit.data.augmentation import Augmentation, RandomCropFlip
 from tacit.noise import Allocation, GlobalNoise, OptimisedNoise, PerLayerNoise
 from tacit.queries.bounded_gradient import Blocks
-from tacit.queries.set_gradients import too_small_is_nothing
+from tacit.queries.set_gradients import ignoring_too_small_sets
 from tacit.records import Records
 from tacit.statistics import (
     PublicStatistics,
@@ -284,7 +284,7 @@ def check_batch_norm(
     option, rows = "--mini-set-size", set_size
     if b.local is not None:
         option, rows = "--local-batch", min(b.local_batch or 1, set_size)
-    with without_running_statistics(model), too_small_is_nothing():
+    with without_running_statistics(model), ignoring_too_small_sets():
         model(torch.zeros(rows, *shape))
         return
     raise ValueError(

@@ -28,9 +28,9 @@ from tacit.queries.set_gradients import (
     SetGradient,
     SetsAsRecords,
     draws_one_set,
+    ignoring_too_small_sets,
     require_sets,
     sets_of,
-    too_small_is_nothing,
 )
 from tacit.records import Records
 from tacit.sampling.mini_sets import MiniSets
@@ -191,7 +191,7 @@ class BatchClip(ClippedQuery):
     def _check(self, task: ClipTask, engine: SetEngine, batch: Batch) -> bool:
         """Raise unless a set's gradient is of that set alone; see `engines.model_check`."""
         if not isinstance(engine, SetsAsRecords):
-            with too_small_is_nothing():
+            with ignoring_too_small_sets():
                 return check_model(task, batch, self._views.first, alone=self.mini_set_size)
             return False
         try:

@@ -84,7 +84,7 @@ _TOO_FEW_VALUES = "Expected more than 1 value per channel"
 
 
 @contextmanager
-def too_small_is_nothing() -> Iterator[None]:
+def ignoring_too_small_sets() -> Iterator[None]:
     """Ignore BatchNorm's refusal of a set of one record; other errors are raised.
 
     A set may have one record: the last of a partition, or one whose other records are missing. One
@@ -161,7 +161,7 @@ class LocalRun:
         buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
         for start in (*range(0, num_rows(inputs), self.at_once),) * self.epochs:
             x, y = take_rows((inputs, targets), slice(start, start + self.at_once))
-            with too_small_is_nothing(), swapped(model, local | buffers):
+            with ignoring_too_small_sets(), swapped(model, local | buffers):
                 grads = _of_the_mean(model, loss, tensors, x, y)
                 for tensor, grad in zip(tensors, grads, strict=True):
                     tensor.grad = grad
@@ -234,7 +234,7 @@ def vector_of(
 ) -> dict[str, Tensor]:
     """g of one set; zero where BatchNorm refuses so few records."""
     loss: Any = task.loss
-    with too_small_is_nothing():
+    with ignoring_too_small_sets():
         return gradient(task.model, loss, task.parameters, inputs, targets)
     return {n: torch.zeros_like(p, requires_grad=False) for n, p in task.parameters.items()}
 
