@@ -372,6 +372,45 @@ def test_what_a_model_keeps_of_a_rehearsal_is_not_in_the_run():
     assert not model.memory
 
 
+KEPT: list[torch.Tensor] = []
+
+
+class KeepsElsewhere(nn.Module):
+    """Keeps the mean of the first records that it meets where no copy of the model reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        if not self.training:
+            KEPT.append(x.detach().mean(0))
+        return self.layer(x - KEPT[0] if KEPT else x)
+
+
+@pytest.mark.parametrize("engine", [None, tacit.engines.PerRecord()])
+def test_what_a_rehearsal_leaves_elsewhere_is_not_read_by_a_step(engine):
+    KEPT.clear()
+    with pytest.raises(tacit.errors.MixesRecords):
+        small_trainer(
+            KeepsElsewhere(), loss=CE, query=tacit.PerSampleClip(1.0, engine=engine)
+        ).fit()
+    assert KEPT
+
+
+@pytest.mark.parametrize("query", [tacit.Clipless(), tacit.BatchClip(1.0, 4)])
+def test_training_records_are_not_run_where_steps_do_not_follow_them(query):
+    KEPT.clear()
+    records = some_records()
+    sampler = tacit.MiniSetSampler(records, 4, steps=1, chosen=2)
+    if isinstance(query, tacit.Clipless):
+        sampler = tacit.PoissonSampler(records, expected_batch_size=8, steps=1)
+    model, budget = KeepsElsewhere(), tacit.Budget(1e6, 1e-3, tacit.Relation.REPLACE_ONE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tacit.Trainer(model, CE, query, sampler, optimizer, budget, callbacks=()).rehearse()
+    assert not KEPT
+
+
 class CentredTogether:
     """Rows that depend on the other rows of the batch."""
 

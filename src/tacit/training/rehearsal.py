@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tacit.columns import columns_of
 from tacit.data.augmentation import Augmentation
 from tacit.engines.pass_state import PassState
+from tacit.engines.programs import Operators
 from tacit.errors import TacitError
 from tacit.losses.record_loss import losses_of, name_of, needs_pre_activations
 from tacit.losses.registry import Task, task_of, torch_loss
@@ -39,6 +40,7 @@ from tacit.queries.views import ViewBatches
 from tacit.records import Records
 from tacit.sources import ArrayRows, DatasetRows
 from tacit.statistics.tracking import evaluating
+from tacit.torch_internals import uncompiled
 
 _RUN = 4  # records that run through the model
 _MOST_NUMBERS = 1 << 26  # of inputs and targets that are looked at; of more, rows from all over
@@ -47,7 +49,7 @@ _MOST_TARGETS = 256  # distinct targets that are given to the loss
 
 
 def rehearse(
-    model: nn.Module,
+    model: nn.Module | None,
     loss: Loss,
     records: Records,
     called: str,
@@ -55,7 +57,8 @@ def rehearse(
 ) -> None:
     """Raise ValueError unless the model takes these records, and the loss their targets.
 
-    `called` says in errors which records they are. With an `augmentation` the model sees a view of
+    Without a model only the numbers in the records are looked at. `called` says in errors which
+    records they are. With an `augmentation` the model sees a view of
     each record. A record with NaN contributes nothing to a
     gradient, and its loss is no number; a warning says that there are some, and not how many.
     """
@@ -67,7 +70,7 @@ def rehearse(
     usable = _require_numbers(some, called)
     rows = usable.nonzero().flatten()[:_RUN] if bool(usable.any()) else torch.arange(_RUN)
     few = some.take(rows[rows < num_rows(some.inputs)].to(some.device))
-    copied = _copied(model, loss)
+    copied = None if model is None else _copied(model, loss)
     if copied is None:
         return
     model, loss = copied
@@ -96,7 +99,9 @@ def _copied(model: nn.Module, loss: Loss) -> tuple[nn.Module, Loss] | None:
 
     A pass over private records may write into a model: a layer that takes its scale from the first
     records that it meets, a cache. In the model itself such a write would be in the released
-    weights, without noise; in a step it is refused. What cannot be copied is not rehearsed.
+    weights, without noise; in a step it is refused. What cannot be copied is not rehearsed. What
+    is kept elsewhere, such as in a global list, is noted by `Operators` as left behind, and a step
+    that reads it is refused.
     """
     try:
         return copy.deepcopy((model, loss))
@@ -185,7 +190,8 @@ def _column_name(records: Records, place: str, entry: int) -> str:
 
 def _run(model: nn.Module, few: Records, called: str) -> Tree:
     try:
-        outputs = call_model(model, few.inputs)
+        with uncompiled(), Operators(tensors_of(few.inputs)):
+            outputs = call_model(model, few.inputs)
     except (TacitError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -234,7 +240,8 @@ def _require_gradient(loss: Loss, losses_B: Tensor) -> None:
 def _losses(loss: Loss, outputs: Tree, targets: Tree, called: str, among: Tree) -> Tensor:
     """The loss of each record, or an error that says what does not fit among all targets."""
     try:
-        return losses_of(loss, outputs, targets)
+        with uncompiled(), Operators(tensors_of(targets)):
+            return losses_of(loss, outputs, targets)
     except (TacitError, torch.OutOfMemoryError):
         raise
     except Exception as error:

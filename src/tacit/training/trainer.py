@@ -25,6 +25,7 @@ from tacit.losses.record_loss import Scheduled, fresh
 from tacit.mechanism import Mechanism
 from tacit.noise import Noise
 from tacit.queries.bounded_gradient import GradientQuery, Loss, Recording
+from tacit.queries.per_sample_clip import PerSampleClip
 from tacit.queries.record_overlap import require_held_out
 from tacit.records import Records, as_records
 from tacit.sampling.sampler import Sampler
@@ -201,10 +202,13 @@ class Trainer:
     def rehearse(self) -> None:
         """Raise ValueError unless model, loss and records go together; `fit` begins with it.
 
-        Nothing is charged, and nothing of what is seen goes into the run.
+        Nothing is charged, and nothing of what is seen goes into the run. Training records run
+        through the model only where each step follows what earlier passes have left behind, which
+        is per-sample clipping. Otherwise, the records of `evaluate_on` do.
         """
         views = getattr(self.query, "augmentation", None)
-        rehearse(self.model, self.loss, self.sampler.records, "the training records", views)
+        model = self.model if isinstance(self.query, PerSampleClip) else None
+        rehearse(model, self.loss, self.sampler.records, "the training records", views)
         if self.evaluate_on is not None:
             rehearse(self.model, self.loss, self.evaluate_on, "the records of evaluate_on")
 
