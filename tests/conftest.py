@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before NumPy and PyTorch are imported, and for the processes that tests start.
@@ -11,6 +13,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import pytest  # noqa: E402
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
@@ -44,3 +47,13 @@ def declare_torchvision_operators() -> None:
 
 
 declare_torchvision_operators()
+
+
+@pytest.fixture
+def usual_interrupts() -> Iterator[None]:
+    """Ctrl-C as Python has it: libraries that other tests import may have a handler of their own,
+    and a process in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    if before is not None:
+        signal.signal(signal.SIGINT, before)

@@ -92,6 +92,7 @@ def test_a_killed_run_is_resumed(table: Path, tmp_path: Path) -> None:
     assert "holds a run that is complete" in str(complete.exception)
 
 
+@pytest.mark.usefixtures("usual_interrupts")
 def test_an_interrupted_run_is_saved_and_resumed(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

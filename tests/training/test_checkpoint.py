@@ -393,6 +393,7 @@ def test_a_checkpoint_is_written_every_so_many_steps(every, expected, tmp_path):
     assert [i + 1 for i in range(7) if written[i] != written[i + 1]] == expected
 
 
+@pytest.mark.usefixtures("usual_interrupts")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_waits_for_the_end_of_the_step_and_nothing_is_lost(number, tmp_path):
     send = At(3, lambda trainer: os.kill(os.getpid(), number))
