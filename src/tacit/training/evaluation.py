@@ -209,12 +209,15 @@ def _auroc(scores_NK: Tensor, positive_NK: Tensor) -> list[float]:
     """
     from scipy.stats import rankdata
 
-    ranks_NK = torch.from_numpy(rankdata(scores_NK.numpy(), axis=0))
-    num_K = positive_NK.sum(dim=0).double()
-    sums_K = torch.where(positive_NK, ranks_NK, 0.0).sum(dim=0)
-    pairs_K = num_K * (len(scores_NK) - num_K)
-    areas_K = (sums_K - num_K * (num_K + 1) / 2) / pairs_K
-    return areas_K[pairs_K > 0].tolist()
+    areas = []
+    for k in range(scores_NK.shape[1]):  # one at a time: ranks take several times their memory
+        positive_N = positive_NK[:, k]
+        num = int(positive_N.sum())
+        pairs = num * (len(positive_N) - num)
+        if pairs:
+            ranks_N = torch.from_numpy(rankdata(scores_NK[:, k].numpy()))
+            areas.append((float(ranks_N[positive_N].sum()) - num * (num + 1) / 2) / pairs)
+    return areas
 
 
 def _mean(values: list[float]) -> float | None:
