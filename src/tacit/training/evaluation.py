@@ -117,17 +117,20 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
     if len(records) == 0:
         return Metrics()
     device, floating = next(model.parameters()).device, floating_type(model)
-    total, parts = 0.0, []
+    total, num_scored = 0.0, 0
+    parts: list[_Part] = []
+    kept: dict[str, Tensor] = {}
     with evaluating(model):
         for piece in pieces_of(records, batch_size):
             piece = piece.to(device, floating)
             with watched(model, loss):
                 outputs = call_model(model, piece.inputs)
                 total += float(losses_of(loss, outputs, piece.targets).double().sum())
-            parts.append(_part_of(loss, outputs, piece))
+            part = _part_of(loss, outputs, piece)
+            num_scored += part.scores is not None
+            parts.append(_moved(part, kept, len(parts) * batch_size, len(records)))
     mean = total / len(records)
-    kept = [part.targets for part in parts if part.targets is not None]
-    every_target = torch.cat(kept) if kept else None
+    every_target = kept.get("targets")
     tasks = {part.task for part in parts}
     if tasks == {Task.REGRESSION}:
         assert every_target is not None
@@ -139,11 +142,9 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
         return Metrics(loss=mean)
     accuracy = sum(part.right for part in parts) / decided
     (task,) = tasks if len(tasks) == 1 else {None}
-    scored = [(part.scores, part.truth) for part in parts if part.scores is not None]
-    if len(scored) < len(parts):
+    if num_scored < len(parts):
         return Metrics(accuracy, mean, task=task)
-    scores, truth = (torch.cat(column) for column in zip(*scored, strict=True))
-    balanced, auroc, log_loss = _of_scores(scores, truth, temperature_of(loss))
+    balanced, auroc, log_loss = _of_scores(kept["scores"], kept["truth"], temperature_of(loss))
     return Metrics(accuracy, mean, balanced, auroc, log_loss, task=task)
 
 
@@ -352,6 +353,21 @@ def _part_of(loss: Loss, outputs: Tree, piece: Records) -> _Part:
     else:  # a class without an output
         return part
     return part._replace(scores=scores.float().cpu(), truth=truth.cpu())
+
+
+def _moved(part: _Part, kept: dict[str, Tensor], row: int, count: int) -> _Part:
+    """The part without its tensors, which are moved to their rows of tensors for all records.
+
+    Small tensors that are kept between large pieces would split the heap: each piece would then
+    take new memory, as if all records were held at once.
+    """
+    for name in ("targets", "scores", "truth"):
+        values = getattr(part, name)
+        if values is not None:
+            if name not in kept:
+                kept[name] = values.new_empty((count, *values.shape[1:]))
+            kept[name][row : row + len(values)] = values
+    return part._replace(targets=None, scores=None, truth=None)
 
 
 def _innermost(loss: object) -> object:
