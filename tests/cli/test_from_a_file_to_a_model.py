@@ -229,4 +229,4 @@ def test_a_run_that_is_not_complete_is_resumed_before_it_is_used(
     (tmp_path / "checkpoint.safetensors").touch()
     for command in (["predict", tmp_path, table / "held-out.csv"], ["report", tmp_path]):
         result = CliRunner().invoke(app, [str(word) for word in command])
-        assert f"go on with it: tacit train --resume {tmp_path}" in str(result.exception)
+        assert f"resume it with: tacit train --resume {tmp_path}" in str(result.exception)

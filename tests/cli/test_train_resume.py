@@ -70,7 +70,7 @@ def test_a_killed_run_is_resumed(table: Path, tmp_path: Path) -> None:
     assert not (folder / "run.json").exists()
 
     again = train("--data", table, *TABLE, *RUN, "--out", folder)
-    assert f"go on with it: tacit train --resume {folder}" in str(again.exception)
+    assert f"resume it with: tacit train --resume {folder}" in str(again.exception)
 
     refused = train("--resume", folder, "--checkpoint-every", 0)
     assert "a resumed run keeps its checkpoint up to date" in str(refused.exception)

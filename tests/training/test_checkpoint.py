@@ -492,7 +492,7 @@ def test_a_run_of_another_name_and_a_ledger_in_memory_are_refused(stopped):
 
 
 def test_a_new_run_does_not_write_over_an_unfinished_one(stopped):
-    with pytest.raises(CheckpointRefused, match=r"not complete, at step 3; go on with it"):
+    with pytest.raises(CheckpointRefused, match=r"not complete, at step 3; resume it"):
         trainer_on(stopped).fit()
     assert trainer_on(stopped).fit(resume=stopped).steps == 8
     again = trainer_on(stopped, ledger=LedgerRun(stopped / "other.sqlite"))

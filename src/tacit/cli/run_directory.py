@@ -73,7 +73,7 @@ def check_folder(folder: Path, overwrite: bool, shared: Path | None = None) -> N
     files = (*FILES, RESUME_FILE, *(_LEDGER if own_ledger else ()))
     if (folder / RESUME_FILE).exists() and not overwrite:
         raise ValueError(
-            f"{folder} holds a run that is not complete; go on with it: tacit train --resume "
+            f"{folder} holds a run that is not complete; resume it with: tacit train --resume "
             f"{folder}, or give another --out, or --overwrite: the ledger stays, and is charged"
         )
     if any((folder / name).exists() for name in files) and not overwrite:

@@ -355,8 +355,8 @@ class OutputSettings:
     )
     run_name: str | None = option("Name of the run in the ledger.")
     resume: Path | None = option(
-        "Folder of a run that was killed or interrupted, to go on with. Its settings are those of "
-        "the run; give nothing beside it that changes them.",
+        "Folder of a killed or interrupted run to resume. It keeps its settings: give nothing "
+        "beside it that changes them.",
     )
     checkpoint_every: int | None = option(
         "Steps between checkpoints, 0 for none. A kill loses what was charged after the last one.",

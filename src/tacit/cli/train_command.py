@@ -24,7 +24,7 @@ def train(s: TrainSettings) -> None:
 
     From a file of settings, or as in an earlier run: tacit train --config runs/x/run.json
 
-    A run that was killed goes on: tacit train --resume runs/x
+    Resume a run that was killed: tacit train --resume runs/x
     """
     facts, folder = run_training(s)
     if s.json:
@@ -39,7 +39,7 @@ def train(s: TrainSettings) -> None:
     console.print(summary_table(facts))
     console.print(f"written to {folder}/", highlight=False)
     if (folder / RESUME_FILE).exists():
-        told = f"the run is not complete; go on with it: tacit train --resume {folder}"
+        told = f"the run is not complete; resume it with: tacit train --resume {folder}"
         console.print(told, highlight=False)
     _exit_as(facts)
 
@@ -202,7 +202,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         try:
             run = trainer.fit(resume=folder if s.resume is not None and has_checkpoint else None)
         except SystemExit:  # by SIGTERM
-            typer.echo(f"stopped by SIGTERM; go on with: tacit train --resume {folder}", err=True)
+            typer.echo(f"stopped by SIGTERM; resume with: tacit train --resume {folder}", err=True)
             raise
     run.notes += run_directory.no_step_note(run, charged, limit)
     run.config["used"] |= build_query.query_facts(trainer, sparsification)

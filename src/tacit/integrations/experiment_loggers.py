@@ -31,7 +31,7 @@ Value = str | int | float | bool
 
 
 class RunLogger(Callback, ABC):
-    """What is logged of a run. A subclass says where: `start`, `log` and `finish`.
+    """Logs the public figures of a run. A subclass writes them: `start`, `log` and `finish`.
 
     When the run begins: its plan. Every `every` steps: `epsilon`, `learning_rate` and
     `released_gradient_norm`, the norm of the gradient with its noise. After an evaluation:

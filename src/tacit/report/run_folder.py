@@ -283,7 +283,7 @@ def require_file(folder: Path, name: str) -> None:
         way = in_words(
             f'Trainer.fit(resume="{folder}"), then save_run', f"tacit train --resume {folder}"
         )
-        raise ValueError(f"{folder} holds a run that is not complete; go on with it: {way}")
+        raise ValueError(f"{folder} holds a run that is not complete; resume it with: {way}")
     raise ValueError(
         f"{folder} has no {name}; give the folder of a run, as tacit train --out makes it"
     )

@@ -69,7 +69,7 @@ class Callback:
         """Before the first step."""
 
     def on_resume(self, trainer: Trainer, step: int) -> None:
-        """After `on_begin`, when a run goes on from its checkpoint at `step`."""
+        """After `on_begin`, when a run is resumed from its checkpoint at `step`."""
 
     def on_step(self, trainer: Trainer, step: int) -> None:
         """After each step; steps are counted from 1."""

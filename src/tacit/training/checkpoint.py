@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a run on disk, whole or not at all, and how a run goes on from one.
+"""Checkpoints: the state of a run on disk, whole or not at all, and how a run is resumed.
 
 A checkpoint is one file, `checkpoint.safetensors`: tensors, and beside them JSON that says where
 each belongs. It is written under another name, synced, and renamed, as the ledger's files are.
@@ -241,8 +241,8 @@ def require_free(checkpoint: Checkpoint) -> None:
     progress = read_checkpoint(checkpoint.folder).progress
     if progress.ended is None:
         raise CheckpointRefused(
-            f"{checkpoint.file} is of a run that is not complete, at step {progress.step}; go on "
-            f"with it (fit(resume={str(checkpoint.folder)!r})), or give Checkpoint another folder"
+            f"{checkpoint.file} is of a run that is not complete, at step {progress.step}; "
+            f"resume it (fit(resume={str(checkpoint.folder)!r})), or give Checkpoint another folder"
         )
 
 
