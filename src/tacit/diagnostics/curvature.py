@@ -72,7 +72,7 @@ def hessian_spectrum(
     def product(vector: Tensor) -> Tensor:
         """∇(∇L·v), L the mean loss, batch by batch."""
         total = torch.zeros_like(vector)
-        for piece in pieces_of(records, batch_size):
+        for piece in pieces_of(records, batch_size, model):
             mean = losses_on(model, loss, piece).mean()
             first = gradients_of(mean, parameters, create_graph=True)
             along = flattened(first, parameters) @ vector

@@ -199,7 +199,7 @@ def clipping_alignment(
     of its direction is left; NaN for a sum that is zero. `query` clips.
     """
     cosines, parameters = [], trainable(model)
-    for piece in pieces_of(records, batch_size):
+    for piece in pieces_of(records, batch_size, model):
         batch = batch_of(piece.inputs, piece.targets, divisor=1.0, scheme=Poisson(1.0))
         clipped = {
             name: total / factor

@@ -57,7 +57,7 @@ def activation_norms(
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for layer in layers:
             stack.callback(layer.register_forward_hook(seen).remove)
-        for piece in pieces_of(records, batch_size):
+        for piece in pieces_of(records, batch_size, model):
             calls.clear()
             outputs = logits_of(call_model(model, piece.inputs))
             if outputs is not None:

@@ -36,9 +36,10 @@ def confusion_matrix(model: nn.Module, records: Records, *, batch_size: int = 20
     **Not private: reads predictions.** One output stands for two classes, by its sign.
     """
     with evaluating(model):
-        parts = [logits_of(call_model(model, p.inputs)) for p in pieces_of(records, batch_size)]
+        pieces = pieces_of(records, batch_size, model)
+        parts = [logits_of(call_model(model, piece.inputs)) for piece in pieces]
     # One column at a time, if it is read when it is needed.
-    targets_of_records = [column[:] for column in tensors_of(records.targets)]
+    targets_of_records = [column[:].cpu() for column in tensors_of(records.targets)]
     logits = [part for part in parts if part is not None]
     if len(targets_of_records) != 1 or len(logits) != len(parts):
         raise ValueError(
@@ -46,7 +47,7 @@ def confusion_matrix(model: nn.Module, records: Records, *, batch_size: int = 20
             "returns the scores of one set of classes, and records with one class each"
         )
     (targets,) = targets_of_records
-    outputs = torch.cat([part.reshape(len(part), -1) for part in logits])
+    outputs = torch.cat([part.reshape(len(part), -1) for part in logits]).cpu()
     if outputs.shape[1] == 1:
         if not two_classes(targets):
             raise ValueError(

@@ -116,13 +116,11 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
     records = as_records(records)
     if len(records) == 0:
         return Metrics()
-    device, floating = next(model.parameters()).device, floating_type(model)
     total, num_scored = 0.0, 0
     parts: list[_Part] = []
     kept: dict[str, Tensor] = {}
     with evaluating(model):
-        for piece in pieces_of(records, batch_size):
-            piece = piece.to(device, floating)
+        for piece in pieces_of(records, batch_size, model):
             with watched(model, loss):
                 outputs = call_model(model, piece.inputs)
                 total += float(losses_of(loss, outputs, piece.targets).double().sum())
@@ -295,10 +293,13 @@ def baseline_of(records: Records, task: Task | None) -> Baseline | None:
 # ---- batches -------------------------------------------------------------------------------------
 
 
-def pieces_of(records: Records, size: int) -> Iterator[Records]:
-    """The records in order, `size` at a time, in memory."""
+def pieces_of(records: Records, size: int, model: nn.Module | None = None) -> Iterator[Records]:
+    """The records in order, `size` at a time, in memory, or on the device of `model`, in its type."""
     for start in range(0, len(records), size):
-        yield records.take(slice(start, start + size)).read()
+        piece = records.take(slice(start, start + size)).read()
+        if model is not None and (first := next(model.parameters(), None)) is not None:
+            piece = piece.to(first.device, floating_type(model))
+        yield piece
 
 
 def _only(targets: Tree) -> Tensor | None:
