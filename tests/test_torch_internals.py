@@ -8,14 +8,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tacit import torch_internals
+from tacit.engines.plain_programs import plain_program
 from tacit.engines.programs import saved
-from tacit.torch_internals import (
-    Graph,
-    SavedInBlocks,
-    plain_program,
-    saves_through_hooks,
-    tables_of,
-)
+from tacit.torch_internals import Graph, SavedInBlocks, saves_through_hooks, tables_of
 
 # Private modules and functions, tables of modules and hooks, and what nodes and operators hold.
 PRIVATE = re.compile(
@@ -51,14 +46,6 @@ def test_nodes_tell_their_names_shapes_and_saved_operands():
     assert torch.equal(saved(addmm, "mat1"), x)
     variables = [graph.variable(i) for i in range(len(graph.nodes))]
     assert {id(v) for v in variables if v is not None} == {id(p) for p in layer.parameters()}
-
-
-def test_a_recurrent_layer_shows_its_products():
-    layer, x = nn.LSTM(3, 2, batch_first=True), torch.randn(4, 5, 3)
-    with plain_program():
-        names = [node.name() for node in Graph(layer(x)[0].sum((1, 2))).nodes]
-    assert names.count("AddmmBackward0") >= 5
-    assert not any("RnnLayer" in name for name in names)
 
 
 def test_settings_come_back():

@@ -11,9 +11,9 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -407,123 +407,69 @@ def call_back_inside(mode: TorchFunctionMode, func: Any, args: Any, kwargs: dict
     )
 
 
-# --- programs as they were written ------------------------------------------------------------
+# --- fused kernels and compilers --------------------------------------------------------------
+
+#: PyTorch's fused recurrent functions, and what they compute.
+RECURRENT = {
+    torch._VF.lstm: "lstm",
+    torch._VF.gru: "gru",
+    torch._VF.rnn_tanh: "tanh",
+    torch._VF.rnn_relu: "relu",
+}
+
+
+def compiler_is_loaded() -> bool:
+    """Whether anything can be compiled by `torch.compile`: importing it is slow."""
+    return "torch._dynamo" in sys.modules
+
+
+#: The layers of cuDNN: `flat_weights` makes some tensors views of one buffer.
+cudnn_rnn = torch._cudnn_rnn
+cudnn_rnn_backward = torch.ops.aten._cudnn_rnn_backward
+cudnn_flat_weights = torch._cudnn_rnn_flatten_weight
 
 
 @contextmanager
-def plain_program(functions: bool = True) -> Iterator[PlainFunctions | None]:
-    """Run a forward pass so that the autograd graph shows every operator, and no code reads values.
+def without_fused_layers() -> Iterator[None]:
+    """Recurrent layers as programs of simple operators, not those of cuDNN and oneDNN.
 
-    - A model under `torch.compile` would be one opaque node: it runs as it was written.
-    - Some libraries read values to save work (Transformers drops a mask that is all ones), but not
-      while a program is compiled. So they are told that it is: then there is one program, whatever
-      the records hold.
-    - Distributions read their parameters to refuse those out of range, unless told not to.
-    - Fused attention blocks and recurrent layers hide their parameters: they are decomposed.
-    - Embeddings with `sparse=True` give dense gradients here: the same numbers.
-    - `torch.cond` compiles itself, which a dispatch mode prevents: it is a Python `if`.
-
-    The last three need a mode that sees every function. It is yielded, and tells whether it had
-    anything to replace; a program that calls no such function can do without (`functions`).
+    `mkldnn.flags` warns where there is no GPU, and `cudnn.flags` raises where TensorFloat-32 was
+    set in PyTorch's newer way.
     """
-    with ExitStack() as stack:
-        _stop_compiling(stack)
-        stack.callback(
-            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
-        )
-        torch.backends.mha.set_fastpath_enabled(False)
-        compiling = torch.compiler._is_compiling_flag
-        stack.callback(setattr, torch.compiler, "_is_compiling_flag", compiling)
-        torch.compiler._is_compiling_flag = True
-        stack.callback(Distribution.set_default_validate_args, Distribution._validate_args)
-        Distribution.set_default_validate_args(False)
-        yield stack.enter_context(PlainFunctions()) if functions else None
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """Run a pass as it was written: nothing compiles itself, and `torch.cond` is a Python `if`."""
-    with ExitStack() as stack:
-        if _stop_compiling(stack):
-            stack.enter_context(PlainFunctions(cond_only=True))
+    enabled = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    torch._C._set_cudnn_enabled(False)
+    try:
         yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled[0])
+        torch._C._set_cudnn_enabled(enabled[1])
 
 
-def _stop_compiling(stack: ExitStack) -> bool:
-    loaded = "torch._dynamo" in sys.modules  # else nothing is compiled, and importing it is slow
-    if loaded:
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-    return loaded
+@contextmanager
+def as_if_compiling() -> Iterator[None]:
+    """`torch.compiler.is_compiling()` is true inside."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
-class PlainFunctions(TorchFunctionMode):
-    """`lstm`, `gru` and `rnn` without the fused layers of cuDNN and oneDNN; no sparse gradients.
+@contextmanager
+def without_argument_checks() -> Iterator[None]:
+    """Distributions do not read their parameters to refuse those out of range."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
-    `torch.cond` runs the branch that its predicate chooses. `replaced` tells whether any such
-    function was called.
-    """
 
-    _cond = torch.ops.higher_order.cond
-    _fused = frozenset(getattr(torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
-    _place_of_sparse: ClassVar[dict[Any, int]] = {
-        F.embedding: 6,
-        F.embedding_bag: 7,
-        torch.embedding: 4,
-        torch.embedding_bag: 5,
-    }
-
-    def __init__(self, cond_only: bool = False) -> None:
-        super().__init__()
-        self.cond_only = cond_only
-        self.replaced = False
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is self._cond:
-            self._tell()
-            return self._branch(*args, **kwargs)
-        if calls_back(func):
-            return call_back_inside(self, func, args, kwargs)
-        if self.cond_only:
-            return func(*args, **kwargs)
-        place = self._place_of_sparse.get(func)
-        if place is not None and len(args) > place and args[place]:
-            self._tell()
-            args = (*args[:place], False, *args[place + 1 :])
-        elif place is not None and kwargs.get("sparse"):
-            self._tell()
-            kwargs = {**kwargs, "sparse": False}
-        if func in self._fused:
-            self._tell()
-            # `mkldnn.flags` warns where there is no GPU, and `cudnn.flags` raises where
-            # TensorFloat-32 was set in PyTorch's newer way.
-            enabled = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
-            torch._C._set_mkldnn_enabled(False)
-            torch._C._set_cudnn_enabled(False)
-            try:
-                return func(*args, **kwargs)
-            finally:
-                torch._C._set_mkldnn_enabled(enabled[0])
-                torch._C._set_cudnn_enabled(enabled[1])
-        return func(*args, **kwargs)
-
-    def _tell(self) -> None:
-        """Outer modes of this kind do not see what this one has replaced."""
-        for mode in (self, *_get_current_function_mode_stack()):
-            if isinstance(mode, PlainFunctions):
-                mode.replaced = True
-
-    def _branch(
-        self,
-        pred: Any,
-        true_fn: Callable[..., Any],
-        false_fn: Callable[..., Any],
-        operands: Sequence[Any] = (),
-    ) -> Any:
-        with self:
-            return true_fn(*operands) if pred else false_fn(*operands)
+#: The function modes that are active, the outermost first.
+function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
 
 
 @contextmanager

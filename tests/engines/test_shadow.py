@@ -17,10 +17,10 @@ from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint
 
 from tacit.checks.isolation import Event
+from tacit.engines.plain_programs import plain_program
 from tacit.engines.shadow import Shadow
 from tacit.engines.shadow_calls import RULES, Call
 from tacit.engines.shadow_labels import LabelMemory, combine, layout, reduce_labels
-from tacit.torch_internals import plain_program
 
 # --- the algebra and the layout -------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ import torch
 from models import CASES
 from zoo_case import LENGTH
 
+from tacit.engines.plain_programs import plain_program
 from tacit.engines.shadow import Shadow
 from tacit.engines.shadow_labels import layout
 from tacit.pytrees import call_model, map_tensors
-from tacit.torch_internals import plain_program
 
 # Experts are given the tokens of whichever records chose them: rows are selected by their values.
 SELECTING = {"transformers/mixtral", "torch/mixture_of_experts"}

@@ -52,6 +52,7 @@ from tacit.engines.gradient_plan import (
     share_no_element,
 )
 from tacit.engines.pass_state import PassState
+from tacit.engines.plain_programs import plain_program, uncompiled
 from tacit.engines.products import Dense, Lookup, matrix_gradients
 from tacit.engines.programs import (
     Operators,
@@ -81,7 +82,7 @@ from tacit.pytrees import (
     with_tensors,
 )
 from tacit.sampling.sampler import Batch
-from tacit.torch_internals import Graph, plain_program, uncompiled
+from tacit.torch_internals import Graph
 
 Gradients = dict[str, RecordGradients]
 Form = Dense | Lookup | RecordGradients

@@ -42,13 +42,14 @@ from tacit.checks.isolation import Event, IsolationReport
 from tacit.checks.side_effects import current_watch, same_tensors
 from tacit.engines.clipping import added
 from tacit.engines.pass_state import PassState
+from tacit.engines.plain_programs import plain_program
 from tacit.engines.programs import Operators, gradients, saved, watch_backward
 from tacit.engines.rules import is_look_up, rule_for
 from tacit.engines.shadow import Shadow
 from tacit.engines.shadow_labels import SEVERAL, Layout
 from tacit.precision import wide
 from tacit.pytrees import Tree, call_model, num_rows, take_rows, tensors_of
-from tacit.torch_internals import Graph, Node, is_python_node, outside_modes, plain_program, signed
+from tacit.torch_internals import Graph, Node, is_python_node, outside_modes, signed
 
 Move = Callable[[Tensor], Tensor]
 

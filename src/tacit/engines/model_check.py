@@ -39,13 +39,14 @@ from tacit.engines.book_keeping import planned_pass, record_gradients, run_progr
 from tacit.engines.clipping import ClipTask, RowScale
 from tacit.engines.gradient_plan import GradientPlan, Planned, make_plan
 from tacit.engines.pass_state import PassState, SteadyDraws
+from tacit.engines.plain_programs import plain_program
 from tacit.engines.programs import Operators, ProgramChanged, gradients
 from tacit.engines.rules import NotFinite
 from tacit.errors import MixesRecords, UnsupportedModule
 from tacit.precision import ieee_float32, no_autocast, wide
 from tacit.pytrees import Tree, device_of, map_tensors, num_rows, take_rows, tensors_of
 from tacit.sampling.sampler import Batch
-from tacit.torch_internals import has_gradient_hooks, plain_program, swapped
+from tacit.torch_internals import has_gradient_hooks, swapped
 
 Records = tuple[Tree, Tree]  # inputs and targets
 

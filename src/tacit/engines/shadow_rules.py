@@ -273,7 +273,9 @@ _SIGNATURES = {
     "native_layer_norm_backward": "BM,BM,BO,BO,M->BN,Z",
     "_fused_rms_norm_backward": "BM,BM,BO,M->BN,Z",
     "native_dropout _fused_dropout": "R->R,-",
-    # recurrence
+    # recurrence; what the scan keeps is only read by its backward pass
+    "tacit::recurrence": "tbg,bh,bh,A,A->tbo,bo,-",
+    "tacit::recurrence_backward": "tbg,bh,bh,A,A,tbo,-,tbo,bh->tbx,by,by",
     "_thnn_fused_lstm_cell _thnn_fused_gru_cell": "bg,bg,bh,A,A->bz",
     "_thnn_fused_lstm_cell_backward_impl": "bg->bz,bz,z",
     "_thnn_fused_gru_cell_backward": "bg->bz,bz,bz,z",

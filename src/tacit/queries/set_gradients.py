@@ -28,6 +28,7 @@ from tacit.engines.clipping import (
     sum_dtype,
 )
 from tacit.engines.pass_state import from_one_start
+from tacit.engines.plain_programs import plain_program
 from tacit.engines.recorder import Recorder
 from tacit.errors import UnsupportedEvent, UnsupportedModule
 from tacit.losses.record_loss import losses_of
@@ -36,7 +37,7 @@ from tacit.pytrees import Tree, call_model, device_of, map_tensors, num_rows, ta
 from tacit.queries.bounded_gradient import Loss
 from tacit.sampling.mini_sets import MiniSets
 from tacit.sampling.sampler import Batch, batch_of
-from tacit.torch_internals import plain_program, swapped
+from tacit.torch_internals import swapped
 
 
 def require_sets(batch: Batch, size: int) -> None:

@@ -294,7 +294,7 @@ def baseline_of(records: Records, task: Task | None) -> Baseline | None:
 
 
 def pieces_of(records: Records, size: int, model: nn.Module | None = None) -> Iterator[Records]:
-    """The records in order, `size` at a time, in memory, or on the device of `model`, in its type."""
+    """The records in order, `size` at a time, in memory; with `model`, on its device and type."""
     for start in range(0, len(records), size):
         piece = records.take(slice(start, start + size)).read()
         if model is not None and (first := next(model.parameters(), None)) is not None:

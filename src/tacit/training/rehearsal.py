@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tacit.columns import columns_of
 from tacit.data.augmentation import Augmentation
 from tacit.engines.pass_state import PassState
+from tacit.engines.plain_programs import uncompiled
 from tacit.engines.programs import Operators
 from tacit.errors import TacitError
 from tacit.losses.record_loss import losses_of, name_of, needs_pre_activations
@@ -40,7 +41,6 @@ from tacit.queries.views import ViewBatches
 from tacit.records import Records
 from tacit.sources import ArrayRows, DatasetRows
 from tacit.statistics.tracking import evaluating
-from tacit.torch_internals import uncompiled
 
 _RUN = 4  # records that run through the model
 _MOST_NUMBERS = 1 << 26  # of inputs and targets that are looked at; of more, rows from all over
