@@ -201,11 +201,21 @@ class Engine(Protocol):
         ...
 
 
-def accumulator(parameters: Iterable[Tensor]) -> Tensor:
-    """Zeros for the sum of all gradients, in float64: roundings of a long float32 sum add up."""
+def added_up(pieces: Iterable[Tensor], parameters: Iterable[Tensor]) -> Tensor:
+    """The sum of flat gradients in float64, since roundings of a long float32 sum add up.
+
+    It is memory of its own: a recording writes to the same memory in every step. Zeros if there
+    are no pieces.
+    """
     every = list(parameters)
     device = every[0].device if every else torch.device("cpu")
-    return torch.zeros(sum(p.numel() for p in every), dtype=sum_dtype(device), device=device)
+    total: Tensor | None = None
+    for flat in pieces:
+        total = flat.to(sum_dtype(device), copy=True) if total is None else total.add_(flat)
+    if total is None:
+        size = sum(p.numel() for p in every)
+        total = torch.zeros(size, dtype=sum_dtype(device), device=device)
+    return total
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:

@@ -9,7 +9,7 @@ or wider (`in_wide_precision`): see `tacit.precision`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tacit.checks.side_effects import function_kind, watched_step
 from tacit.data.augmentation import Augmentation
-from tacit.engines.clipping import ClipTask, accumulator, centred_count, flattened
+from tacit.engines.clipping import ClipTask, added_up, centred_count, flattened
 from tacit.engines.model_check import check_model
 from tacit.engines.recorder import (
     Outputs,
@@ -222,8 +222,7 @@ class Clipless(AdaptingQuery):
             views=self._views.views,
             largest=known.largest,
         )
-        total = accumulator(parameters.values())
-        counts = total.new_zeros(1)
+        counted: list[Tensor] = []
 
         def first_views(inputs: Tensor) -> Tensor:
             views = self._views.first(inputs)
@@ -236,17 +235,19 @@ class Clipless(AdaptingQuery):
             task = ClipTask(program, loss, parameters, (tuple(parameters),), (1.0,))
             return check_model(task, batch, first_views)
 
-        with watched_step(program, check, (function_kind(loss), tuple(parameters))):
+        def flat_sums() -> Iterator[Tensor]:
             limited = batch.at_most(ROWS_AT_ONCE, self._views.views)
             plain = self._views.augmentation is None
             for piece in limited.physical() if plain else self._views.of(limited):
                 _require_shape(batch, piece.records.shape)
                 sums = step.through(self.recorder, piece)
-                # A recording returns the same dict each time, so nothing is taken out of it.
-                gradients = {name: sums[name] for name in parameters if name in sums}
-                total += flattened(gradients, parameters)
                 if _COUNT in sums:
-                    counts += sums[_COUNT]
+                    counted.append(sums[_COUNT].clone())  # a recording writes there again
+                yield flattened({n: sums[n] for n in parameters if n in sums}, parameters)
+
+        with watched_step(program, check, (function_kind(loss), tuple(parameters))):
+            total = added_up(flat_sums(), parameters.values())
+        counts = sum(counted, total.new_zeros(1))
         larger = 1 + known.rounding.slack_of_sum(public_rows(batch.divisor))
         limits = [larger * math.hypot(*(bounds.by_parameter[n] for n in b)) for b in blocks]
         constants = self._run_constants

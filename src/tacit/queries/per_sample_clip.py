@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from tacit.engines.clipping import (
     ClipRule,
     ClipTask,
     Engine,
-    accumulator,
+    added_up,
     coarsest,
     flattened,
 )
@@ -143,12 +143,16 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
         A block's bound is C_h·(1 + s), where s covers the rounding of a sum over so many records
         (`tacit.precision`): 0.2% in float32 and 10⁻¹¹ in float64.
         """
-        total = accumulator(task.parameters.values())
-        counts = total.new_zeros(len(task.norms))
-        for piece in from_one_start(clipped, task.model):
-            total += flattened(piece.sums, task.parameters) if piece.flat is None else piece.flat
-            if piece.counts:
-                counts += torch.stack(piece.counts)
+        counted: list[Tensor] = []
+
+        def flat_sums() -> Iterator[Tensor]:
+            for piece in from_one_start(clipped, task.model):
+                if piece.counts:
+                    counted.append(torch.stack(piece.counts))
+                yield flattened(piece.sums, task.parameters) if piece.flat is None else piece.flat
+
+        total = added_up(flat_sums(), task.parameters.values())
+        counts = sum(counted, total.new_zeros(len(task.norms)))
         added_in = coarsest({p.dtype for p in task.parameters.values()})
         larger = 1 + slack_of_sum(added_in, public_rows(divisor))
         bounds = [larger * float(norm) for norm in task.norms]
