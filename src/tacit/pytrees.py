@@ -120,14 +120,25 @@ def device_of(tree: Tree) -> torch.device:
     return found[0].device if found else torch.device("cpu")
 
 
+_calls = 0
+
+
+def calls_so_far() -> int:
+    """A number that grows before and after each call of a model, in any thread."""
+    return _calls
+
+
 def call_model(model: nn.Module | Callable[..., Any], inputs: Tree) -> Any:
     """`model(x)`, `model(*inputs)` or `model(**inputs)`, as the structure of the inputs says."""
-    if isinstance(inputs, Tensor):
-        return model(inputs)
-    children = _children(inputs)
-    if children is None:
-        return model(inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(**children)
+    global _calls
+    _calls += 1
+    try:
+        children = None if isinstance(inputs, Tensor) else _children(inputs)
+        if children is None:
+            return model(inputs)
+        return model(*inputs) if isinstance(inputs, tuple | list) else model(**children)
+    finally:
+        _calls += 1
 
 
 def logits_of(outputs: Tree) -> Tensor | None:

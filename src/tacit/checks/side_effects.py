@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from tacit.checks.isolation import refuse_rewriting
 from tacit.errors import MixesRecords
-from tacit.pytrees import Tree, flat_rows, take_rows
+from tacit.pytrees import Tree, calls_so_far, flat_rows, take_rows
 from tacit.torch_internals import foreign_hooks, process_wide_hooks, tables_of, version_of
 
 _MOST_KEYS = 64
@@ -36,6 +36,8 @@ class Watch:
     steps: int = 0
     public: set[str] = field(default_factory=set)  # buffers that it may write
     proved: bool = False  # that records stay apart in a batch
+    # What the model held, and how many calls of models there had been then.
+    walked: tuple[Contents, int] | None = None
 
 
 _watches: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Watch]] = weakref.WeakKeyDictionary()
@@ -49,6 +51,7 @@ def watched_step(
     key: Hashable = None,
     *,
     proved: bool = True,
+    replays: bool = False,
 ) -> Iterator[None]:
     """Raise MixesRecords if a buffer or a parameter is written while this lasts.
 
@@ -65,10 +68,14 @@ def watched_step(
     `check` runs before steps 1, 8, 64, 512 … of the model under the same `key`, settings and hooks,
     to find what a model does only after many passes. It returns whether it was conclusive. If it
     was not, for lack of records, it runs again before the next step.
+
+    With `replays`, no code but that of the model can write to it in this step. Then a step in which
+    no model is called, because recordings are replayed, walks over its modules once.
     """
     # Whether a module rewrites weights follows from its settings and from this.
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    key = key, contents_of(model).settings, distributed
+    contents = contents_of(model)
+    key = key, contents.settings, distributed
     watches = _watches.setdefault(model, {})
     if key not in watches and len(watches) >= _MOST_KEYS:  # hooks that are new in each step
         watches.clear()
@@ -84,17 +91,20 @@ def watched_step(
     try:
         if due and check is not None and step.bit_length() % 3 == 1:  # a power of 8
             conclusive = check()
-        before = contents_of(model).tensors()
+            contents = contents_of(model)
+        before = contents.tensors()
         places = _addresses_and_versions(before)
         copies = {
             name: tensor.detach().clone()
             for name, tensor in before.items()
             if due or (tensor.device.type == "cpu" and not isinstance(tensor, nn.Parameter))
         }
+        watch.walked = (contents, calls_so_far()) if replays else None
         yield
+        after = contents_of(model).tensors()
     finally:
+        watch.walked = None
         _open.pop()
-    after = contents_of(model).tensors()
     written = {name for name, _ in places.items() ^ _addresses_and_versions(after).items()}
     written |= {n for n, c in copies.items() if n in after and not same_tensors(c, after[n])}
     if proved:
@@ -154,9 +164,15 @@ class Contents:
         self._objects = [] if self._is_scripted else [_objects_in(m) for m in modules.values()]
         values = [_values_in(module) for module in modules.values()]
         self._frozen = [tuple(map(frozen, of_module)) for of_module in values]
-        self._with_lists = [i for i, v in enumerate(values) if not all(map(_is_constant, v))]
         # Constants are kept, so that no other value can have the identity of one of them.
         self._constants = [value for v in values for value in v if _is_constant(value)]
+        # Lists are compared by what they hold.
+        self._lists = [
+            (weakref.ref(module), name, frozen(value))
+            for module in modules.values()
+            for name, value in vars(module).items()
+            if type(value) in _COMPUTED_WITH and not _is_constant(value)
+        ]
         # A function among the attributes may be a `forward` of this one module.
         self._functions = tuple(
             (name, id(value))
@@ -182,7 +198,7 @@ class Contents:
         pairs = zip(modules, self._objects, strict=True)
         return (
             all(m is not None and _objects_in(m) == objects for m, objects in pairs)
-            and all(self._frozen[i] == _frozen_values(modules[i]) for i in self._with_lists)
+            and all(frozen(vars(m())[name]) == held for m, name, held in self._lists)
             and tuple(process_wide_hooks()) == self._hooks
         )
 
@@ -205,6 +221,9 @@ def contents_of(model: nn.Module) -> Contents:
 
     A walk over ResNet-18 takes half a millisecond, and its compiled step three.
     """
+    walked = current_watch(model).walked if _open else None
+    if walked is not None and walked[1] == calls_so_far():
+        return walked[0]
     contents = _latest_contents.get(model)
     if contents is None or not contents.is_current():
         contents = _latest_contents[model] = Contents(model)
@@ -233,10 +252,6 @@ _TABLES = [name for name, value in vars(nn.Module()).items() if isinstance(value
 def _values_in(module: nn.Module) -> list[Any]:
     """The numbers, texts and lists that a module computes with."""
     return [value for value in vars(module).values() if type(value) in _COMPUTED_WITH]
-
-
-def _frozen_values(module: nn.Module | None) -> Hashable:
-    return None if module is None else tuple(map(frozen, _values_in(module)))
 
 
 def _is_constant(value: Any) -> bool:

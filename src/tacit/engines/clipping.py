@@ -201,7 +201,7 @@ class Engine(Protocol):
         ...
 
 
-def added_up(pieces: Iterable[Tensor], parameters: Iterable[Tensor]) -> Tensor:
+def sum_of_flat(pieces: Iterable[Tensor], parameters: Iterable[Tensor]) -> Tensor:
     """The sum of flat gradients in float64, since roundings of a long float32 sum add up.
 
     It is memory of its own: a recording writes to the same memory in every step. Zeros if there

@@ -227,7 +227,8 @@ def _backward(
         last = grad_c[None] if kind == "lstm" else None
         of_p, of_h, of_c, _ = cudnn_rnn_backward(
             *(p, weights, stride, buffer, h_0, c_0, output, grad, None, last),
-            *(*settings, kept, [True, True, kind == "lstm", False]),
+            # This writes to what the forward pass kept, which another backward pass may read.
+            *(*settings, kept.clone(), [True, True, kind == "lstm", False]),
         )
         return of_p, of_h.view_as(h), of_c.view_as(h) if kind == "lstm" else torch.zeros_like(h)
     of_p, of_h, of_c = torch.empty_like(p), torch.zeros_like(h), grad_c

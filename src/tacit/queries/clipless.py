@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tacit.checks.side_effects import function_kind, watched_step
 from tacit.data.augmentation import Augmentation
-from tacit.engines.clipping import ClipTask, added_up, centred_count, flattened
+from tacit.engines.clipping import ClipTask, centred_count, flattened, sum_of_flat
 from tacit.engines.model_check import check_model
 from tacit.engines.recorder import (
     Outputs,
@@ -43,6 +43,7 @@ from tacit.precision import (
     wide,
     wide_dtype,
 )
+from tacit.pytrees import call_model
 from tacit.queries.bounded_gradient import (
     Blocks,
     BoundedGradient,
@@ -123,7 +124,7 @@ class CliplessStep:
         # there is any, since a recording would keep the answer.
         inputs, targets = kept(inputs), kept(targets)
         with torch.enable_grad():
-            outputs = self.model(inputs)
+            outputs = call_model(self.model, inputs)
             leaf = outputs.detach().requires_grad_()
             losses = losses_of(self.loss, leaf, targets)
             (cotangent,) = torch.autograd.grad(losses.sum(), leaf)
@@ -237,7 +238,6 @@ class Clipless(AdaptingQuery):
 
         def flat_sums() -> Iterator[Tensor]:
             limited = batch.at_most(ROWS_AT_ONCE, self._views.views)
-            plain = self._views.augmentation is None
             for piece in limited.physical() if plain else self._views.of(limited):
                 _require_shape(batch, piece.records.shape)
                 sums = step.through(self.recorder, piece)
@@ -245,8 +245,10 @@ class Clipless(AdaptingQuery):
                     counted.append(sums[_COUNT].clone())  # a recording writes there again
                 yield flattened({n: sums[n] for n in parameters if n in sums}, parameters)
 
-        with watched_step(program, check, (function_kind(loss), tuple(parameters))):
-            total = added_up(flat_sums(), parameters.values())
+        key = function_kind(loss), tuple(parameters)
+        plain = self._views.augmentation is None
+        with watched_step(program, check, key, replays=plain):
+            total = sum_of_flat(flat_sums(), parameters.values())
         counts = sum(counted, total.new_zeros(1))
         larger = 1 + known.rounding.slack_of_sum(public_rows(batch.divisor))
         limits = [larger * math.hypot(*(bounds.by_parameter[n] for n in b)) for b in blocks]

@@ -19,9 +19,9 @@ from tacit.engines.clipping import (
     ClipRule,
     ClipTask,
     Engine,
-    added_up,
     coarsest,
     flattened,
+    sum_of_flat,
 )
 from tacit.engines.model_check import check_model
 from tacit.engines.pass_state import from_one_start
@@ -32,7 +32,6 @@ from tacit.queries.bounded_gradient import (
     Blocks,
     BoundedGradient,
     Loss,
-    all_together,
     blocks_from,
     check_cover,
     trainable,
@@ -105,9 +104,12 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
     def expected_norms(self, model: nn.Module, loss: Loss, public: Records) -> list[float]:
         """e_h of each block: the mean norm, over public records, of what this query clips."""
 
-    def blocks_of(self, model: nn.Module) -> Blocks:
+    def blocks_of(
+        self, model: nn.Module, trained: Mapping[str, nn.Parameter] | None = None
+    ) -> Blocks:
+        """The names of each block; `trained` are the model's parameters, where they are known."""
         if self.blocks is None:
-            return all_together(model)
+            return (tuple(trainable(model) if trained is None else trained),)
         blocks = self.blocks(model) if callable(self.blocks) else self.blocks
         check_cover(blocks, model)
         return blocks
@@ -119,13 +121,14 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
         blocks: Blocks,
         constants: RunConstants | None = None,
         views: int = 1,
+        trained: dict[str, nn.Parameter] | None = None,
     ) -> ClipTask:
         """The task of an engine; without constants, for norms alone."""
         of_step = Constants((1.0,) * len(blocks)) if constants is None else constants.constants
         return ClipTask(
             model,
             loss,
-            trainable(model),
+            trainable(model) if trained is None else trained,
             blocks,
             of_step.norms,
             self.rule,
@@ -151,7 +154,7 @@ class ClippedQuery(AdaptingQuery, abc.ABC):
                     counted.append(torch.stack(piece.counts))
                 yield flattened(piece.sums, task.parameters) if piece.flat is None else piece.flat
 
-        total = added_up(flat_sums(), task.parameters.values())
+        total = sum_of_flat(flat_sums(), task.parameters.values())
         counts = sum(counted, total.new_zeros(len(task.norms)))
         added_in = coarsest({p.dtype for p in task.parameters.values()})
         larger = 1 + slack_of_sum(added_in, public_rows(divisor))
@@ -257,17 +260,19 @@ class PerSampleClip(ClippedQuery):
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> BoundedGradient:
         # The loss may depend on the parameters in any way.
         with watched(model, loss) if needs_pre_activations(loss) else nullcontext():
-            blocks = self.blocks_of(model)
+            trained = trainable(model)
+            blocks = self.blocks_of(model, trained)
             constants = self._constants(model, loss, batch, blocks)
-            task = self._task(model, loss, blocks, constants, self._views.views)
+            task = self._task(model, loss, blocks, constants, self._views.views, trained)
 
             def check() -> bool:
                 alone = int(isinstance(self.engine, PerRecord))
                 return check_model(task, batch, self._views.first, alone=alone)
 
-            with watched_step(model, check, check_key(task, self.engine)):
+            plain = self._views.augmentation is None
+            key, replays = check_key(task, self.engine), plain and type(self.engine) is Automatic
+            with watched_step(model, check, key, replays=replays):
                 limited = batch.at_most(ROWS_AT_ONCE, task.views)
-                plain = self._views.augmentation is None
                 pieces = limited.physical() if plain else self._views.of(limited)
                 clipped = (self.engine.clipped_sums(task, piece) for piece in pieces)
                 return self._bounded(task, constants, clipped, batch.divisor)
