@@ -48,6 +48,28 @@ def lstm(kind: type[nn.RNNBase], **options: object) -> Callable:
     return lambda a: [t.clone() for t in tensors(layer.to(a.device)(a))]
 
 
+def scan(kind: str) -> Callable:
+    """The scan of a recurrent layer and its backward pass, of (time, records, gates)."""
+
+    def both(p: Tensor, grad: Tensor) -> list[Tensor]:
+        torch.manual_seed(0)
+        width = grad.shape[2]
+        w, b = torch.randn(p.shape[2], width) / 3, torch.randn(p.shape[2])
+        h, c = torch.randn(2, p.shape[1], width).unbind()
+        output, last, kept = torch.ops.tacit.recurrence(p, h, c, w, b, kind)
+        back = torch.ops.tacit.recurrence_backward(p, h, c, w, b, output, kept, grad, h, kind)
+        return [output, last, *back]
+
+    return both
+
+
+def fused_lstm(p: Tensor) -> list[Tensor]:
+    """oneDNN's layer, which always has time first."""
+    w, b, h = torch.ones(8, 2) / 3, torch.zeros(8), torch.zeros(1, p.shape[1], 2)
+    given = p, w, w, b, b, h, h, False, (), 2, 2, 1, True, False, False, True
+    return [t.clone() for t in torch.ops.aten.mkldnn_rnn_layer(*given)[:3]]
+
+
 def masked_put(a: Tensor, m: Tensor, b: Tensor) -> Tensor:
     a = a.clone()
     a[m] = b
@@ -485,6 +507,22 @@ def cases() -> list[Case]:
         c("lstm seq first", lstm(nn.LSTM, num_layers=2, bidirectional=True), [x(6, 3, 4, dim=1)]),
         c("gru", lstm(nn.GRU, batch_first=True), [x(3, 6, 4)]),
         c("rnn", lstm(nn.RNN), [x(6, 3, 4, dim=1)]),
+        *(
+            c(
+                f"scan {kind} {place}",
+                scan(kind),
+                [x(*p, dim=dim), x(*p[:2], 2, dim=dim)],
+                apart,
+                False,
+            )
+            for kind, gates in (("lstm", 4), ("gru", 3), ("tanh", 1), ("relu", 1))
+            for place, p, dim, apart in (
+                ("of records", (6, 3, 2 * gates), 1, True),
+                ("with records in the place of moments", (3, 2, 2 * gates), 0, False),
+            )
+        ),
+        c("fused lstm", fused_lstm, [x(6, 3, 2, dim=1)]),
+        c("fused lstm with records as moments", fused_lstm, [x(3, 2, 2)], apart=False),
         c("detach", lambda a: a.detach() * 2, [x(3, 4)]),
     ]
 

@@ -8,10 +8,10 @@ are some twenty of them for each moment. Here a layer is
 
 and the recurrent weights get their gradient elsewhere. With a_t the pre-activations, the backward
 pass of the scan gives δ_t = ∂L/∂a_t = ∂L/∂p_t, through all later moments. W_hh enters a_t as
-z_t = W_hh·h_{t−1} + b_hh, so ∂L/∂W_hh = Σ_t δ_t·h_{t−1}ᵀ. This is the gradient of a linear map of
-the constants h_{t−1}, so p_t + (z_t − stop(z_t)) takes the place of p_t: the added number is 0, and
-its gradient is the one above. In a GRU the new state is tanh(p_n + r ⊙ z_n), so its share of z is
-multiplied by r.
+z_t = W_hh·h_{t−1} + b_hh, so ∂L/∂W_hh = Σ_t δ_t·h_{t−1}ᵀ: the gradient of a linear map of the
+constants h_{t−1}. `_Joined` gives p the gradient of p + z, without computing z, and a rule of its
+own for the gradients of each record. In a GRU the new state is tanh(p_n + r ⊙ z_n), so its share of
+∂L/∂z is multiplied by r.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tacit.engines.products import Dense
+from tacit.engines.rules import RuleResult, Use, gradient_rule
+from tacit.precision import wide, wide_dtype
 from tacit.torch_internals import (
     cudnn_flat_weights,
     cudnn_rnn,
@@ -88,22 +91,57 @@ def _direction(
     kind: str, p: Tensor, h: Tensor, c: Tensor, w_hh: Tensor, b_hh: Tensor | None, time: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(outputs, last h, last c) of one layer in one direction."""
-    wide = torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
+    scanned_in = wide_dtype(p.dtype)
     bias = w_hh.new_zeros(len(w_hh)) if b_hh is None else b_hh
-    fixed = [t.detach().to(wide) for t in (h, c, w_hh, bias)]
+    fixed = [t.detach().to(scanned_in) for t in (h, c, w_hh, bias)]
     with torch.no_grad():
-        scanned = _scan(p.detach().to(wide).transpose(0, time).contiguous(), *fixed, kind)
+        scanned = _scan(p.detach().to(scanned_in).transpose(0, time).contiguous(), *fixed, kind)
         before = torch.cat([fixed[0][None], scanned[0][:-1]]).transpose(0, time).to(p.dtype)
-    z = F.linear(before, w_hh, b_hh)
-    zero = z - z.detach()
-    if kind == "gru":
-        H = w_hh.shape[1]
-        r = (p[..., :H] + z[..., :H]).detach().sigmoid()
-        zero = torch.cat([zero[..., : 2 * H], r * zero[..., 2 * H :]], -1)
-    timed = (p + zero).to(wide).transpose(0, time).contiguous()
-    live = [t.to(wide) for t in (p.transpose(0, time), h, c, w_hh, bias)]
+        r = None
+        if kind == "gru":
+            H = w_hh.shape[1]
+            z_r = F.linear(before, w_hh[:H], None if b_hh is None else b_hh[:H])
+            r = (p[..., :H] + z_r).sigmoid()
+    timed = _Joined.apply(p, before, r, w_hh, b_hh).to(scanned_in).transpose(0, time).contiguous()
+    live = [t.to(scanned_in) for t in (p.transpose(0, time), h, c, w_hh, bias)]
     output, last_c = _Scan.apply(timed, *live[1:3], *fixed[2:], *scanned, kind, live)
     return output.transpose(0, time).to(p.dtype), output[-1].to(p.dtype), last_c.to(p.dtype)
+
+
+class _Joined(torch.autograd.Function):
+    """p, with the gradient of p + z."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, before: Tensor, r: Tensor | None, *weights: Any) -> Tensor:
+        ctx.save_for_backward(before, r)
+        return p.view_as(p)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        before, r = ctx.saved_tensors
+        of_z = _of_products(grad, r).flatten(0, 1)
+        _, _, _, weight, bias = ctx.needs_input_grad
+        of_weight = of_z.T @ before.flatten(0, 1) if weight else None
+        return grad, None, None, of_weight, of_z.sum(0) if bias else None
+
+
+def _of_products(of_p: Tensor, r: Tensor | None) -> Tensor:
+    """∂L/∂z from ∂L/∂p, with the reset gate of a GRU."""
+    if r is None:
+        return of_p
+    H = r.shape[-1]
+    return torch.cat([of_p[..., : 2 * H], r * of_p[..., 2 * H :]], -1)
+
+
+@gradient_rule(_Joined)
+def _joined(use: Use) -> RuleResult:
+    """Σ_t ∂L/∂z_t·h_{t−1}ᵀ and Σ_t ∂L/∂z_t of each record."""
+    before, r = use.node.saved_tensors
+    b = _of_products(wide(use.cotangent), None if r is None else wide(r))
+    if b.dim() != 3 or use.layout.dim > 1 or use.layout.kind != "blocks":
+        return None
+    b_BTP, a_BTD = (use.rows(t, use.layout.dim).flatten(1, -2) for t in (b, wide(before)))
+    return b_BTP.sum(1) if len(use.shape) == 1 else Dense(a_BTD, b_BTP)
 
 
 class _Scan(torch.autograd.Function):

@@ -156,7 +156,7 @@ def signature(text: str) -> Rule:
             raise NotImplementedError("packed sequences in a fused recurrent layer")
         # The layers of oneDNN always get (time, records, width), whatever the flag says.
         records_first = call.get("batch_first") and "cudnn" in call.name
-        terms = text.replace("tb", "bt") if records_first else text
+        terms = text.replace("tb", "bt").replace("ub", "bu") if records_first else text
         left, right = (side.split(",") for side in terms.split("->"))
         ranks = dict.fromkeys("MNO", len(call.get("normalized_shape", ())))
         fixed = tuple(ranks.items())
@@ -273,18 +273,19 @@ _SIGNATURES = {
     "native_layer_norm_backward": "BM,BM,BO,BO,M->BN,Z",
     "_fused_rms_norm_backward": "BM,BM,BO,M->BN,Z",
     "native_dropout _fused_dropout": "R->R,-",
-    # recurrence; what the scan keeps is only read by its backward pass
-    "tacit::recurrence": "tbg,bh,bh,A,A->tbo,bo,-",
-    "tacit::recurrence_backward": "tbg,bh,bh,A,A,tbo,-,tbo,bh->tbx,by,by",
+    # recurrence: every moment depends on others, so outputs have a time of their own; what is kept
+    # for the backward pass is read by nothing else
+    "tacit::recurrence": "tbg,bh,bh,A,A->ubo,bo,-",
+    "tacit::recurrence_backward": "tbg,bh,bh,A,A,tbo,-,tbo,bh->ubx,by,by",
     "_thnn_fused_lstm_cell _thnn_fused_gru_cell": "bg,bg,bh,A,A->bz",
     "_thnn_fused_lstm_cell_backward_impl": "bg->bz,bz,z",
     "_thnn_fused_gru_cell_backward": "bg->bz,bz,bz,z",
-    "mkldnn_rnn_layer": "tbi,A,A,A,A,Lbh->tbo,Lbh,Lbh,-",
+    "mkldnn_rnn_layer": "tbi,A,A,A,A,Lbh->ubo,Lbh,Lbh,-",
     "mkldnn_rnn_layer_backward": (
-        "tbi,A,A,A,A,Lbh,Lbh,tbo,Lbh,Lbh,tbo,Lbh,Lbh,-->tbi,Z,Z,Z,Z,Lbh,Lbh"
+        "tbi,A,A,A,A,Lbh,Lbh,tbo,Lbh,Lbh,tbo,Lbh,Lbh,-->ubi,Z,Z,Z,Z,Lbh,Lbh"
     ),
-    "_cudnn_rnn": "tbi,A,-,Lbh,Lbh,-->tbo,Lbh,Lbh,-",
-    "_cudnn_rnn_backward": "tbi,A,-,Lbh,Lbh,tbo,tbo,Lbh,Lbh,-->tbi,Lbh,Lbh,Z",
+    "_cudnn_rnn": "tbi,A,-,Lbh,Lbh,-->ubo,Lbh,Lbh,-",
+    "_cudnn_rnn_backward": "tbi,A,-,Lbh,Lbh,tbo,tbo,Lbh,Lbh,-->ubi,Lbh,Lbh,Z",
 }
 for _operators, _text in _SIGNATURES.items():
     label_rule(*_operators.split())(signature(_text))
