@@ -63,7 +63,8 @@ def decomposed(kind: str, args: Sequence[Any]) -> Callable[[], Any] | None:
 
 
 def _run(kind: str, layers: _Layers) -> tuple[Tensor, ...]:
-    x, time = layers.x, 1 if layers.batch_first else 0
+    # Time first, as PyTorch has it: then dropout draws the same numbers.
+    x = layers.x.transpose(0, 1) if layers.batch_first else layers.x
     h, c = layers.states if kind == "lstm" else (layers.states, layers.states)
     last_h: list[Tensor] = []
     last_c: list[Tensor] = []
@@ -74,38 +75,41 @@ def _run(kind: str, layers: _Layers) -> tuple[Tensor, ...]:
             w_ih, w_hh = next(weights), next(weights)
             b_ih, b_hh = (next(weights), next(weights)) if layers.biases else (None, None)
             p = F.linear(x, w_ih, b_ih)
-            p = p.flip(time) if backwards else p
+            p = p.flip(0) if backwards else p
             place = len(last_h)
-            output, of_h, of_c = _direction(kind, p, h[place], c[place], w_hh, b_hh, time)
+            output, of_h, of_c = _direction(kind, p, h[place], c[place], w_hh, b_hh)
             last_h.append(of_h)
             last_c.append(of_c)
-            outputs.append(output.flip(time) if backwards else output)
+            outputs.append(output.flip(0) if backwards else output)
         x = torch.cat(outputs, -1) if layers.bidirectional else outputs[0]
         if layers.dropout and layer < layers.num_layers - 1:
             x = F.dropout(x, layers.dropout, layers.training)
+    x = x.transpose(0, 1) if layers.batch_first else x
     states = (torch.stack(last_h), torch.stack(last_c))
     return (x, *states) if kind == "lstm" else (x, states[0])
 
 
 def _direction(
-    kind: str, p: Tensor, h: Tensor, c: Tensor, w_hh: Tensor, b_hh: Tensor | None, time: int
+    kind: str, p: Tensor, h: Tensor, c: Tensor, w_hh: Tensor, b_hh: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(outputs, last h, last c) of one layer in one direction."""
     scanned_in = wide_dtype(p.dtype)
     bias = w_hh.new_zeros(len(w_hh)) if b_hh is None else b_hh
     fixed = [t.detach().to(scanned_in) for t in (h, c, w_hh, bias)]
     with torch.no_grad():
-        scanned = _scan(p.detach().to(scanned_in).transpose(0, time).contiguous(), *fixed, kind)
-        before = torch.cat([fixed[0][None], scanned[0][:-1]]).transpose(0, time).to(p.dtype)
+        scanned = _scan(p.detach().to(scanned_in).contiguous(), *fixed, kind)
+        before = torch.cat([fixed[0][None], scanned[0][:-1]]).to(p.dtype)
         r = None
         if kind == "gru":
             H = w_hh.shape[1]
             z_r = F.linear(before, w_hh[:H], None if b_hh is None else b_hh[:H])
             r = (p[..., :H] + z_r).sigmoid()
-    timed = _Joined.apply(p, before, r, w_hh, b_hh).to(scanned_in).transpose(0, time).contiguous()
-    live = [t.to(scanned_in) for t in (p.transpose(0, time), h, c, w_hh, bias)]
+    joined = _Joined.apply(p, before, r, w_hh, b_hh)
+    # Shadow memory notes what a node gave when an operator reads it, such as this view.
+    timed = joined.view_as(joined).to(scanned_in).contiguous()
+    live = [t.to(scanned_in) for t in (p, h, c, w_hh, bias)]
     output, last_c = _Scan.apply(timed, *live[1:3], *fixed[2:], *scanned, kind, live)
-    return output.transpose(0, time).to(p.dtype), output[-1].to(p.dtype), last_c.to(p.dtype)
+    return output.to(p.dtype), output[-1].to(p.dtype), last_c.to(p.dtype)
 
 
 class _Joined(torch.autograd.Function):
