@@ -219,7 +219,7 @@ class Recorder:
     def _worth_compiling(self, recording: _Recording, device: torch.device) -> bool:
         if not self.compile or recording.compiled or "compile" in recording.failed:
             return False
-        if recording.calls <= self.after:
+        if recording.calls <= max(1, self.after):
             return False
         cost = compile_cost(recording.operators, device)
         if self.steps_left is None:
