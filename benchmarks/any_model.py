@@ -16,6 +16,7 @@ to the end of compiling. Memory is PyTorch's peak while a step runs, less what w
 
 With `--together DIR N [TIME]`, N processes prepare their models side by side, until TIME (seconds
 since 1970) at most, and then measure one after another: compiling takes longer than measuring.
+Each process holds 5 to 17 GiB of a GPU, so 140 GiB are enough for eight of them and not for twelve.
 `--profile` lists the kernels of each compiled step by time.
 
 With `--epochs`, whole epochs of 20 expected batches are timed instead, optimizer included: plain
@@ -234,6 +235,7 @@ def prepare(kind: str, setting: Setting, records: int, device) -> tuple[Callable
             torch.cuda.empty_cache()
             peak = torch.cuda.memory_reserved() - reserved
         facts["memory_MiB"] = peak / 2**20
+        torch.cuda.empty_cache()  # for the processes beside this one
     return step, facts
 
 

@@ -170,8 +170,7 @@ class _Scan(torch.autograd.Function):
             ends = _steps(ctx.kind, *starts, *ctx.live[3:])
             found = torch.autograd.grad(ends, starts, (grad, grad_c), create_graph=True)
         else:
-            given = *ctx.saved_tensors, grad.contiguous(), grad_c.contiguous()
-            found = _scan_backward(*given, ctx.kind)
+            found = _scan_backward(*ctx.saved_tensors, grad, grad_c, ctx.kind)
         of_p, of_h, of_c = found
         return of_p, of_h, of_c if ctx.kind == "lstm" else None, *(None,) * 7
 
@@ -264,6 +263,8 @@ def _backward(
     kind: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients in p, h and c."""
+    # Here and not before: what a backward pass calls must not depend on a cotangent's strides.
+    grad, grad_c = grad.contiguous(), grad_c.contiguous()
     if _by_cudnn(p):
         weights, stride, buffer, h_0, c_0, *settings = _cudnn_arguments(p, h, c, w_hh, b_hh, kind)
         last = grad_c[None] if kind == "lstm" else None
