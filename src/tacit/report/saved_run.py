@@ -241,12 +241,28 @@ class SavedRun:
     def export_onnx(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Write preprocessing and network as an ONNX file, checked with onnxruntime.
 
-        Returns what is in the graph and what is not, and the largest difference to PyTorch. The
+        A run with a schema has one input per column: numbers, truth values as 1 and 0, and dates as
+        days since 1970-01-01 are float64, NaN where missing; categories are text, empty where
+        missing, or float64 where all of them are numbers. A record that the schema refuses gets NaN
+        in every output. Any other run has one input, `inputs`.
+
+        Returns what is in the graph, what it takes, and the largest difference to PyTorch. The
         file is written only if that is small. Needs `pip install 'tacit[export]'`.
         """
         from tacit.report.onnx_export import export_onnx
 
         return export_onnx(self, Path(path))
+
+    def onnx_inputs(self, x: Any) -> dict[str, np.ndarray]:
+        """The records as arrays by name, which the exported file takes; `x` is as for `predict`.
+
+        run.export_onnx("model.onnx")
+        session = onnxruntime.InferenceSession("model.onnx")
+        outputs, probabilities = session.run(None, run.onnx_inputs("new.csv"))
+        """
+        from tacit.report.onnx_export import onnx_inputs
+
+        return onnx_inputs(self, x)
 
 
 _DTYPES: dict[str, torch.dtype] = {
