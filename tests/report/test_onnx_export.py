@@ -182,8 +182,16 @@ def test_the_arrays_for_a_table_are_those_that_one_makes_by_hand(table_run) -> N
 @pytest.mark.parametrize(
     ("name", "cell"),
     [
-        *[("x", np.inf), ("column outputs", np.nan), ("released", -np.inf), ("grade", 7.0)],
-        *[("grade", np.nan), ("day", np.inf), ("b", np.nan), ("b", 2.0), ("table/1", 0.5)],
+        ("x", np.inf),
+        ("column outputs", np.nan),
+        ("released", -np.inf),
+        ("grade", 7.0),
+        ("grade", np.nan),
+        ("day", np.inf),
+        ("day", -9.2e18),  # what a missing date is in whole days
+        ("b", np.nan),
+        ("b", 2.0),
+        ("table/1", 0.5),
     ],
 )
 def test_a_record_that_the_schema_refuses_gets_no_answer(name, cell, table_run) -> None:

@@ -30,6 +30,7 @@ from tacit.data.table_columns import (
 from tacit.data.table_schema import Schema
 
 DAYS_TO_2000 = 10957.0  # from 1970-01-01
+_FIRST_DAY, _LAST_DAY = -719_162.0, 2_932_897.0  # of the years 1 and 9999
 ML_DOMAIN, ML_VERSION = "ai.onnx.ml", 3
 OUTPUTS, PROBABILITIES, PREDICTION = "outputs", "probabilities", "prediction"
 
@@ -215,9 +216,12 @@ class _Builder:
             refused.append(self.add("Not", [known]))
         else:
             assert isinstance(column, Numeric | Date)
-            refused.append(self.add("IsInf", [given]))
             values = given
-            if isinstance(column, Date):
+            if not isinstance(column, Date):
+                refused.append(self.add("IsInf", [given]))
+            else:
+                refused.append(self.add("Less", [given, self._double(_FIRST_DAY)]))
+                refused.append(self.add("Greater", [given, self._double(_LAST_DAY)]))
                 years = self._sum(given, -DAYS_TO_2000)
                 values = self.add("Div", [years, self._double(DAYS_PER_YEAR)])
             values = self._in_range(column, values)
