@@ -116,15 +116,38 @@ def test_an_interrupted_run_is_saved_and_resumed(
     assert (run_of(folder)["steps"], run_of(folder)["stopped"]) == (30, "plan complete")
 
 
-def test_released_scaling_is_used_again_and_not_released_again(table: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "x"
-    killed_at(12, "--data", table, *TABLE, *RUN, "--scale-noise", 20, "--out", folder)
+SCHEMA = """\
+format = 1
+target = "label"
+[[columns]]
+name = "a"
+kind = "numeric"
+range = "release"
+[[columns]]
+name = "b"
+kind = "categorical"
+categories = ["0.5", "1"]
+[[columns]]
+name = "label"
+kind = "boolean"
+"""
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_what_was_released_is_used_again_and_not_released_again(
+    counted: bool, table: Path, tmp_path: Path
+) -> None:
+    folder, schema = tmp_path / "x", tmp_path / "schema.toml"
+    schema.write_text(SCHEMA)
+    more = ["--schema", schema, "--category-noise", 9] if counted else [*TABLE, "--scale-noise", 20]
+    killed_at(12, "--data", table, *more, *RUN, "--out", folder)
     before = (folder / "preprocessing.json").read_bytes()
     result = train("--resume", folder, "--json", "--quiet")
     assert result.exit_code == 0, result.exception
     assert (folder / "preprocessing.json").read_bytes() == before
     assert json.loads(result.stdout)["steps"] == 29
-    assert tacit.data.load_preprocessing(folder).stages
+    assert len(tacit.data.load_preprocessing(folder).stages) == 2
+    assert len(json.loads(result.stdout)["plan"]["prelude"]) == 1 + counted
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins(

@@ -144,10 +144,15 @@ def table_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[tacit.SavedRun,
     ranges, event = tacit.data.release_ranges(
         inputs, SCHEMA.released_entries, noise_multiplier=1, public_size=4, seed=0
     )
-    records = tacit.Records(ranges(inputs), SCHEMA.targets(ROWS), 2, public_size=4)
+    inputs = ranges(inputs)
+    merged, counts = tacit.data.release_category_counts(
+        inputs, SCHEMA, noise_multiplier=1, public_size=4, seed=0, rare_below=2.5
+    )
+    assert len(merged.entries) >= 2
+    records = tacit.Records(merged(inputs), SCHEMA.targets(ROWS), 2, public_size=4)
     model = tacit.models.mlp((inputs.shape[1],), 2)
-    run = trained(model, records, ledger=tacit.LedgerRun(prelude=(event,)))
-    tacit.save_run(run, folder, records, schema=SCHEMA, preprocessing=ranges)
+    run = trained(model, records, ledger=tacit.LedgerRun(prelude=(event, counts)))
+    tacit.save_run(run, folder, records, schema=SCHEMA, preprocessing=[ranges, merged])
     saved = tacit.load_run(folder)
     return saved, saved.export_onnx(folder / "m.onnx")
 

@@ -18,6 +18,7 @@ from tacit.cli.schema import (
     NORM,
     ONE_OR_MORE,
     POSITIVE,
+    RELEASED,
     SEED,
     SHARE,
     ZERO_OR_MORE,
@@ -94,6 +95,19 @@ class DataSettings:
         range=NOISE,
         goes_with=_OF_FILE,
         not_with=Rule("feature_range", (), "which declares the range"),
+    )
+    category_noise: float | None = option(
+        "Count how often each category of --schema occurs, with this noise multiplier, which the "
+        "ledger charges. Rare categories of a column share one input.",
+        usual="categories are not counted",
+        range=RELEASED,
+        goes_with=Rule("schema", (), "which declares the categories"),
+    )
+    rare_below: float | None = option(
+        "Noisy count below which a category is rare.",
+        usual="1% of the records, or 4 standard deviations of the noise if they are more",
+        range=POSITIVE,
+        goes_with=Rule("category_noise"),
     )
     unit_norm: bool = option("Divide each record by its own norm. Costs no privacy.", False)
     scale_noise: float | None = option(

@@ -56,12 +56,14 @@ class _Graph(nn.Module):
     def __init__(self, run: SavedRun) -> None:
         super().__init__()
         self.network = run.model
-        self.scattering = nn.ModuleDict()
+        self.scattering = nn.ModuleList()
         self.stages: list[Callable[[Tensor], Tensor]] = []
-        for i, stage in enumerate(run.preprocessing.stages):
+        for stage in run.preprocessing.stages:
             if isinstance(stage, ScatteringMap):
-                self.scattering[str(i)] = _Scattering(stage)
-            self.stages.append(self.scattering[str(i)] if str(i) in self.scattering else stage)
+                self.scattering.append(_Scattering(stage))
+                self.stages.append(self.scattering[-1])
+            else:
+                self.stages.append(stage)
         self.task, self.temperature = run.task, run.temperature
         self.unit: tuple[float, float] | None = None
         if run.task is Task.REGRESSION and run.schema is not None and run.schema.target:

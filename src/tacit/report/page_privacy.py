@@ -208,7 +208,8 @@ def _prelude(run: SavedFacts) -> list[object]:
         sizes = ", ".join(plain(event.noise_multiplier) for event in released)
         words.append(
             f"{len(released)} Gaussian release{'s' if len(released) > 1 else ''} from the "
-            f"training records, such as the constants of scaling, with noise multiplier {sizes}. "
+            "training records, such as the constants of scaling and category counts, with noise "
+            f"multiplier {sizes}. "
             "ε counts this."
         )
     elif run.plan is not None:
