@@ -384,6 +384,13 @@ class OutputSettings:
         not_with=Rule("checkpoint_every", (0,), "which writes none"),
         with_resume=True,
     )
+    diagnostics: bool = option(
+        "Record gradient norms and clipping rates of training records in diagnostics.json, for the "
+        "page of tacit report. They are not private: no ε covers them.",
+        False,
+        goes_with=Rule("query", ("clip", "clipless"), "which bounds mini-sets, not records"),
+        with_resume=True,
+    )
     json: bool = option("Print one JSON object and nothing else.", False, with_resume=True)
     quiet: bool = option("Show no progress bar.", False, short="-q", with_resume=True)
 

@@ -13,6 +13,12 @@ from tacit.cli.schema import RESUME_FILE, command_of, to_dict
 from tacit.cli.settings import TrainSettings
 from tacit.errors import UnboundedLayer
 
+MEASURED = 64  # training records whose gradient norms --diagnostics records
+NOT_PRIVATE = (
+    "--diagnostics writes gradient norms of training records to diagnostics.json; they are not "
+    "private, so delete the file, and write the page again, before you give the folder to anybody"
+)
+
 
 def train(s: TrainSettings) -> None:
     """Train a model with differential privacy, and save the run in a folder.
@@ -59,8 +65,10 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     from tacit.cli import build_data, build_model, build_query, run_directory
     from tacit.cli.show_commands import certificate_of
     from tacit.data.preprocessing import FILE as PREPROCESSING
+    from tacit.diagnostics import GradientNormHistory
     from tacit.noise import Noise
     from tacit.report.run_folder import save_run, target_unit, write_json
+    from tacit.report.saved_facts import save_diagnostics
     from tacit.training import (
         Callback,
         Checkpoint,
@@ -124,6 +132,10 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     callbacks: list[Callback] = [] if sparsification is None else [sparsification]
     if not s.quiet:
         callbacks.append(ProgressBar(target_unit(data.schema)))
+    norms = GradientNormHistory(every=max(1, plan.steps // 20), max_records=MEASURED)
+    if s.diagnostics:
+        typer.echo(f"note: {NOT_PRIVATE}", err=True)
+        callbacks.append(norms)
     run_name = s.run_name or f"{folder.name}-{secrets.token_hex(3)}"
     trainer = Trainer(
         network,
@@ -215,6 +227,8 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         schema=data.schema,
         ledger=ledger,
     )
+    if s.diagnostics:
+        save_diagnostics(folder, norms, max_norm=build_query.whole_norm_for(s, recipe))
     if facts["certificate"] and s.scale_noise is None and s.features == "as-they-are":
         # In units of the pixels themselves, where the data are images.
         try:
