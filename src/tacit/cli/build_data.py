@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 
 from tacit.accounting.pld import gaussian_epsilon
 from tacit.budget import Relation
-from tacit.cli.settings import DataSettings, TrainSettings
+from tacit.cli.settings import USUAL_DATASET, DataSettings, TrainSettings
 from tacit.data.download import cache_folder
 from tacit.data.loading import load, public_scalers
 from tacit.data.preprocessing import Preprocessing, load_preprocessing
@@ -32,7 +32,6 @@ from tacit.ledger import Ledger
 from tacit.records import Records
 from tacit.training.trainer import Trainer
 
-USUAL_DATASET = "digits"
 USUAL_PUBLIC_SHARE = 0.1
 FEATURE_GROUPS = 27
 RANGES_SHARE = 0.1  # of the budget, as 1/z²

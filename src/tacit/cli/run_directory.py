@@ -10,7 +10,7 @@ import datetime
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -87,10 +87,9 @@ def check_folder(folder: Path, overwrite: bool, shared: Path | None = None) -> N
 def removed_if_unused(folder: Path, ledger: Path) -> Iterator[None]:
     """If what is inside fails before anything was charged, remove the files that it made.
 
-    A charge is never removed, and neither is a file or a folder that was there before.
+    A charge is never removed, and neither is a file that was there before.
     """
-    before = {file for file in (folder, ledger, *folder.glob("*")) if file.exists()}
-    missing = [parent for parent in folder.parents if not parent.exists()]
+    before = {file for file in (ledger, *folder.glob("*")) if file.exists()}
     try:
         yield
     except BaseException:
@@ -101,10 +100,6 @@ def removed_if_unused(folder: Path, ledger: Path) -> Iterator[None]:
                 (folder / name).unlink(missing_ok=True)
         if ledger not in before:
             ledger.unlink(missing_ok=True)
-        with suppress(OSError):  # not empty
-            for made in (folder, *missing):
-                if made not in before:
-                    made.rmdir()
         raise
 
 
@@ -134,6 +129,8 @@ def write_resume_file(folder: Path, settings: TrainSettings, run_name: str, seed
 
 def initial_seed(folder: Path) -> int:
     """The seed of PyTorch's generator that the weights of the run in `folder` began with."""
+    if not (folder / RESUME_FILE).is_file():  # it was there when its settings were read
+        raise ValueError(f"the run in {folder} was completed by another process meanwhile")
     stored = json.loads((folder / RESUME_FILE).read_text(encoding="utf-8"))
     seed = stored.get("initial_seed")
     if type(seed) is not int or not -(2**63) <= seed < 2**64:

@@ -40,6 +40,7 @@ LOSSES = (
     "scaled-binary-cross-entropy", "multi-label-cross-entropy", "huber", "mean-squared",
     "mean-absolute", "sum-squared", "sum-absolute", "sum-huber",
 )  # fmt: skip
+USUAL_DATASET = "digits"
 BY_RECIPE = "depends on dataset and query"
 
 _OF_FILE = Rule("data")
@@ -49,7 +50,7 @@ _OF_FILE = Rule("data")
 class DataSettings:
     dataset: str | None = option(
         "A named dataset; `tacit data` lists them.",
-        usual="digits",
+        usual=USUAL_DATASET,
         not_with=Rule("data", (), "and a run has one of them"),
         common=True,
     )

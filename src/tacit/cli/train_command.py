@@ -10,7 +10,7 @@ import typer
 
 from tacit.cli.console import imported_plugins, print_json
 from tacit.cli.schema import RESUME_FILE, command_of, to_dict
-from tacit.cli.settings import TrainSettings
+from tacit.cli.settings import USUAL_DATASET, TrainSettings
 from tacit.errors import UnboundedLayer
 
 MEASURED = 64  # training records whose gradient norms --diagnostics records
@@ -58,7 +58,19 @@ def _exit_as(facts: dict[str, Any]) -> None:
 
 def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     """Train as the settings say; return the facts of the run, and its folder."""
-    # These import torch, for which the help must not wait.
+    # This imports torch, for which the help must not wait.
+    from tacit.cli import run_directory
+    from tacit.training.state_file import only_process
+
+    stem = s.data.stem if s.data else (s.dataset or USUAL_DATASET).replace("/", "-")
+    folder = s.out or run_directory.new_folder(stem)
+    if s.resume is None:  # and once more when no other process can write there
+        run_directory.check_folder(folder, s.overwrite, s.ledger)
+    with only_process(folder):
+        return _trained_in(folder, s), folder
+
+
+def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
     import torch
 
     from tacit.certificates.accuracy import RADII
@@ -81,7 +93,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     from tacit.training.trainer import Trainer
 
     # What is asked for: everything that can be refused without reading records.
-    dataset = "" if s.data else s.dataset or build_data.USUAL_DATASET
+    dataset = "" if s.data else s.dataset or USUAL_DATASET
     recipe = build_model.recipe_for(dataset, s.query, s.features)
     tailored = build_model.tailored_for(dataset, s.features)
     build_model.require_model(s.model)
@@ -89,8 +101,6 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     numbers = build_model.loss_numbers(s, loss_name, recipe, tailored)
     loss = build_model.loss_for(loss_name, numbers, s.query)
     budget = build_query.budget_for(s)
-    stem = s.data.stem if s.data else dataset.replace("/", "-")
-    folder = s.out or run_directory.new_folder(stem)
     if s.resume is None:
         run_directory.check_folder(folder, s.overwrite, s.ledger)
         initial = torch.seed() if s.seed is None else s.seed
@@ -239,7 +249,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         write_json(facts, folder / "run.json")
     if run.stopped in ("plan complete", "budget"):
         run_directory.remove_unfinished(folder)
-    return facts, folder
+    return facts
 
 
 train_command = command_of(TrainSettings, train)
