@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -91,6 +92,45 @@ def test_a_mixed_table(folder: Path) -> None:
     assert inputs.shape == (500, 7)
     assert inputs.abs().max() <= 1
     assert inputs[:, 2].std() > 0.1
+
+
+def test_the_rows_that_were_held_out_are_told(folder: Path) -> None:
+    result = train(folder)
+    assert "held_out.csv lists the rows that were held out; it is for you alone" in result.stdout
+    header, *rows = (folder / "run" / "held_out.csv").read_text().split()
+    assert header == "row"
+    rows = list(map(int, rows))
+    assert rows == sorted(set(rows))
+    assert 60 < len(rows) < 140
+    table = pd.read_csv(folder / "own.csv", sep=";", dtype=str, keep_default_na=False)
+    found = tacit.load_run(folder / "run").predict(table.iloc[rows])
+    assert np.mean(found == np.where(table.ill == "yes", "true", "false")[rows]) == pytest.approx(
+        facts(folder)["accuracy"]
+    )
+    assert any("held_out.csv" in note and "not cover" in note for note in facts(folder)["notes"])
+    # What the guarantee compares: a training record, and another that falls to training too.
+    lines = (folder / "own.csv").read_text().splitlines()
+    target = next(i for i in range(500) if i not in rows)
+    for age in range(99):
+        changed = [*lines]
+        changed[target + 1] = f"{age};1.00;Rome;2020-01-01;no"
+        (folder / "own.csv").write_text("\n".join(changed))
+        out = f"again-{age}"
+        assert train(folder, out=out).exit_code == 0
+        again = list(map(int, (folder / out / "held_out.csv").read_text().split()[1:]))
+        if target not in again:
+            break
+    assert again == rows
+
+
+def test_named_held_out_files_need_no_list(folder: Path) -> None:
+    assert train(folder, "--test-data", str(folder / "own.csv")).exit_code != 0
+    lines = (folder / "own.csv").read_text().splitlines()
+    (folder / "test.csv").write_text("\n".join([lines[0], *lines[400:]]))
+    (folder / "own.csv").write_text("\n".join(lines[:400]))
+    result = train(folder, "--test-data", str(folder / "test.csv"))
+    assert result.exit_code == 0, result.exception
+    assert not (folder / "run" / "held_out.csv").exists()
 
 
 def test_declared_ranges_cost_nothing(folder: Path) -> None:

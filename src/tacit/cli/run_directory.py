@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from tacit.accounting.plan import Plan
 from tacit.budget import Budget
 from tacit.cli.schema import RESUME_FILE, options_of, read_sections, to_dict
 from tacit.cli.settings import TrainSettings
+from tacit.data.download import whole_file
 from tacit.errors import BudgetExceeded, TacitError
 from tacit.ledger import Ledger, read_statement
 from tacit.report.page import PAGE
@@ -33,10 +34,17 @@ REPLACED_NOTE = (
     "this run replaced an earlier one in its folder; the ledger there keeps the charges of both, "
     "and epsilon is this run's alone: see tacit ledger show"
 )
+# For the owner of the data alone; see docs/tables.md.
+HELD_OUT = "held_out.csv"
+HELD_OUT_NOTE = (
+    f"{HELD_OUT} in the run's folder lists the rows of --data that were held out; epsilon does not "
+    "cover it: delete it before you give the folder to anybody"
+)
 _LEDGER = tuple(f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm"))
 # Written by other commands, or not by every run: they would describe the earlier run.
 _DERIVED = (
     *("certificate.json", "certified.png", "trade_off.png", "model.onnx", PAGE, DIAGNOSTICS),
+    HELD_OUT,
     "preprocessing.safetensors",  # of an earlier version
 )
 # Of a run that is not complete.
@@ -95,7 +103,7 @@ def removed_if_unused(folder: Path, ledger: Path) -> Iterator[None]:
     except BaseException:
         if ledger.exists() and not _is_unused(ledger):
             raise
-        for name in (*FILES, *_UNFINISHED, *_LEDGER):
+        for name in (*FILES, HELD_OUT, *_UNFINISHED, *_LEDGER):
             if folder / name not in before and not (ledger in before and name in _LEDGER):
                 (folder / name).unlink(missing_ok=True)
         if ledger not in before:
@@ -125,6 +133,12 @@ def write_resume_file(folder: Path, settings: TrainSettings, run_name: str, seed
     """What `tacit train --resume` reads: the settings, and the seed of the initial weights."""
     told = to_dict(replace(settings, run_name=run_name, out=folder, resume=None))
     write_json({"config": {"settings": told}, "initial_seed": seed}, folder / RESUME_FILE)
+
+
+def write_held_out(folder: Path, rows: Iterable[int]) -> None:
+    """The rows of --data that were held out, counted from 0, for the owner of the data."""
+    with whole_file(folder / HELD_OUT) as draft:
+        draft.write_text("".join(f"{row}\n" for row in ("row", *sorted(rows))), encoding="utf-8")
 
 
 def initial_seed(folder: Path) -> int:
