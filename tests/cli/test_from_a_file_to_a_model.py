@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import tacit
 from tacit.cli import app
 from tacit.data import Schema
+from tacit.errors import DataError
 
 TRAINING = ["--noise-multiplier", "4", "--steps", "8", "--batch-size", "200", "--quiet"]
 BUDGET = ["--epsilon", "5", "--delta", "1e-4"]
@@ -79,6 +80,9 @@ def described(table: Path, target: str, leave_out: Sequence[str], public: dict[s
     top, *columns = text.split("[[columns]]\n")
     for i, column in enumerate(columns):
         (name,) = re.findall(r'^name = "(.*)"$', column, flags=re.M)
+        if name in MAY_BE_EMPTY:
+            assert "missing = false" in column
+            columns[i] = column = column.replace("missing = false", "missing = true")
         if name in leave_out:
             columns[i] = f'name = "{name}"\nkind = "ignored"\n\n'
         elif name in public:
@@ -94,6 +98,7 @@ def described(table: Path, target: str, leave_out: Sequence[str], public: dict[s
     return path
 
 
+MAY_BE_EMPTY = ("age", "member")
 PUBLIC = {
     "age": "range = [0, 120]",
     "Ort": """categories = ["Köln", 'Bad "Neu"', "Aix; Sud"]""",
@@ -178,6 +183,19 @@ def test_classes(delimiter: str, tmp_path: Path) -> None:
     page = out.read_text(encoding="utf-8")
     assert "classes-again" in page
     assert f"{right:.2%}" in page
+
+
+def test_a_blank_that_the_schema_does_not_allow(table: Path, tmp_path: Path) -> None:
+    schema = described(table, "cost", ["outcome, 2024", "late", "renewed"], {
+        **PUBLIC, "cost": "range = [50, 250]"})  # fmt: skip
+    strict = tmp_path / "strict.toml"
+    strict.write_text(schema.read_text().replace("missing = true", "missing = false"))
+    given = ("--data", table / "train.csv", "--schema", strict, "--out", tmp_path / "run")
+    result = CliRunner().invoke(app, ["train", *map(str, given)])
+    assert isinstance(result.exception, DataError)
+    assert "has an empty cell in column 'age'" in str(result.exception)
+    assert 'write missing = true below name = "age" in the schema' in str(result.exception)
+    assert not (tmp_path / "run").exists()
 
 
 def test_numbers(table: Path) -> None:

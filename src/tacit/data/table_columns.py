@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import datetime
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -60,7 +61,8 @@ class Column(abc.ABC):
         if missing.any() and not self.missing:
             raise DataError(
                 f"{cells.place(int(missing.argmax()))} has an empty cell in column {self.name!r}; "
-                "fill it in, drop the record, or say missing = true for the column in the schema"
+                "fill it in, drop the record, or, to train with such cells, write missing = true "
+                f"below name = {json.dumps(self.name, ensure_ascii=False)} in the schema"
             )
         entries = np.zeros((len(cells), len(self.entry_names)), np.float32)
         there = np.flatnonzero(~missing)
