@@ -22,13 +22,13 @@ from tacit.cli.settings import TrainSettings
 from tacit.data.download import whole_file
 from tacit.errors import BudgetExceeded, TacitError
 from tacit.ledger import Ledger, read_statement
+from tacit.report.folder_files import FILES, write_json
 from tacit.report.page import PAGE
 from tacit.report.read_folder import read_facts
-from tacit.report.run_folder import FILES, write_json
 from tacit.report.saved_facts import DIAGNOSTICS, plan_of, steps_of_epsilon
 from tacit.report.saved_run import SavedRun
-from tacit.training.checkpoint import FILE as CHECKPOINT
 from tacit.training.run import Run
+from tacit.training.state_file import CHECKPOINT
 
 REPLACED_NOTE = (
     "this run replaced an earlier one in its folder; the ledger there keeps the charges of both, "

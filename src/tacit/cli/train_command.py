@@ -79,11 +79,13 @@ def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
 
     from tacit.certificates.accuracy import RADII
     from tacit.cli import build_data, build_model, build_query, run_directory
+    from tacit.cli.console import device_for
     from tacit.cli.show_commands import certificate_of
     from tacit.data.preprocessing import FILE as PREPROCESSING
     from tacit.diagnostics import GradientNormHistory
     from tacit.noise import Noise
-    from tacit.report.run_folder import save_run, target_unit, write_json
+    from tacit.report.folder_files import write_json
+    from tacit.report.run_folder import save_run, target_unit
     from tacit.report.saved_facts import save_diagnostics
     from tacit.training import (
         Callback,
@@ -93,7 +95,7 @@ def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
         ProgressBar,
         Sparsification,
     )
-    from tacit.training.checkpoint import FILE as CHECKPOINT
+    from tacit.training.state_file import CHECKPOINT
     from tacit.training.trainer import Trainer
 
     # What is asked for: everything that can be refused without reading records.
@@ -115,7 +117,7 @@ def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
                 "--checkpoint-every is 0, and a resumed run keeps its checkpoint up to date; leave "
                 "it out, or give a number of steps"
             )
-    device = build_model.device_for(s.device)
+    device = device_for(s.device)
     torch.manual_seed(initial)
 
     # Sampler, query, mechanism, ledger, optimizer.

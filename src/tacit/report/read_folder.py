@@ -28,7 +28,7 @@ from tacit.data.preprocessing import Preprocessing, load_preprocessing
 from tacit.data.table_schema import Schema
 from tacit.errors import TacitError
 from tacit.models.architectures import Architecture, registered_models
-from tacit.report.run_folder import FORMAT, SCHEMA, WEIGHTS, digest_of, require_file
+from tacit.report.folder_files import FORMAT, SCHEMA, WEIGHTS, digest_of, require_file
 from tacit.report.saved_run import SavedRun
 
 
@@ -51,6 +51,20 @@ def load_run(
 
     Raises ValueError for a folder that is damaged, incomplete, or none of a run.
     """
+    run = load_model(folder, model=model, import_model=import_model, device=device)
+    with _explained(run.folder):
+        _ = run.statement  # ε is computed again, and is what the folder says
+    return run
+
+
+def load_model(
+    folder: str | os.PathLike[str],
+    *,
+    model: nn.Module | None = None,
+    import_model: bool = False,
+    device: torch.device | str = "cpu",
+) -> SavedRun:
+    """`load_run` without a look at the run's privacy, whose accounting takes time."""
     path = Path(folder)
     facts = read_facts(path)
     described = facts.get("model")
@@ -68,7 +82,7 @@ def load_run(
         )
     _check_files(path, described)
     weights = _weights(path)
-    try:
+    with _explained(path):
         preprocessing = Preprocessing()
         if PREPROCESSING in described["files"]:
             preprocessing = load_preprocessing(path)
@@ -78,15 +92,6 @@ def load_run(
             schema = Schema.from_dict(stored)
         network = model or _network(path, described["architecture"], weights, import_model)
         run = SavedRun(path, facts, network, preprocessing, schema)
-    except TacitError:
-        raise
-    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(
-            f"{path}/run.json does not describe a model ({type(error).__name__}: {error}); copy "
-            "the folder again"
-        ) from error
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be loaded: {error}") from error
     _fill(path, network, weights)
     network.eval()
     try:
@@ -96,6 +101,22 @@ def load_run(
             f"device is {str(device)!r}, which is not available: {str(error).splitlines()[0]}"
         ) from error
     return run
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Whatever a damaged run.json raises is one error that names it."""
+    try:
+        yield
+    except TacitError:
+        raise
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(
+            f"{folder}/run.json does not describe a model ({type(error).__name__}: {error}); copy "
+            "the folder again"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{folder} cannot be loaded: {error}") from error
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

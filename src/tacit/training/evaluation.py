@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +16,14 @@ from tacit.losses.classification import TokenCrossEntropy
 from tacit.losses.record_loss import WeightedSum, WithConstant, losses_of
 from tacit.losses.registry import Task, task_of
 from tacit.losses.tailored import watched
+from tacit.precision import floating_type
 from tacit.prefetch import rows_in_order
 from tacit.pytrees import Tree, call_model, logits_of, tensors_of
-from tacit.queries.bounded_gradient import Loss
 from tacit.records import Records, as_records
 from tacit.statistics.tracking import evaluating
-from tacit.training.rehearsal import floating_type
+
+if TYPE_CHECKING:
+    from tacit.queries.bounded_gradient import Loss
 
 
 @dataclass(frozen=True)

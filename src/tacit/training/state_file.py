@@ -24,6 +24,7 @@ from torch import Tensor
 
 from tacit.errors import CheckpointRefused
 
+CHECKPOINT = "checkpoint.safetensors"
 _FORMAT = "tacit checkpoint 1"
 # By device and inode: the descriptor that holds a folder's lock, and how often it was entered.
 _locked: dict[tuple[int, int], list[int]] = {}

@@ -24,6 +24,7 @@ from tacit.lipschitz.projection import project
 from tacit.losses.record_loss import Scheduled, fresh
 from tacit.mechanism import Mechanism
 from tacit.noise import Noise
+from tacit.precision import floating_type
 from tacit.queries.bounded_gradient import GradientQuery, Loss, Recording
 from tacit.queries.per_sample_clip import PerSampleClip
 from tacit.queries.record_overlap import require_held_out
@@ -45,7 +46,7 @@ from tacit.training.checkpoint import (
 )
 from tacit.training.evaluation import evaluate
 from tacit.training.preconditions import HeldOut, LedgerRun, Statistics, Unprotected
-from tacit.training.rehearsal import finite_weights, floating_type, rehearse
+from tacit.training.rehearsal import finite_weights, rehearse
 from tacit.training.run import ENDED_EARLY, OVER_BUDGET, SEEDED, Run, peak_memory_bytes
 from tacit.training.state_file import only_process
 
