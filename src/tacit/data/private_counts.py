@@ -58,9 +58,10 @@ class MergedCategories(Scaler):
 
     def describe(self) -> str:
         rare, among = int((self.counts < self.threshold).sum()), len(self.counts)
+        have = "has" if rare == 1 else "have"
         return (
-            f"{rare} of {among} categories have a noisy count below {self.threshold:g} and share "
-            f"an input with the other rare ones of their column; the counts were {self.origin}"
+            f"{rare} of {among} categories {have} a noisy count below {self.threshold:g}, and rare "
+            f"ones of a column share an input; the counts were {self.origin}"
         )
 
 
