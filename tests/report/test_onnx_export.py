@@ -217,6 +217,18 @@ def test_blank_texts_are_missing_as_in_a_file(blank, table_run) -> None:
     assert np.allclose(answers(run.folder / "m.onnx", fed)[0], run.outputs(table), atol=1e-5)
 
 
+def test_columns_in_which_nothing_is_refused(tmp_path) -> None:
+    schema = Schema((Categorical("c", ("a", "b"), missing=True), Categorical("y", ("u", "v"))), "y")
+    table = {"c": ["a", "b", "", "else"], "y": ["u", "v", "u", "v"]}
+    records = tacit.Records(schema.inputs(table), schema.targets(table), 2, public_size=4)
+    run = trained(tacit.models.mlp((4,), 2), records)
+    tacit.save_run(run, tmp_path, records, schema=schema)
+    saved = tacit.load_run(tmp_path)
+    saved.export_onnx(tmp_path / "m.onnx")
+    _, chances = answers(tmp_path / "m.onnx", {"c": np.array(table["c"], object)})
+    assert np.allclose(chances, saved.predict_proba(table), atol=1e-5)
+
+
 def test_a_graph_that_answers_otherwise_is_not_kept(table_run, monkeypatch) -> None:
     run, _ = table_run
     scaled = onnx_table._Builder._scaled

@@ -131,13 +131,16 @@ def with_columns(model: Any, schema: Schema) -> Any:
         parts.append(entries)
         refused += bad
     build.add("Concat", parts, inner.name, axis=1)
-    any_refused, before = _any(build, refused), len(build.nodes)
-    ends = []
+    any_refused = _any(build, refused) if refused else ""
+    ends, before = [], len(build.nodes)
     for output, name in zip(graph.output, outputs, strict=True):
-        mask = any_refused
-        for axis in range(1, len(output.type.tensor_type.shape.dim)):
-            mask = build.add("Unsqueeze", [mask, build.integers([axis])])
-        build.add("Where", [mask, build.constant(np.float32(math.nan)), output.name], name)
+        if refused:
+            mask = any_refused
+            for axis in range(1, len(output.type.tensor_type.shape.dim)):
+                mask = build.add("Unsqueeze", [mask, build.integers([axis])])
+            build.add("Where", [mask, build.constant(np.float32(math.nan)), output.name], name)
+        else:
+            build.add("Identity", [output.name], name)
         end = onnx.ValueInfoProto()
         end.CopyFrom(output)
         end.name = name
