@@ -25,6 +25,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from tacit.data.preprocessing import FILE as PREPROCESSING
 from tacit.data.preprocessing import Preprocessing, load_preprocessing
+from tacit.data.scattering import ScatteringMap
 from tacit.data.table_schema import Schema
 from tacit.errors import TacitError
 from tacit.models.architectures import Architecture, registered_models
@@ -92,6 +93,7 @@ def load_model(
             schema = Schema.from_dict(stored)
         network = model or _network(path, described["architecture"], weights, import_model)
         run = SavedRun(path, facts, network, preprocessing, schema)
+        _require_fit(run)
     _fill(path, network, weights)
     network.eval()
     try:
@@ -156,6 +158,23 @@ def _check_files(folder: Path, described: dict[str, Any]) -> None:
                 f"{folder}/{name} is not the file that run.json was written with: it is damaged, "
                 "or of another run; copy the folder again"
             )
+
+
+def _require_fit(run: SavedRun) -> None:
+    """Refuse preprocessing that does not take a record of the run to an input of its network."""
+    stages, shape = run.preprocessing.stages, run.record_shape
+    if not stages or shape is None or any(isinstance(s, ScatteringMap) for s in stages):
+        return
+    try:
+        found = tuple(run.preprocessing(torch.zeros(1, *shape)).shape[1:])
+    except (LookupError, RuntimeError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"its {PREPROCESSING} does not fit its records ({' '.join(str(error).split())})"
+        ) from error
+    if found != run.input_shape:
+        raise ValueError(
+            f"its {PREPROCESSING} makes inputs of shape {found}, not {run.input_shape}"
+        )
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
