@@ -11,7 +11,8 @@ from typing import Any
 
 from tacit.accounting.gaussian_dp import NO_PRIVACY, no_privacy
 from tacit.canvas import band, blank, save
-from tacit.report.run_folder import environment, to_json
+from tacit.report.folder_files import to_json
+from tacit.report.run_folder import environment
 
 DELTA = 1e-5
 Line = tuple[Sequence[float], Sequence[Sequence[float]]]  # x, and the rows of `canvas.band`

@@ -160,6 +160,38 @@ def test_public_names_are_what_type_checkers_see() -> None:
         _ = tacit.nothing
 
 
+@pytest.mark.parametrize("package", ["training", "report"])
+def test_packages_that_import_when_used_have_the_names_that_type_checkers_see(package) -> None:
+    tree = ast.parse((SOURCE / package / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    found = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {alias.name: str(node.module) for node in found for alias in node.names}
+    own = importlib.import_module(f"tacit.{package}")
+    assert sorted(seen) == sorted(own.__all__)
+    for name, module in seen.items():
+        assert getattr(own, name) is getattr(importlib.import_module(module), name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = own.nothing
+
+
+def test_predicting_waits_for_no_accounting_and_no_training(tmp_path: Path) -> None:
+    made = (
+        "train", "--steps", "1", "--noise-multiplier", "9", "--quiet", "--delta", "1e-4",
+        "--out", str(tmp_path / "x"),
+    )  # fmt: skip
+    subprocess.run([sys.executable, "-m", "tacit", *made], check=True, capture_output=True)
+    code = f"""
+import atexit, sys
+from tacit.cli import main
+run, out = {str(tmp_path / "x")!r}, {str(tmp_path / "p.csv")!r}
+late = "dp_accounting", "matplotlib", "tacit.training.trainer", "tacit.ledger", "tacit.report.page"
+atexit.register(lambda: print([name for name in late if name in sys.modules]))
+main(["predict", run, "--dataset", "digits", "--out", out])
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def seconds(code: str) -> float:
     def once() -> float:
         began = time.perf_counter()

@@ -6,6 +6,8 @@ wait for nothing.
 """
 
 import importlib
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -114,16 +116,22 @@ else:
     __all__ = sorted(_MODULE_OF)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'tacit' has no attribute {name!r}")
-    home = _MODULE_OF[name]
-    if home == "tacit":
-        value = importlib.import_module(f"tacit.{name}")
-    else:
-        value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+def imported_when_used(package: str, module_of: dict[str, str]) -> Callable[[str], Any]:
+    """`__getattr__` of a package whose names are imported from their modules when they are used."""
+
+    def get(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = importlib.import_module(module_of[name])
+        value = importlib.import_module(f"tacit.{name}") if home is root else getattr(home, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    root = sys.modules["tacit"]
+    return get
+
+
+__getattr__ = imported_when_used("tacit", _MODULE_OF)
 
 
 def __dir__() -> list[str]:

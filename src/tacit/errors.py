@@ -62,7 +62,8 @@ class LedgerDamaged(TacitError, ValueError):
 
 
 class CheckpointRefused(TacitError, ValueError):
-    """A checkpoint is damaged, or belongs to another ledger, plan, model, optimizer or data."""
+    """A checkpoint is damaged, belongs to another ledger, plan, model, optimizer or data, or is in
+    use by another process."""
 
 
 class UnsupportedEvent(TacitError, ValueError):

@@ -249,3 +249,9 @@ def public_rows(expected: float) -> int:
     below 10⁻¹⁴; a batch of fixed size never does. At least `ROWS_AT_ONCE`.
     """
     return max(ROWS_AT_ONCE, math.ceil(expected + 8 * math.sqrt(expected)))
+
+
+def floating_type(model: nn.Module) -> torch.dtype | None:
+    """The one floating-point type of the model's parameters; None if there are several, or none."""
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return kinds.pop() if len(kinds) == 1 else None

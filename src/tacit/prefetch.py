@@ -14,7 +14,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from itertools import cycle, islice
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.columns import LazyColumn, LazyRows, Reading
+from tacit.columns import LazyColumn, LazyRows, Reading, columns_of
 from tacit.errors import DataError, TacitError
 from tacit.pytrees import Tree, map_tensors
 from tacit.sources import DatasetRows
@@ -122,6 +122,23 @@ def read_ahead(
         return request[0], values
 
     return _ahead(read, remote, requests, together)
+
+
+def rows_in_order(tree: Tree, num_rows: int, size: int, device: torch.device) -> Iterator[Tree]:
+    """A tree of tensors and columns, `size` rows at a time, in memory; the next are read ahead.
+
+    One piece alone is read by the caller: there is nothing to do meanwhile.
+    """
+    columns = columns_of(tree)
+    parts = [torch.arange(i, min(i + size, num_rows)) for i in range(0, num_rows, size)]
+    requests: Iterator[Rows] = ((part, None) for part in parts)
+    fetched = read_ahead(columns, requests) if columns and len(parts) > 1 else None
+    with nullcontext() if fetched is None else closing(fetched):
+        for part in parts:
+            held = HeldRows(columns)
+            if fetched is not None:
+                held.fill(*next(fetched))
+            yield held.gather(tree, part.to(device))
 
 
 def _read_groups(groups: list[LazyRows], request: Rows) -> Values:

@@ -14,7 +14,7 @@ from tacit.certificates.accuracy import plot_certified
 from tacit.data import PublicScaler
 from tacit.lipschitz import BoundedInput, SpectralLinear
 from tacit.losses import CrossEntropy
-from tacit.report.run_folder import to_json
+from tacit.report.folder_files import to_json
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ def test_an_error_of_ours_ends_with_1_in_a_few_words(error, monkeypatch, capsys)
     def fails(settings):
         raise error
 
-    monkeypatch.setattr("tacit.cli.build_model.device_for", fails)
+    monkeypatch.setattr("tacit.cli.console.device_for", fails)
     assert ended("train", *QUICK, "--out", "new") == 1
     said = capsys.readouterr().err
     assert "error of Tacit itself" in said
@@ -96,7 +96,7 @@ def test_an_error_of_ours_ends_with_1_in_a_few_words(error, monkeypatch, capsys)
 
 def test_a_value_error_that_nobody_raised_on_purpose_is_ours(monkeypatch, capsys):
     """Also where it happens in a file of ours: int() did not say which option to change."""
-    monkeypatch.setattr("tacit.cli.build_model.device_for", int)
+    monkeypatch.setattr("tacit.cli.console.device_for", int)
     assert ended("train", *QUICK, "--out", "new") == 1
     assert "ValueError" in capsys.readouterr().err
 

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import tacit
 from tacit.cli import app
 from tacit.data import Schema
+from tacit.errors import DataError
 
 TRAINING = ["--noise-multiplier", "4", "--steps", "8", "--batch-size", "200", "--quiet"]
 BUDGET = ["--epsilon", "5", "--delta", "1e-4"]
@@ -79,6 +80,9 @@ def described(table: Path, target: str, leave_out: Sequence[str], public: dict[s
     top, *columns = text.split("[[columns]]\n")
     for i, column in enumerate(columns):
         (name,) = re.findall(r'^name = "(.*)"$', column, flags=re.M)
+        if name in MAY_BE_EMPTY:
+            assert "missing = false" in column
+            columns[i] = column = column.replace("missing = false", "missing = true")
         if name in leave_out:
             columns[i] = f'name = "{name}"\nkind = "ignored"\n\n'
         elif name in public:
@@ -94,6 +98,7 @@ def described(table: Path, target: str, leave_out: Sequence[str], public: dict[s
     return path
 
 
+MAY_BE_EMPTY = ("age", "member")
 PUBLIC = {
     "age": "range = [0, 120]",
     "Ort": """categories = ["Köln", 'Bad "Neu"', "Aix; Sud"]""",
@@ -140,10 +145,14 @@ def graph_outputs(table: Path, folder: Path) -> list[np.ndarray]:
     """What onnxruntime computes of the held-out records with the exported file."""
     tacit_command("export", folder, "--format", "onnx", "--out", folder / "model.onnx")
     session = onnxruntime.InferenceSession(folder / "model.onnx")
-    schema = tacit.load_run(folder).schema
-    assert schema is not None
-    inputs = schema.inputs(table / "held-out.csv").numpy()
-    return session.run(None, {session.get_inputs()[0].name: inputs})
+    columns = {
+        "age": np.array([float(cell or "nan") for cell in held_out("age")]),
+        "income": np.array(held_out("income"), float),
+        "Ort": np.array(held_out("Ort"), object),
+        "since": np.array(held_out("since"), "datetime64[D]").astype(float),
+        "member": np.array([{"yes": 1.0, "no": 0.0, "": np.nan}[c] for c in held_out("member")]),
+    }
+    return session.run(None, columns)
 
 
 @pytest.mark.parametrize("delimiter", [",", ";"])
@@ -174,6 +183,19 @@ def test_classes(delimiter: str, tmp_path: Path) -> None:
     page = out.read_text(encoding="utf-8")
     assert "classes-again" in page
     assert f"{right:.2%}" in page
+
+
+def test_a_blank_that_the_schema_does_not_allow(table: Path, tmp_path: Path) -> None:
+    schema = described(table, "cost", ["outcome, 2024", "late", "renewed"], {
+        **PUBLIC, "cost": "range = [50, 250]"})  # fmt: skip
+    strict = tmp_path / "strict.toml"
+    strict.write_text(schema.read_text().replace("missing = true", "missing = false"))
+    given = ("--data", table / "train.csv", "--schema", strict, "--out", tmp_path / "run")
+    result = CliRunner().invoke(app, ["train", *map(str, given)])
+    assert isinstance(result.exception, DataError)
+    assert "has an empty cell in column 'age'" in str(result.exception)
+    assert 'write missing = true below name = "age" in the schema' in str(result.exception)
+    assert not (tmp_path / "run").exists()
 
 
 def test_numbers(table: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from tacit.cli import app
-from tacit.cli.build_model import device_for
+from tacit.cli.console import device_for
 from tacit.cli.schema import options_of
 from tacit.cli.settings import TrainSettings
 

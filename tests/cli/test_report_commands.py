@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,37 @@ def test_mistakes_are_named(folder: Path, tmp_path: Path) -> None:
     assert "2 to 12 runs" in refused("compare", folder)
     (tmp_path / "run.json").write_text("{}")
     assert "is damaged" in refused("compare", folder, tmp_path, "--out", tmp_path / "x.html")
+
+
+@pytest.mark.parametrize("query", ["clip", "clipless"])
+def test_gradient_norms_are_recorded_on_request_and_marked(query: str, tmp_path: Path) -> None:
+    how = ["--query", query, "--steps", "4", "--epsilon", "3", "--delta", "1e-4", "--seed", "1"]
+    for name, more in (("plain", []), ("seen", ["--diagnostics"])):
+        result = CliRunner().invoke(
+            app, ["train", *how, *more, "--quiet", "--out", str(tmp_path / name)]
+        )
+        assert result.exit_code == 0, result.exception
+        assert ("they are not private" in result.stderr) == (name == "seen")
+        call("report", tmp_path / name)
+    plain, seen = ((tmp_path / name) for name in ("plain", "seen"))
+    assert not (plain / "diagnostics.json").exists()
+    weights = [(folder / "weights.safetensors").read_bytes() for folder in (plain, seen)]
+    assert weights[0] == weights[1]  # measuring changes nothing
+    stored = json.loads((seen / "diagnostics.json").read_text())
+    assert "not private" in stored["notice"]
+    (measured,) = stored["measurements"]
+    assert measured["private"]
+    assert [point["step"] for point in measured["points"]] == [0, 1, 2, 3, 4]
+    assert all((p["clipped"] is None) == (query == "clipless") for p in measured["points"])
+    notes = json.loads((seen / "run.json").read_text())["notes"]
+    assert any("read raw gradients of the training records" in note for note in notes)
+    page, other = ((f / "report.html").read_text(encoding="utf-8") for f in (seen, plain))
+    assert "This page holds figures that are not private" in page
+    assert ("Clipping rate" in page) == (query == "clip")
+    assert "This page holds figures that are not private" not in other
+
+
+def test_gradient_norms_of_single_records_go_with_queries_that_bound_them(tmp_path: Path) -> None:
+    how = ["--query", "batch-clip", "--model", "linear", "--diagnostics", "--out", tmp_path / "x"]
+    assert "which bounds mini-sets, not records" in refused("train", *how)
+    assert not (tmp_path / "x").exists()

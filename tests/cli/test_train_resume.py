@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import tacit
-from tacit.cli import app
+import tacit.cli.schema
+from tacit.cli import app, main
+from tacit.errors import CheckpointRefused
 from tacit.ledger import read_statement
+from tacit.training.state_file import only_process
 
 RUN = ["--steps", "30", "--epsilon", "2", "--delta", "1e-4", "--quiet", "--json"]
 TABLE = ["--target", "label", "--classes", "0,1", "--feature-range", "-4,4"]
@@ -116,15 +120,38 @@ def test_an_interrupted_run_is_saved_and_resumed(
     assert (run_of(folder)["steps"], run_of(folder)["stopped"]) == (30, "plan complete")
 
 
-def test_released_scaling_is_used_again_and_not_released_again(table: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "x"
-    killed_at(12, "--data", table, *TABLE, *RUN, "--scale-noise", 20, "--out", folder)
+SCHEMA = """\
+format = 1
+target = "label"
+[[columns]]
+name = "a"
+kind = "numeric"
+range = "release"
+[[columns]]
+name = "b"
+kind = "categorical"
+categories = ["0.5", "1"]
+[[columns]]
+name = "label"
+kind = "boolean"
+"""
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_what_was_released_is_used_again_and_not_released_again(
+    counted: bool, table: Path, tmp_path: Path
+) -> None:
+    folder, schema = tmp_path / "x", tmp_path / "schema.toml"
+    schema.write_text(SCHEMA)
+    more = ["--schema", schema, "--category-noise", 9] if counted else [*TABLE, "--scale-noise", 20]
+    killed_at(12, "--data", table, *more, *RUN, "--out", folder)
     before = (folder / "preprocessing.json").read_bytes()
     result = train("--resume", folder, "--json", "--quiet")
     assert result.exit_code == 0, result.exception
     assert (folder / "preprocessing.json").read_bytes() == before
     assert json.loads(result.stdout)["steps"] == 29
-    assert tacit.data.load_preprocessing(folder).stages
+    assert len(tacit.data.load_preprocessing(folder).stages) == 2
+    assert len(json.loads(result.stdout)["plan"]["prelude"]) == 1 + counted
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins(
@@ -172,6 +199,73 @@ def test_what_would_change_the_run_is_refused(
     assert result.exit_code == 1
     assert isinstance(result.exception, ValueError)
     assert said in str(result.exception)
+
+
+def holding(folder: Path, outlived: bool = False) -> int:
+    """A process that trains in the folder, and has started another, which may outlive it."""
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with only_process(folder):
+            if outlived and os.fork() == 0:
+                time.sleep(10)
+                os._exit(0)
+            os.write(told, b"x")
+            time.sleep(60)
+        os._exit(0)
+    os.read(ready, 1)
+    return pid
+
+
+def ended(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_a_second_process_in_one_folder_is_refused(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, unused = tmp_path / "x", tmp_path / "unused"
+    killed_at(12, "--data", table, *TABLE, *RUN, "--out", folder)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    pid = holding(folder, outlived=True)
+    with pytest.raises(SystemExit) as exited:
+        main(["train", "--resume", str(folder)])
+    assert exited.value.code == 2
+    error = capsys.readouterr().err
+    assert error.splitlines() == [
+        f"error: another process is training in {folder}; wait until it ends, or end it"
+    ]
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    ended(pid)  # the lock ends with its process, though a worker of it goes on
+    result = train("--resume", folder, "--quiet")
+    assert result.exit_code == 0, result.exception
+
+    pid = holding(unused)
+    result = train("--data", table, *TABLE, *RUN, "--out", unused)
+    assert isinstance(result.exception, CheckpointRefused)
+    assert unused.is_dir()
+    assert not list(unused.iterdir())
+    ended(pid)
+
+
+def test_a_run_that_another_process_completes_meanwhile(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "x"
+    killed_at(12, "--data", table, *TABLE, *RUN, "--out", folder)
+    read = tacit.cli.schema.read_resumed
+
+    def slowly(*arguments):
+        values = read(*arguments)
+        monkeypatch.undo()
+        assert train("--resume", folder, "--quiet").exit_code == 0
+        return values
+
+    monkeypatch.setattr(tacit.cli.schema, "read_resumed", slowly)
+    result = train("--resume", folder)
+    assert "was completed by another process meanwhile" in str(result.exception)
+    assert isinstance(result.exception, ValueError)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"config": 1}', "\x00", "[" * 9999])

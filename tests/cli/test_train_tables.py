@@ -7,16 +7,18 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
 
+import tacit
 from tacit.accounting.pld import gaussian_epsilon
 from tacit.budget import Relation
 from tacit.cli import app
 from tacit.cli.build_data import run_data, usual_range_noise
 from tacit.cli.settings import TrainSettings
-from tacit.data import ColumnRanges, Schema, load_preprocessing
+from tacit.data import ColumnRanges, MergedCategories, Schema, load_preprocessing
 
 FAST = ["--noise-multiplier", "8", "--steps", "3", "--batch-size", "100", "--quiet", "--seed", "0"]
 
@@ -92,6 +94,45 @@ def test_a_mixed_table(folder: Path) -> None:
     assert inputs[:, 2].std() > 0.1
 
 
+def test_the_rows_that_were_held_out_are_told(folder: Path) -> None:
+    result = train(folder)
+    assert "held_out.csv lists the rows that were held out; it is for you alone" in result.stdout
+    header, *rows = (folder / "run" / "held_out.csv").read_text().split()
+    assert header == "row"
+    rows = list(map(int, rows))
+    assert rows == sorted(set(rows))
+    assert 60 < len(rows) < 140
+    table = pd.read_csv(folder / "own.csv", sep=";", dtype=str, keep_default_na=False)
+    found = tacit.load_run(folder / "run").predict(table.iloc[rows])
+    assert np.mean(found == np.where(table.ill == "yes", "true", "false")[rows]) == pytest.approx(
+        facts(folder)["accuracy"]
+    )
+    assert any("held_out.csv" in note and "not cover" in note for note in facts(folder)["notes"])
+    # What the guarantee compares: a training record, and another that falls to training too.
+    lines = (folder / "own.csv").read_text().splitlines()
+    target = next(i for i in range(500) if i not in rows)
+    for age in range(99):
+        changed = [*lines]
+        changed[target + 1] = f"{age};1.00;Rome;2020-01-01;no"
+        (folder / "own.csv").write_text("\n".join(changed))
+        out = f"again-{age}"
+        assert train(folder, out=out).exit_code == 0
+        again = list(map(int, (folder / out / "held_out.csv").read_text().split()[1:]))
+        if target not in again:
+            break
+    assert again == rows
+
+
+def test_named_held_out_files_need_no_list(folder: Path) -> None:
+    assert train(folder, "--test-data", str(folder / "own.csv")).exit_code != 0
+    lines = (folder / "own.csv").read_text().splitlines()
+    (folder / "test.csv").write_text("\n".join([lines[0], *lines[400:]]))
+    (folder / "own.csv").write_text("\n".join(lines[:400]))
+    result = train(folder, "--test-data", str(folder / "test.csv"))
+    assert result.exit_code == 0, result.exception
+    assert not (folder / "run" / "held_out.csv").exists()
+
+
 def test_declared_ranges_cost_nothing(folder: Path) -> None:
     result = train(folder, schema=SCHEMA.replace('"release"', "[0, 100000]"))
     assert result.exit_code == 0, result.exception
@@ -107,6 +148,67 @@ def test_statistics_may_be_released_too(folder: Path) -> None:
     assert result.exit_code == 0, result.exception
     assert facts(folder)["plan"]["prelude"] == [20, 20]
     assert len(load_preprocessing(folder / "run").stages) == 2
+
+
+def test_rare_categories_are_merged_by_counts_that_are_charged(folder: Path) -> None:
+    rows = (folder / "own.csv").read_text().splitlines()
+    rows[3] = rows[3].replace("Paris", "Rome").replace("Oslo", "Rome")
+    rows[1:3] = [row.replace("Paris", "Ulm").replace("Rome", "Ulm") for row in rows[1:3]]
+    (folder / "own.csv").write_text("\n".join(rows))
+    schema = SCHEMA.replace('["Paris", "Rome"]', '["Paris", "Rome", "Oslo", "Ulm"]')
+    plain = train(folder, schema=schema, out="plain")
+    assert plain.exit_code == 0, plain.exception
+    result = train(folder, "--category-noise", "3", "--rare-below", "40", schema=schema)
+    assert result.exit_code == 0, result.exception
+    stored, ranges = facts(folder), usual_range_noise(3.0, 1e-5)
+    assert stored["plan"]["prelude"] == [ranges, 3.0]
+    assert stored["epsilon"] > facts(folder, "plain")["epsilon"]
+    assert stored["statement"]["epsilon"] == stored["epsilon"]
+    told = [note for note in stored["notes"] if "1 of 4 categories" in note]
+    assert len(told) == 1
+    assert "its event is charged" in told[0]
+    _, merged = load_preprocessing(folder / "run").stages
+    assert isinstance(merged, MergedCategories)
+    run = tacit.load_run(folder / "run")
+    ulm = run.feature_names.index("city=Ulm")
+    assert merged.entries.tolist() == [ulm]
+    one = {"age": [50.0], "income": [2e4], "since": ["2015-01-01"]}
+    ours, others = (run.outputs({**one, "city": [name]}) for name in ("Ulm", "elsewhere"))
+    assert torch.equal(ours, others)  # one input for both
+    assert CliRunner().invoke(app, ["report", str(folder / "run")]).exit_code == 0
+    page = (folder / "run" / "report.html").read_text()
+    assert "2 Gaussian releases from the training records" in page
+    assert "1 of 4 categories" in page
+    book = CliRunner().invoke(app, ["ledger", "show", str(folder / "run/ledger.sqlite"), "--json"])
+    assert json.loads(book.stdout)["epsilon"] == stored["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("more", "schema", "words"),
+    [
+        (["--category-noise", "3"], None, "goes with --schema"),
+        (["--rare-below", "3"], SCHEMA, "--rare-below goes with --category-noise"),
+        (["--category-noise", "0"], SCHEMA, "give a finite number from 0.001"),
+        (["--category-noise", "3", "--unit-norm"], SCHEMA.replace('"release"', "[0, 1]"), "before"),
+        (
+            ["--category-noise", "3", "--groups", "1", "--blocks", "layer", "--relation",
+             "replace-one", "--sampling", "fixed-size"],
+            SCHEMA.replace('"release"', "[0, 1]"),
+            "public records would not be scaled",
+        ),
+        (
+            ["--category-noise", "3"],
+            SCHEMA.replace('"categorical"\ncategories = ["Paris", "Rome"]', '"ignored"'),
+            "no categorical column",
+        ),
+    ],
+)  # fmt: skip
+def test_counts_that_cannot_be_released(folder: Path, more, schema, words) -> None:
+    target = ["--target", "ill"] if schema is None else []
+    result = train(folder, *more, *target, schema=schema)
+    assert isinstance(result.exception, ValueError)
+    assert words in str(result.exception)
+    assert not (folder / "run").exists()
 
 
 def test_a_release_is_made_once(folder: Path) -> None:

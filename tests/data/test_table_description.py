@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import polars as pl
 import pytest
@@ -17,12 +19,12 @@ q7713,8231,yes,1931-07-19,23.11.1931,Xanadu,,bespoke
 q7714,,no,1932-08-21,,NA,NA,usual
 """
 KINDS = {
-    "id": Categorical("id", missing=True),
-    "age": Numeric("age", missing=True),
-    "smoker": Boolean("smoker", missing=True),
-    "when": Date("when", missing=True),
-    "day": Date("day", format="%d.%m.%Y", missing=True),
-    "city": Categorical("city", missing=True),
+    "id": Categorical("id"),
+    "age": Numeric("age"),
+    "smoker": Boolean("smoker"),
+    "when": Date("when"),
+    "day": Date("day", format="%d.%m.%Y"),
+    "city": Categorical("city"),
     "empty": Ignored("empty"),
     "outcome": Categorical("outcome", unknown="error"),
 }
@@ -57,6 +59,24 @@ def test_the_command_writes_a_file_that_can_be_read(path, tmp_path):
     assert "fill in the classes, which are public" in result.stdout
     without = CliRunner().invoke(app, ["data", "describe", str(path)])
     assert "target = []  # the column to predict" in without.stdout
+
+
+def test_missing_cells_are_refused_until_the_schema_allows_them(path, tmp_path):
+    """Whether a column has blanks is private, so that a description never says so."""
+    text = CliRunner().invoke(app, ["data", "describe", str(path), "--target", "outcome"]).stdout
+    assert text.count("missing = false  # true if cells may be empty\n") == 6
+    schema = Schema(tuple(describe(path).columns[i] for i in (0, 1)))
+    ready = replace(schema, columns=(Ignored("id"), schema.columns[1]))
+    with pytest.raises(DataError) as refused:
+        ready.inputs(path)
+    assert str(refused.value) == (
+        f"line 3 of {path} has an empty cell in column 'age'; fill it in, drop the record, or, to "
+        'train with such cells, write missing = true below name = "age" in the schema'
+    )
+    old = 'name = "age"\nkind = "numeric"\nrange = "release"\n'
+    text = ready.to_toml().replace(old + "missing = false", old + "missing = true")
+    (tmp_path / "schema.toml").write_text(text)
+    assert Schema.read(tmp_path / "schema.toml").inputs(path)[:, 1].tolist() == [0.0, 1.0]
 
 
 def test_no_value_of_a_cell_is_in_the_output(path, tmp_path):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import dp_accounting as dpa
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 import torch
 from sklearn.base import clone
@@ -151,6 +154,40 @@ def test_a_schema_encodes_mixed_columns(given: str, tmp_path: Path) -> None:
     # A category stays 0 or 1: only numbers are scaled.
     centre = (model.scaler_.lower + model.scaler_.upper) / 2
     assert [float(c) == 0 for c in centre] == [False, False, True, True, True]
+
+
+TEXTS = {
+    "age": [30.0, 40.0, 50.0] * 10,
+    "code": ["1", "2.5", "nan"] * 10,  # numbers as text pass, as scikit-learn has it
+    "city": ["Rome", "Oslo", "Rome"] * 10,
+    "sex": ["m", None, "f"] * 10,
+}
+
+
+@pytest.mark.parametrize("kind", ["pandas", "category", "polars"])
+@pytest.mark.parametrize("estimator", [TacitClassifier, TacitRegressor])
+def test_text_without_a_schema_ends_in_a_sentence(kind: str, estimator: type) -> None:
+    frame = pl.DataFrame(TEXTS) if kind == "polars" else pd.DataFrame(TEXTS)
+    if kind == "category":
+        frame = frame.astype({"city": "category", "sex": "category"})
+    y = np.arange(30) % 2
+    message = (
+        "X has text in the columns 'city', 'sex', and no schema says what it means; give "
+        f"{estimator.__name__}(schema=...), which tacit.data.describe(X) begins, or drop the "
+        "columns"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        estimator().fit(frame, y)
+    numbers = pd.DataFrame({"age": TEXTS["age"]})
+    fitted = estimator(steps=1, feature_range=(0, 100)).fit(numbers, y)
+    with pytest.raises(ValueError, match="X has text in the column 'age', and no schema"):
+        fitted.predict(numbers.astype(str) + " years")
+    # What it recommends works.
+    schema = tacit.data.describe(frame).to_dict()
+    for column in schema["columns"]:
+        column["missing"] = True
+        column |= {"categories": ["Rome", "m", "f"]} if column["kind"] == "categorical" else {}
+    estimator(steps=1, schema=schema, scaling_share=0).fit(frame, y).predict(frame)
 
 
 def test_a_seed_repeats_a_fit_and_is_noted(blobs: tuple[np.ndarray, np.ndarray]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 import tacit
 from tacit.errors import NotPublic
+from tacit.queries import record_overlap
 from tacit.queries.record_overlap import require_held_out, require_public, share_among
 
 
@@ -105,3 +106,71 @@ def test_trees_and_whole_numbers_are_compared():
     assert share_among(same, private) == 1.0
     other = tacit.Records({"ids": ids + 1, "mask": ids > 9}, ids)
     assert share_among(other, private) == 0.0
+
+
+class Counted:
+    """A large source that counts how many rows are read."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x, self.y, self.read = x, y, 0
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def read_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.read += len(rows)
+        return self.x[rows], self.y[rows]
+
+
+@pytest.fixture
+def large(monkeypatch) -> tuple[tacit.Records, Counted]:
+    """Private records on disk that are too large to be read for a comparison."""
+    monkeypatch.setattr(record_overlap, "_MOST_BYTES_READ", 1000)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5000, 4, generator=generator)
+    source = Counted(x, torch.arange(5000) % 3)
+    records = tacit.Records.lazy(source, public_size=5000, num_classes=3, prefetch=0)
+    source.read = 0
+    return records, source
+
+
+COPIES = {
+    "a copy": slice(None),
+    "in another order": torch.randperm(5000, generator=torch.Generator().manual_seed(1)),
+    "the first": slice(0, 700),
+    "the last": slice(4600, None),
+    "two thirds of them": torch.randperm(5000, generator=torch.Generator().manual_seed(2))[:3500],
+}
+
+
+# Of rows that are read lazily only those in the same places, and at the ends, are compared.
+FOUND = [(which, False) for which in COPIES]
+FOUND += [(which, True) for which in ("a copy", "the first", "the last")]
+
+
+@pytest.mark.parametrize(("which", "lazily"), FOUND)
+def test_copies_of_records_that_are_too_large_to_be_read(which, lazily, large) -> None:
+    private, source = large
+    x, y = source.x[COPIES[which]].clone(), source.y[COPIES[which]].clone()
+    copied = tacit.Records(x, y, 3, name="held out")
+    if lazily:
+        copied = tacit.Records.lazy(Counted(x, y), num_classes=3, name="held out")
+    with pytest.raises(NotPublic, match="are among the training records"):
+        record_overlap.require_held_out(copied, private)
+    with pytest.raises(NotPublic, match="are among the private ones"):
+        record_overlap.require_public(copied, private)
+    assert source.read <= 2 * 256  # 256 rows of each check
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_others_pass_beside_records_that_are_too_large(lazily, large) -> None:
+    private, source = large
+    x = torch.randn(3000, 4)
+    x[:900] = source.x[1000:1900]  # some duplicates
+    y = torch.arange(3000) % 3
+    for inputs, targets in ((x, y), (source.x.clone(), (source.y + 1) % 3)):
+        held_out = tacit.Records(inputs, targets, 3, name="held out")
+        if lazily:
+            held_out = tacit.Records.lazy(Counted(inputs, targets), num_classes=3, name="held out")
+        record_overlap.require_held_out(held_out, private)
+    assert source.read <= 2 * 256

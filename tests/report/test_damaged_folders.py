@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -81,6 +82,35 @@ def test_a_network_that_is_far_larger_than_its_weights_is_refused_at_once(folder
     begun = time.process_time()
     assert "weights in the folder" in loads_or_says_why(folder)
     assert time.process_time() - begun < 20
+
+
+INDICES = {"dtype": "int64", "values": [0, 7]}
+STAGES = [
+    {"kind": "ColumnRanges", "entries": INDICES, "origin": "made up",
+     **{end: {"dtype": "float64", "values": [0.0, 1.0]} for end in ("lower", "upper")}},
+    *(
+        {"kind": "MergedCategories", "entries": entries, "into": into, "counted": INDICES,
+         "counts": INDICES, "threshold": 1.0, "origin": "made up"}
+        for entries, into in (
+            (INDICES, INDICES),
+            ({"dtype": "int64", "values": [0]}, {"dtype": "int64", "values": [0, 1]}),
+            ({"dtype": "float64", "values": [0.0]}, {"dtype": "int64", "values": [1]}),
+        )
+    ),
+    {"kind": "PublicScaler", "mean": {"dtype": "float32", "values": [0.0] * 3}, "std": 1.0,
+     "origin": "made up"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_preprocessing_that_does_not_fit_is_refused(folder, stage) -> None:
+    """Also if somebody has written its digest into run.json."""
+    text = json.dumps({"format": 2, "stages": [stage]})
+    (folder / "preprocessing.json").write_text(text)
+    facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    facts["model"]["files"]["preprocessing.json"] = hashlib.sha256(text.encode()).hexdigest()
+    (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    assert "preprocessing.json does not fit its records" in loads_or_says_why(folder)
 
 
 FILES = ("run.json", "weights.safetensors", "preprocessing.json", "schema.json")

@@ -19,6 +19,7 @@ from test_lazy_records import SAMPLERS, same_batches
 import tacit
 from tacit import Records
 from tacit.errors import DataError
+from tacit.training.evaluation import pieces_of
 
 
 def readers() -> int:
@@ -308,3 +309,75 @@ def test_memory_does_not_grow_with_the_rows_that_were_read(tmp_path):
         most = max(most, resident("VmRSS"))
     assert most - before[0] < 600
     assert resident("RssAnon") - before[1] < 200
+
+
+class Timed:
+    """A source that notes when its rows are read, and by which thread."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[list[int], str]] = []
+
+    def __len__(self) -> int:
+        return N
+
+    def read_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.reads.append((rows.tolist(), threading.current_thread().name))
+        return X[rows], Y[rows]
+
+
+def test_an_evaluation_reads_the_next_records_while_it_computes():
+    source = Timed()
+    records = Records.lazy(source, prefetch=2, num_classes=3)
+    source.reads.clear()
+    pieces = pieces_of(records, 16)
+    first = next(pieces)
+    deadline = time.monotonic() + 5
+    while len(source.reads) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [rows for rows, _ in source.reads] == [
+        list(range(16)), list(range(16, 32)), list(range(32, N))
+    ]  # fmt: skip
+    assert {name for _, name in source.reads} == {"tacit-read-ahead"}
+    found = [first, *pieces]
+    assert torch.equal(torch.cat([piece.inputs for piece in found]), X)
+    assert torch.equal(torch.cat([piece.targets for piece in found]), Y)
+    assert torch.cat([piece.record_ids for piece in found]).tolist() == list(range(N))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"data": (X, Y)},
+        {"data": (X, Y), "prefetch": 0},
+        {"data": Items(pair)},
+        {"data": Items(pair), "num_workers": 2},
+    ],
+)
+def test_metrics_are_the_same_however_records_are_read(how):
+    torch.manual_seed(0)
+    model, loss = torch.nn.Linear(3, 3), tacit.losses.CrossEntropy()
+    records = Records.lazy(how["data"], num_classes=3, **{k: how[k] for k in how if k != "data"})
+    taken = records.take(torch.arange(N - 1, 0, -2))  # rows in an order of their own
+    eager = Records(X, Y, 3).take(torch.arange(N - 1, 0, -2))
+    for size in (7, 100):
+        found = tacit.evaluate(model, taken, loss, batch_size=size)
+        assert found == tacit.evaluate(model, eager, loss, batch_size=size)
+
+
+def test_what_fails_while_it_is_read_ahead_ends_an_evaluation():
+    def bad(row: int) -> tuple:
+        if row == 30:
+            raise OSError("the disk is gone")
+        return pair(row)
+
+    for workers in (0, 2):
+        records = Records.lazy(Items(bad), num_workers=workers, num_classes=3)
+        with pytest.raises(DataError, match="the disk is gone"):
+            tacit.evaluate(torch.nn.Linear(3, 3), records, tacit.losses.CrossEntropy(), 8)
+
+
+def test_an_evaluation_that_is_left_early_leaves_no_reader():
+    pieces = pieces_of(Records.lazy(Items(pair), num_workers=2), 8)
+    next(pieces)
+    assert readers() > 0
+    pieces.close()

@@ -23,6 +23,7 @@ from tacit.randomness import Randomness, Stream
 from tacit.sampling import FixedSizeSampler, MiniSetSampler, PoissonSampler, ShuffleSampler
 from tacit.training import Checkpoint, LedgerRun, MovingAverage, Sparsification
 from tacit.training.checkpoint import FILE
+from tacit.training.state_file import only_process
 
 REPLACE = tacit.Budget(1000.0, 1e-3, tacit.Relation.REPLACE_ONE)
 
@@ -297,6 +298,26 @@ def test_a_complete_run_is_given_back_with_what_it_released_at_its_end(tmp_path)
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], tensor), name
     tacit.save_run(again, tmp_path / "saved")
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_folder_that_another_process_trains_in_is_refused(resumed, tmp_path):
+    folder = tmp_path / "x"
+    if resumed:
+        trainer_on(folder, callbacks=[At(3, stop)]).fit()
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with only_process(folder):
+            os.write(told, b"x")
+            signal.pause()
+    os.read(ready, 1)
+    with pytest.raises(CheckpointRefused, match="another process is training in"):
+        trainer_on(folder).fit(resume=folder if resumed else None)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    run = trainer_on(folder).fit(resume=folder if resumed else None)
+    assert (run.steps, run.charged_steps) == (8, 8)
 
 
 class CountsSteps(tacit.Callback):

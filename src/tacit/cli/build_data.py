@@ -16,10 +16,11 @@ from scipy.optimize import brentq
 
 from tacit.accounting.pld import gaussian_epsilon
 from tacit.budget import Relation
-from tacit.cli.settings import DataSettings, TrainSettings
+from tacit.cli.settings import USUAL_DATASET, DataSettings, TrainSettings
 from tacit.data.download import cache_folder
 from tacit.data.loading import load, public_scalers
 from tacit.data.preprocessing import Preprocessing, load_preprocessing
+from tacit.data.private_counts import MergedCategories, categories_of, release_category_counts
 from tacit.data.private_ranges import ColumnRanges, release_ranges
 from tacit.data.private_scaling import release_channel_scaler, release_statistics
 from tacit.data.scaling import PublicScaler, Scaler, UnitNorm
@@ -31,7 +32,6 @@ from tacit.ledger import Ledger
 from tacit.records import Records
 from tacit.training.trainer import Trainer
 
-USUAL_DATASET = "digits"
 USUAL_PUBLIC_SHARE = 0.1
 FEATURE_GROUPS = 27
 RANGES_SHARE = 0.1  # of the budget, as 1/z²
@@ -40,7 +40,7 @@ UNSCALED_INPUTS = (
     "the inputs of --data are unscaled, and training suffers where their sizes differ; declare "
     "--feature-range, or a range for each column in the file of --schema"
 )
-Released = TypeVar("Released", ColumnRanges, PublicScaler)
+Released = TypeVar("Released", ColumnRanges, MergedCategories, PublicScaler)
 SIZE_NOTE = (
     "the number of records was read from the file and is treated as public; "
     "declare it with --public-size"
@@ -52,8 +52,9 @@ class RunData:
     """The records of a run, and the preprocessing that made them. `size` is declared public.
 
     With a schema, the preprocessing takes `schema.inputs(table)`. The task is one of
-    `tacit.data.table_schema.TASKS`. `releases` are the Gaussians that scaling costs: that of the
-    ranges of the entries `ranges_of`, if any, then that of a mean and a std.
+    `tacit.data.table_schema.TASKS`. `releases` are the Gaussians that preprocessing costs: that of
+    the ranges of the entries `ranges_of`, if any, that of category counts, if `counts`, then that
+    of a mean and a std.
     """
 
     private: Records
@@ -66,6 +67,7 @@ class RunData:
     task: str = "classification"
     releases: tuple[dpa.GaussianDpEvent, ...] = ()
     ranges_of: tuple[int, ...] = ()
+    counts: bool = False
 
 
 def run_data(s: TrainSettings, relation: Relation, device: torch.device) -> RunData:
@@ -129,7 +131,7 @@ def run_data(s: TrainSettings, relation: Relation, device: torch.device) -> RunD
         task="classification" if schema is None else schema.task,
         releases=() if s.scale_noise is None else (dpa.GaussianDpEvent(s.scale_noise),),
     )
-    return range_releases(s, data)
+    return range_releases(s, count_releases(s, data))
 
 
 def load_records(d: DataSettings, scaled: bool = True) -> tuple[Records, Records]:
@@ -195,6 +197,32 @@ def scalers_of(d: DataSettings) -> tuple[Scaler, ...]:
     return file_scalers(unit_norm, d.feature_range)
 
 
+def count_releases(s: TrainSettings, data: RunData) -> RunData:
+    """The same, with the release of category counts that --category-noise asks for."""
+    if s.category_noise is None:
+        return data
+    assert data.schema is not None
+    why = _not_as_the_private(s, data)
+    if not categories_of(data.schema):
+        why = "the file of --schema has no categorical column beside the target"
+    elif s.unit_norm:
+        why = "--unit-norm would come before"
+    if why:
+        raise ValueError(f"--category-noise is {s.category_noise:g}, and {why}; leave one out")
+    event = dpa.GaussianDpEvent(s.category_noise)
+    return replace(data, releases=(event, *data.releases), counts=True)
+
+
+def _not_as_the_private(s: TrainSettings, data: RunData) -> str:
+    """Which records would not go through what is released for the private ones; empty for none."""
+    if data.public is None and s.statistics != "released":
+        return ""
+    what = (
+        "public records" if data.public is not None else "statistics that are released at the end"
+    )
+    return f"{what} would not be scaled as the private records are"
+
+
 def range_releases(s: TrainSettings, data: RunData) -> RunData:
     """The same, with the columns whose ranges are to be released, and what that costs.
 
@@ -202,7 +230,7 @@ def range_releases(s: TrainSettings, data: RunData) -> RunData:
     table whose range nobody declared. Which they are, and the noise, follow from settings and from
     public numbers alone.
     """
-    entries, public_too = _undeclared(s, data), data.public is not None
+    entries = _undeclared(s, data)
     if not entries:
         if s.range_noise:
             raise ValueError(
@@ -219,9 +247,8 @@ def range_releases(s: TrainSettings, data: RunData) -> RunData:
     crowd = f"{data.size} records are too few for {len(entries)} columns at this budget"
     if not z:
         why = "--range-noise is 0" if s.range_noise == 0 else "--noise-multiplier is 0"
-    elif public_too or s.statistics == "released":
-        what = "public records" if public_too else "statistics that are released at the end"
-        why = f"{what} would not be scaled as the private records are"
+    elif _not_as_the_private(s, data):
+        why = _not_as_the_private(s, data)
     elif s.unit_norm:
         why = "--unit-norm would come before"
     elif too_few and not asked:
@@ -268,7 +295,7 @@ def usual_range_noise(epsilon: float, delta: float) -> float:
 
 
 def release_scaling(trainer: Trainer, s: TrainSettings, data: RunData) -> Preprocessing:
-    """Release ranges, or a mean and a std, once per run; scale the records by them.
+    """Release ranges, category counts, a mean and a std, once per run; map the records by them.
 
     Returns the whole preprocessing. The plan charges one Gaussian for each release. Another
     release under the same name would be one that nobody charged, so the ledger has the claim on
@@ -292,6 +319,16 @@ def release_scaling(trainer: Trainer, s: TrainSettings, data: RunData) -> Prepro
         ranges = _charged(ranges)
         _apply(trainer, ranges, data.schema)
         preprocessing = preprocessing.then(ranges)
+    if data.counts:
+        assert data.schema is not None
+        event = events.pop(0)
+        trainer.ledger.claim(event, "category counts")
+        how["noise_multiplier"] = event.noise_multiplier
+        inputs = trainer.sampler.records.inputs
+        merged, _ = release_category_counts(inputs, data.schema, rare_below=s.rare_below, **how)
+        merged = _charged(merged)
+        _apply(trainer, merged, data.schema)
+        preprocessing = preprocessing.then(merged)
     if events:
         (event,) = events
         trainer.ledger.claim(event, "scaling statistics")

@@ -288,19 +288,3 @@ def scheduler_for(
     if (t.schedule or ("cosine" if recipe.cosine else "constant")) == "constant":
         return None
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(1, steps))
-
-
-def device_for(name: str) -> torch.device:
-    """The device of this name, or an error if this machine has none; auto prefers a GPU."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        return torch.device("cuda" if gpus else "cpu")
-    names = ["cpu"]
-    if gpus:
-        names += ["cuda", *(f"cuda:{i}" for i in range(gpus))]
-    if name not in names:
-        raise ValueError(
-            f"--device is {name!r}, and PyTorch finds {gpus or 'no'} CUDA GPUs here; give auto or "
-            f"{' or '.join(names)}"
-        )
-    return torch.device(name)

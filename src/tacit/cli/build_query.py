@@ -149,6 +149,14 @@ def clips_for(s: TrainSettings, recipe: Recipe) -> Clips:
     return Clips(master, (recipe.gradient_clip if limit is None else limit) or None)
 
 
+def whole_norm_for(s: TrainSettings, recipe: Recipe) -> float | None:
+    """The constant that each record's whole gradient is clipped to; None where there is no such."""
+    otherwise = (s.adaptive_quantile, s.augment, s.sparsify)
+    if s.query != "clip" or s.blocks not in (None, "flat") or any(otherwise):
+        return None
+    return clips_for(s, recipe).max_norm
+
+
 def query_for(
     s: TrainSettings,
     recipe: Recipe,

@@ -1,4 +1,4 @@
-"""What every command shares: `--json`, what is printed, and `--plugin`.
+"""What every command shares: `--json`, what is printed, `--device`, and `--plugin`.
 
 A plugin is a user's own module. Losses (`@tacit.register_loss`), networks
 (`@tacit.models.register_model`), datasets (`@tacit.data.register_dataset`), gradient rules
@@ -16,9 +16,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    import torch
 
 JSON = typer.Option(False, "--json", help="Print one JSON object and nothing else.")
 PLUGIN: list[str] = typer.Option(
@@ -33,7 +36,7 @@ _imported: dict[str, str] = {}
 
 
 def print_json(facts: dict[str, Any]) -> None:
-    from tacit.report.run_folder import to_json
+    from tacit.report.folder_files import to_json
 
     typer.echo(to_json(facts))
 
@@ -52,6 +55,24 @@ def print_facts(facts: dict[str, Any], as_json: bool, title: str) -> None:
         for name, value in facts.items()
     )
     Console().print(facts_table(title, rows))
+
+
+def device_for(name: str) -> torch.device:
+    """The device of this name, or an error if this machine has none; auto prefers a GPU."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda" if gpus else "cpu")
+    names = ["cpu"]
+    if gpus:
+        names += ["cuda", *(f"cuda:{i}" for i in range(gpus))]
+    if name not in names:
+        raise ValueError(
+            f"--device is {name!r}, and PyTorch finds {gpus or 'no'} CUDA GPUs here; give auto or "
+            f"{' or '.join(names)}"
+        )
+    return torch.device(name)
 
 
 def import_plugin(name: str) -> None:

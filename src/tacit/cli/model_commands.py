@@ -51,13 +51,13 @@ def predict(
     # These import torch, for which the help must not wait.
     import numpy as np
 
-    from tacit.cli.build_model import device_for
+    from tacit.cli.console import device_for
     from tacit.data.download import whole_file
     from tacit.data.loading import load
-    from tacit.report.read_folder import load_run
+    from tacit.report.read_folder import load_model
     from tacit.report.saved_run import columns_as_text, prediction_columns
 
-    run = load_run(folder, import_model=import_model, device=device_for(device))
+    run = load_model(folder, import_model=import_model, device=device_for(device))
     given_records = data if dataset is None else load(dataset, scale=None)[1]
     columns = prediction_columns(run, run.outputs(given_records))
     if out is not None:

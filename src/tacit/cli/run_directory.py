@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime
 import json
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,24 +19,32 @@ from tacit.accounting.plan import Plan
 from tacit.budget import Budget
 from tacit.cli.schema import RESUME_FILE, options_of, read_sections, to_dict
 from tacit.cli.settings import TrainSettings
+from tacit.data.download import whole_file
 from tacit.errors import BudgetExceeded, TacitError
 from tacit.ledger import Ledger, read_statement
+from tacit.report.folder_files import FILES, write_json
 from tacit.report.page import PAGE
 from tacit.report.read_folder import read_facts
-from tacit.report.run_folder import FILES, write_json
 from tacit.report.saved_facts import DIAGNOSTICS, plan_of, steps_of_epsilon
 from tacit.report.saved_run import SavedRun
-from tacit.training.checkpoint import FILE as CHECKPOINT
 from tacit.training.run import Run
+from tacit.training.state_file import CHECKPOINT
 
 REPLACED_NOTE = (
     "this run replaced an earlier one in its folder; the ledger there keeps the charges of both, "
     "and epsilon is this run's alone: see tacit ledger show"
 )
+# For the owner of the data alone; see docs/tables.md.
+HELD_OUT = "held_out.csv"
+HELD_OUT_NOTE = (
+    f"{HELD_OUT} in the run's folder lists the rows of --data that were held out; epsilon does not "
+    "cover it: delete it before you give the folder to anybody"
+)
 _LEDGER = tuple(f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm"))
 # Written by other commands, or not by every run: they would describe the earlier run.
 _DERIVED = (
     *("certificate.json", "certified.png", "trade_off.png", "model.onnx", PAGE, DIAGNOSTICS),
+    HELD_OUT,
     "preprocessing.safetensors",  # of an earlier version
 )
 # Of a run that is not complete.
@@ -87,24 +95,19 @@ def check_folder(folder: Path, overwrite: bool, shared: Path | None = None) -> N
 def removed_if_unused(folder: Path, ledger: Path) -> Iterator[None]:
     """If what is inside fails before anything was charged, remove the files that it made.
 
-    A charge is never removed, and neither is a file or a folder that was there before.
+    A charge is never removed, and neither is a file that was there before.
     """
-    before = {file for file in (folder, ledger, *folder.glob("*")) if file.exists()}
-    missing = [parent for parent in folder.parents if not parent.exists()]
+    before = {file for file in (ledger, *folder.glob("*")) if file.exists()}
     try:
         yield
     except BaseException:
         if ledger.exists() and not _is_unused(ledger):
             raise
-        for name in (*FILES, *_UNFINISHED, *_LEDGER):
+        for name in (*FILES, HELD_OUT, *_UNFINISHED, *_LEDGER):
             if folder / name not in before and not (ledger in before and name in _LEDGER):
                 (folder / name).unlink(missing_ok=True)
         if ledger not in before:
             ledger.unlink(missing_ok=True)
-        with suppress(OSError):  # not empty
-            for made in (folder, *missing):
-                if made not in before:
-                    made.rmdir()
         raise
 
 
@@ -132,8 +135,16 @@ def write_resume_file(folder: Path, settings: TrainSettings, run_name: str, seed
     write_json({"config": {"settings": told}, "initial_seed": seed}, folder / RESUME_FILE)
 
 
+def write_held_out(folder: Path, rows: Iterable[int]) -> None:
+    """The rows of --data that were held out, counted from 0, for the owner of the data."""
+    with whole_file(folder / HELD_OUT) as draft:
+        draft.write_text("".join(f"{row}\n" for row in ("row", *sorted(rows))), encoding="utf-8")
+
+
 def initial_seed(folder: Path) -> int:
     """The seed of PyTorch's generator that the weights of the run in `folder` began with."""
+    if not (folder / RESUME_FILE).is_file():  # it was there when its settings were read
+        raise ValueError(f"the run in {folder} was completed by another process meanwhile")
     stored = json.loads((folder / RESUME_FILE).read_text(encoding="utf-8"))
     seed = stored.get("initial_seed")
     if type(seed) is not int or not -(2**63) <= seed < 2**64:

@@ -63,6 +63,7 @@ NOISE = Range(
     "nobody",
     lambda v: v == 0 or LEAST_NOISE <= v < math.inf,
 )
+RELEASED = Range(f"a finite number from {LEAST_NOISE:g}", lambda v: LEAST_NOISE <= v < math.inf)
 
 
 class Rule(NamedTuple):

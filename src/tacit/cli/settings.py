@@ -18,6 +18,7 @@ from tacit.cli.schema import (
     NORM,
     ONE_OR_MORE,
     POSITIVE,
+    RELEASED,
     SEED,
     SHARE,
     ZERO_OR_MORE,
@@ -39,6 +40,7 @@ LOSSES = (
     "scaled-binary-cross-entropy", "multi-label-cross-entropy", "huber", "mean-squared",
     "mean-absolute", "sum-squared", "sum-absolute", "sum-huber",
 )  # fmt: skip
+USUAL_DATASET = "digits"
 BY_RECIPE = "depends on dataset and query"
 
 _OF_FILE = Rule("data")
@@ -48,7 +50,7 @@ _OF_FILE = Rule("data")
 class DataSettings:
     dataset: str | None = option(
         "A named dataset; `tacit data` lists them.",
-        usual="digits",
+        usual=USUAL_DATASET,
         not_with=Rule("data", (), "and a run has one of them"),
         common=True,
     )
@@ -94,6 +96,19 @@ class DataSettings:
         range=NOISE,
         goes_with=_OF_FILE,
         not_with=Rule("feature_range", (), "which declares the range"),
+    )
+    category_noise: float | None = option(
+        "Count how often each category of --schema occurs, with this noise multiplier, which the "
+        "ledger charges. Rare categories of a column share one input.",
+        usual="categories are not counted",
+        range=RELEASED,
+        goes_with=Rule("schema", (), "which declares the categories"),
+    )
+    rare_below: float | None = option(
+        "Noisy count below which a category is rare.",
+        usual="1% of the records, or 4 standard deviations of the noise if they are more",
+        range=POSITIVE,
+        goes_with=Rule("category_noise"),
     )
     unit_norm: bool = option("Divide each record by its own norm. Costs no privacy.", False)
     scale_noise: float | None = option(
@@ -368,6 +383,13 @@ class OutputSettings:
         "Minutes between checkpoints.",
         range=POSITIVE,
         not_with=Rule("checkpoint_every", (0,), "which writes none"),
+        with_resume=True,
+    )
+    diagnostics: bool = option(
+        "Record gradient norms and clipping rates of training records in diagnostics.json, for the "
+        "page of tacit report. They are not private: no ε covers them.",
+        False,
+        goes_with=Rule("query", ("clip", "clipless"), "which bounds mini-sets, not records"),
         with_resume=True,
     )
     json: bool = option("Print one JSON object and nothing else.", False, with_resume=True)

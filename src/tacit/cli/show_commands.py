@@ -41,7 +41,7 @@ def certify(
     """
     from rich.console import Console
 
-    from tacit.cli.build_model import device_for
+    from tacit.cli.console import device_for
 
     try:
         sizes = [float(part) for part in radii.split(",")]
@@ -61,8 +61,9 @@ def certificate_of(
 ) -> tuple[CertifiedAccuracy, dict[str, Any]]:
     """Certify the run in `folder`; write certificate.json and certified.png, and return them."""
     from tacit.certificates.accuracy import certified_accuracy
+    from tacit.report.folder_files import write_json
     from tacit.report.read_folder import load_run
-    from tacit.report.run_folder import source, write_json
+    from tacit.report.run_folder import source
 
     run = load_run(folder, device=device)
     test, scalers, inputs = held_out_records(run)

@@ -10,8 +10,14 @@ import typer
 
 from tacit.cli.console import imported_plugins, print_json
 from tacit.cli.schema import RESUME_FILE, command_of, to_dict
-from tacit.cli.settings import TrainSettings
+from tacit.cli.settings import USUAL_DATASET, TrainSettings
 from tacit.errors import UnboundedLayer
+
+MEASURED = 64  # training records whose gradient norms --diagnostics records
+NOT_PRIVATE = (
+    "--diagnostics writes gradient norms of training records to diagnostics.json; they are not "
+    "private, so delete the file, and write the page again, before you give the folder to anybody"
+)
 
 
 def train(s: TrainSettings) -> None:
@@ -33,14 +39,18 @@ def train(s: TrainSettings) -> None:
         return
     from rich.console import Console
 
+    from tacit.cli.run_directory import HELD_OUT
     from tacit.training.run import summary_table
 
     console = Console()
     console.print(summary_table(facts))
-    console.print(f"written to {folder}/", highlight=False)
+    console.print(f"written to {folder}/", highlight=False, soft_wrap=True)
+    if (folder / HELD_OUT).exists():
+        told = f"{folder / HELD_OUT} lists the rows that were held out; it is for you alone"
+        console.print(told, highlight=False, soft_wrap=True)
     if (folder / RESUME_FILE).exists():
         told = f"the run is not complete; resume it with: tacit train --resume {folder}"
-        console.print(told, highlight=False)
+        console.print(told, highlight=False, soft_wrap=True)
     _exit_as(facts)
 
 
@@ -52,15 +62,31 @@ def _exit_as(facts: dict[str, Any]) -> None:
 
 def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     """Train as the settings say; return the facts of the run, and its folder."""
-    # These import torch, for which the help must not wait.
+    # This imports torch, for which the help must not wait.
+    from tacit.cli import run_directory
+    from tacit.training.state_file import only_process
+
+    stem = s.data.stem if s.data else (s.dataset or USUAL_DATASET).replace("/", "-")
+    folder = s.out or run_directory.new_folder(stem)
+    if s.resume is None:  # and once more when no other process can write there
+        run_directory.check_folder(folder, s.overwrite, s.ledger)
+    with only_process(folder):
+        return _trained_in(folder, s), folder
+
+
+def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
     import torch
 
     from tacit.certificates.accuracy import RADII
     from tacit.cli import build_data, build_model, build_query, run_directory
+    from tacit.cli.console import device_for
     from tacit.cli.show_commands import certificate_of
     from tacit.data.preprocessing import FILE as PREPROCESSING
+    from tacit.diagnostics import GradientNormHistory
     from tacit.noise import Noise
-    from tacit.report.run_folder import save_run, target_unit, write_json
+    from tacit.report.folder_files import write_json
+    from tacit.report.run_folder import save_run, target_unit
+    from tacit.report.saved_facts import save_diagnostics
     from tacit.training import (
         Callback,
         Checkpoint,
@@ -69,11 +95,11 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         ProgressBar,
         Sparsification,
     )
-    from tacit.training.checkpoint import FILE as CHECKPOINT
+    from tacit.training.state_file import CHECKPOINT
     from tacit.training.trainer import Trainer
 
     # What is asked for: everything that can be refused without reading records.
-    dataset = "" if s.data else s.dataset or build_data.USUAL_DATASET
+    dataset = "" if s.data else s.dataset or USUAL_DATASET
     recipe = build_model.recipe_for(dataset, s.query, s.features)
     tailored = build_model.tailored_for(dataset, s.features)
     build_model.require_model(s.model)
@@ -81,8 +107,6 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     numbers = build_model.loss_numbers(s, loss_name, recipe, tailored)
     loss = build_model.loss_for(loss_name, numbers, s.query)
     budget = build_query.budget_for(s)
-    stem = s.data.stem if s.data else dataset.replace("/", "-")
-    folder = s.out or run_directory.new_folder(stem)
     if s.resume is None:
         run_directory.check_folder(folder, s.overwrite, s.ledger)
         initial = torch.seed() if s.seed is None else s.seed
@@ -93,7 +117,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
                 "--checkpoint-every is 0, and a resumed run keeps its checkpoint up to date; leave "
                 "it out, or give a number of steps"
             )
-    device = build_model.device_for(s.device)
+    device = device_for(s.device)
     torch.manual_seed(initial)
 
     # Sampler, query, mechanism, ledger, optimizer.
@@ -124,6 +148,10 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     callbacks: list[Callback] = [] if sparsification is None else [sparsification]
     if not s.quiet:
         callbacks.append(ProgressBar(target_unit(data.schema)))
+    norms = GradientNormHistory(every=max(1, plan.steps // 20), max_records=MEASURED)
+    if s.diagnostics:
+        typer.echo(f"note: {NOT_PRIVATE}", err=True)
+        callbacks.append(norms)
     run_name = s.run_name or f"{folder.name}-{secrets.token_hex(3)}"
     trainer = Trainer(
         network,
@@ -145,6 +173,8 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         seed=s.seed,
     )
     trainer.notes += build_model.change_note(changes)
+    splits = s.data is not None and s.test_data is None
+    trainer.notes += [run_directory.HELD_OUT_NOTE] if splits else []
     trainer.notes += [*data.notes, *run_directory.delta_note(budget.delta, data.size)]
     trainer.config = {
         "settings": to_dict(s),
@@ -196,6 +226,8 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
             preprocessing = build_data.scale_again(trainer, folder, data)
         elif data.releases:
             preprocessing = build_data.release_scaling(trainer, s, data)
+        if splits:
+            run_directory.write_held_out(folder, data.test.record_ids.tolist())
         preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
 
         has_checkpoint = (folder / CHECKPOINT).exists()
@@ -215,6 +247,8 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         schema=data.schema,
         ledger=ledger,
     )
+    if s.diagnostics:
+        save_diagnostics(folder, norms, max_norm=build_query.whole_norm_for(s, recipe))
     if facts["certificate"] and s.scale_noise is None and s.features == "as-they-are":
         # In units of the pixels themselves, where the data are images.
         try:
@@ -225,7 +259,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         write_json(facts, folder / "run.json")
     if run.stopped in ("plan complete", "budget"):
         run_directory.remove_unfinished(folder)
-    return facts, folder
+    return facts
 
 
 train_command = command_of(TrainSettings, train)

@@ -11,6 +11,7 @@ from tacit.data.catalogue import available, register_dataset
 from tacit.data.columnar import open_file
 from tacit.data.loading import load
 from tacit.data.preprocessing import Preprocessing, load_preprocessing
+from tacit.data.private_counts import MergedCategories, release_category_counts
 from tacit.data.private_ranges import ColumnRanges, release_ranges
 from tacit.data.private_scaling import release_channel_scaler, release_statistics
 from tacit.data.scaling import PublicScaler, RangeScaler, UnitNorm
@@ -29,6 +30,7 @@ __all__ = [
     "ColumnRanges",
     "Date",
     "Ignored",
+    "MergedCategories",
     "Numeric",
     "Preprocessing",
     "PublicScaler",
@@ -46,6 +48,7 @@ __all__ = [
     "load_preprocessing",
     "open_file",
     "register_dataset",
+    "release_category_counts",
     "release_channel_scaler",
     "release_ranges",
     "release_statistics",

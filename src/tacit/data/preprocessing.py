@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tacit.data.download import whole_file
+from tacit.data.private_counts import MergedCategories
 from tacit.data.private_ranges import ColumnRanges
 from tacit.data.private_scaling import Centre
 from tacit.data.scaling import HSV, RGB, YIQ, YUV, Greyscale, PublicScaler, RangeScaler, UnitNorm
@@ -41,7 +42,8 @@ class Stage(Protocol):
 _STAGES: dict[str, Any] = {
     stage.__name__: stage
     for stage in (
-        *(PublicScaler, RangeScaler, ColumnRanges, UnitNorm, Centre, ScatteringMap),
+        *(PublicScaler, RangeScaler, ColumnRanges, MergedCategories, UnitNorm, Centre),
+        ScatteringMap,
         *(RGB, YUV, YIQ, Greyscale, HSV),
     )
 }
@@ -119,15 +121,7 @@ def load_preprocessing(folder: str | os.PathLike[str]) -> Preprocessing:
         return Preprocessing(tuple(map(_stage, content["stages"])))
     except DataError:
         raise
-    except (
-        OSError,
-        RecursionError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ValueError,
-        RuntimeError,
-    ) as error:
+    except _UNREADABLE as error:
         raise DataError(
             f"{file} cannot be read ({type(error).__name__}: {' '.join(str(error).split())}); copy "
             "it from the run's folder again"

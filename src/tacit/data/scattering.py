@@ -12,14 +12,13 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tacit.data.download import whole_file
 from tacit.data.scaling import in_chunks
@@ -52,25 +51,35 @@ class ScatteringMap:
     def __call__(self, inputs: Tensor) -> Tensor:
         return self.normalised(self.coefficients(inputs))
 
-    def coefficients(self, images: Tensor) -> Tensor:
-        """S x, or ½(S x + S x̃) with the mirror image x̃; on the images' device."""
-        # The package's own `kymatio.torch` also imports 3-d code that a current SciPy breaks.
-        from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
+    def coefficients(self, images: Tensor, transform: nn.Module | None = None) -> Tensor:
+        """S x, or ½(S x + S x̃) with the mirror image x̃; on the images' device.
 
+        `transform` is that of `transform()`, if it was made before.
+        """
         if tuple(images.shape[1:]) != self.shape:
             raise ValueError(f"images of shape {tuple(images.shape[1:])}, expected {self.shape}")
-        transform: Callable[[Tensor], Tensor] = ScatteringTorch2D(
-            J=_SCALES, shape=self.shape[1:], L=_ANGLES, max_order=self.order
-        ).to(images.device)
+        transform = self.transform().to(images.device) if transform is None else transform
 
         def scattered(part: Tensor) -> Tensor:
-            some = part.contiguous() if len(part) else part.new_zeros(1, *self.shape)
-            return transform(some).flatten(1, 2)[: len(part)]  # an FFT takes no empty batch
+            found: Tensor = transform(part.contiguous()).flatten(1, 2)
+            return found
 
+        if images.shape[0] == 0:  # an FFT takes no empty batch
+            return scattered(images.new_zeros(1, *self.shape))[:0]
         features = in_chunks(scattered, images, 2048)
         if self.mirror:
             features.add_(in_chunks(scattered, images.flip(-1), 2048)).div_(2)
         return features
+
+    def transform(self) -> nn.Module:
+        """S alone, images (B, C, H, W) to (B, C, K, H/4, W/4)."""
+        # The package's own `kymatio.torch` also imports 3-d code that a current SciPy breaks.
+        from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
+
+        made: nn.Module = ScatteringTorch2D(
+            J=_SCALES, shape=self.shape[1:], L=_ANGLES, max_order=self.order
+        )
+        return made
 
     def normalised(self, features: Tensor) -> Tensor:
         """Each record's features with mean 0 and variance 1 in each group of channels."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import datetime
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -23,8 +24,8 @@ RELEASE = "release"
 OTHER = "(other)"
 NO_VALUE = ("", "na", "nan", "null")  # in any case
 TRUE_WORDS, FALSE_WORDS = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
-_LARGEST = float(np.finfo(np.float32).max)
-_DAYS_PER_YEAR = 365.25
+LARGEST = float(np.finfo(np.float32).max)
+DAYS_PER_YEAR = 365.25
 _YEAR_2000 = np.datetime64("2000-01-01", "us")
 
 
@@ -60,7 +61,8 @@ class Column(abc.ABC):
         if missing.any() and not self.missing:
             raise DataError(
                 f"{cells.place(int(missing.argmax()))} has an empty cell in column {self.name!r}; "
-                "fill it in, drop the record, or say missing = true for the column in the schema"
+                "fill it in, drop the record, or, to train with such cells, write missing = true "
+                f"below name = {json.dumps(self.name, ensure_ascii=False)} in the schema"
             )
         entries = np.zeros((len(cells), len(self.entry_names)), np.float32)
         there = np.flatnonzero(~missing)
@@ -193,17 +195,19 @@ class Date(Column):
         lower, upper = (years(datetime.datetime.fromisoformat(day)) for day in self.range)
         return lower, upper
 
-    def values_of(self, cells: Cells, rows: np.ndarray) -> np.ndarray:
+    def years(self, cells: Cells, rows: np.ndarray) -> np.ndarray:
+        """Years since 2000, as float64; a cell that is no date is refused."""
         values = cells.values[rows]
         if values.dtype.kind == "M":
-            since = (values - _YEAR_2000) / np.timedelta64(1, "D")
-            return _in_range(self, since / _DAYS_PER_YEAR)
+            return (values - _YEAR_2000) / np.timedelta64(1, "D") / DAYS_PER_YEAR
         like = "ISO such as 2024-12-31" if self.format == "iso" else self.format
         hint = f", which is no date in the format {like}; give the column's format"
-        found = self.read_each(
+        return self.read_each(
             cells, rows, lambda value: years(self.read(text_of(value))), lambda _: hint
         )
-        return _in_range(self, found)
+
+    def values_of(self, cells: Cells, rows: np.ndarray) -> np.ndarray:
+        return _in_range(self, self.years(cells, rows))
 
     def read(self, text: str) -> datetime.datetime:
         if self.format == "iso":
@@ -254,10 +258,14 @@ class Categorical(Column):
         named = np.array([text.strip() in self.categories for text in cells.values], bool)
         return missing & (cells.missing | ~named)
 
+    def places(self) -> dict[str, int]:
+        """The position of each text that is a category, or the same number as one."""
+        place = {_canonical(name): i for i, name in reversed(list(enumerate(self.categories)))}
+        return place | {name: i for i, name in enumerate(self.categories)}
+
     def positions(self, cells: Cells, rows: np.ndarray, is_target: bool = False) -> np.ndarray:
         """The position of each cell in `categories`; unknown ones have that after the last."""
-        place = {_canonical(name): i for i, name in reversed(list(enumerate(self.categories)))}
-        place |= {name: i for i, name in enumerate(self.categories)}
+        place = self.places()
 
         def position(value: Any) -> int:
             text = text_of(value).strip()
@@ -341,7 +349,7 @@ def years(moment: datetime.datetime) -> float:
     """Years since 2000, of 365.25 days."""
     if moment.tzinfo is not None:
         moment = moment.astimezone(datetime.UTC).replace(tzinfo=None)
-    return (moment - datetime.datetime(2000, 1, 1)) / datetime.timedelta(days=_DAYS_PER_YEAR)
+    return (moment - datetime.datetime(2000, 1, 1)) / datetime.timedelta(days=DAYS_PER_YEAR)
 
 
 def _range(given: Any, where: str, read: Any) -> Any:
@@ -360,7 +368,7 @@ def _range(given: Any, where: str, read: Any) -> Any:
         )
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{where} is {given!r}; {wanted}") from None
-    if not -_LARGEST <= low < high <= _LARGEST:
+    if not -LARGEST <= low < high <= LARGEST:
         raise ValueError(f"{where} is {given!r}; the lower end must be below the upper: {wanted}")
     return lower, upper
 
@@ -377,7 +385,7 @@ def _iso_text(end: Any) -> str:
 def _in_range(column: Numeric | Date, values: np.ndarray) -> np.ndarray:
     """Clipped and mapped onto [-1, 1] where a range is declared; else as they are, in float32."""
     if column.range == RELEASE:
-        return values.clip(-_LARGEST, _LARGEST)
+        return values.clip(-LARGEST, LARGEST)
     lower, upper = column.bounds()
     # Halves first: the difference of two huge ends need not be finite.
     return ((values.clip(lower, upper) / 2 - lower / 4 - upper / 4) / (upper / 4 - lower / 4)).clip(

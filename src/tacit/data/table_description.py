@@ -1,7 +1,8 @@
 """`describe`: a first schema of a table, from the names of its columns and their types alone.
 
 What it says about the cells is the type of each column, and nothing else: no value, count, range or
-category. Types are for the owner of the table to confirm, as is everything that is to be public.
+category, nor whether cells are missing. Types are for the owner of the table to confirm, as is
+everything that is to be public.
 """
 
 from __future__ import annotations
@@ -33,21 +34,23 @@ HEADER = """\
 # It was made from the names and the types of the columns, and holds no value. Confirm each type:
 # 0 and 1 may be classes, and a number may be a code; then give kind = "categorical" with its
 # categories, kind = "boolean", or kind = "ignored" to leave the column out.
-# missing = true lets cells be empty, NA, NaN or null, for one more input per column.
+# missing = false refuses cells that are empty, NA, NaN or null. Which columns may have them is for
+# you to say, since whether they do is private: then give missing = true, for one more input.
 """
 _RANGE = "  # or what is public, [lowest, highest], which costs no privacy"
 _DATES = '  # or what is public, ["2000-01-01", "2030-01-01"], which costs no privacy'
 _CATEGORIES = "  # fill in those that are public; others become (other)"
 _CLASSES = "  # fill in the classes, which are public"
 _CODES = '  # the range that is public, [lowest, highest]; for classes: kind = "categorical"'
+_MISSING = "  # true if cells may be empty"
 _TARGET = "  # the column to predict, or several columns of true and false"
 
 
 def describe(table: Any, target: str | Sequence[str] = ()) -> Schema:
     """A schema of the table's columns, for you to confirm and complete.
 
-    Ranges are left to be released, and categories to be filled in. `table` is what
-    `Schema.inputs` takes.
+    Ranges are left to be released, and categories to be filled in. No column may have missing
+    cells until you say so. `table` is what `Schema.inputs` takes.
 
         print(tacit.data.describe("patients.csv", "outcome").to_toml())
     """
@@ -75,10 +78,15 @@ def describe(table: Any, target: str | Sequence[str] = ()) -> Schema:
 
 
 def to_predict(schema: Schema, target: str | Sequence[str]) -> Schema:
-    """The schema with this target, whose cells all have a known value."""
+    """The schema with this target, whose cells all have a known class."""
     schema = schema.with_target(target)
     return Schema(
-        tuple(_required(c) if c.name in schema.target else c for c in schema.columns),
+        tuple(
+            replace(c, unknown="error")
+            if c.name in schema.target and isinstance(c, Categorical)
+            else c
+            for c in schema.columns
+        ),
         schema.target,
     )
 
@@ -96,28 +104,21 @@ def commented(schema: Schema) -> str:
             hint = _CLASSES if is_target else _CATEGORIES
         elif isinstance(column, Numeric | Date) and column.range == RELEASE:
             hint = _DATES if isinstance(column, Date) else _CODES if is_target else _RANGE
-        marks = ('range = "release"', "categories = []")
-        parts.append(
-            "".join(
-                f"{line}{hint if line in marks else ''}\n" for line in block.strip().splitlines()
-            )
-        )
+        hints = dict.fromkeys(('range = "release"', "categories = []"), hint)
+        if not is_target and not isinstance(column, Ignored):
+            hints["missing = false"] = _MISSING
+        lines = block.strip().splitlines()
+        parts.append("".join(f"{line}{hints.get(line, '')}\n" for line in lines))
     return HEADER + "\n[[columns]]\n".join(parts)
-
-
-def _required(column: Column) -> Column:
-    """The column as a target, whose cells all have a known value."""
-    column = replace(column, missing=False)
-    return replace(column, unknown="error") if isinstance(column, Categorical) else column
 
 
 def _candidates(name: str) -> list[Column]:
     """What a column may be, what is most specific first."""
     return [
-        Boolean(name, missing=True),
-        Numeric(name, missing=True),
-        *(Date(name, format=form, missing=True) for form in _DATE_FORMATS),
-        Categorical(name, missing=True),
+        Boolean(name),
+        Numeric(name),
+        *(Date(name, format=form) for form in _DATE_FORMATS),
+        Categorical(name),
     ]
 
 

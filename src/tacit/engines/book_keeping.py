@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -81,8 +81,10 @@ from tacit.pytrees import (
     tensors_of,
     with_tensors,
 )
-from tacit.sampling.sampler import Batch
 from tacit.torch_internals import Graph
+
+if TYPE_CHECKING:
+    from tacit.sampling.sampler import Batch
 
 Gradients = dict[str, RecordGradients]
 Form = Dense | Lookup | RecordGradients

@@ -17,13 +17,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from tacit.precision import full_precision, wide, wide_dtype
-from tacit.sampling.sampler import Batch
+
+if TYPE_CHECKING:
+    from tacit.sampling.sampler import Batch
 
 COUNT_BOUND = 0.5  # what one record adds to a count, at most
 _BAND = 0.1  # the width of the count's slope, as a share of C

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -45,8 +45,10 @@ from tacit.engines.rules import NotFinite
 from tacit.errors import MixesRecords, UnsupportedModule
 from tacit.precision import ieee_float32, no_autocast, wide
 from tacit.pytrees import Tree, device_of, map_tensors, num_rows, take_rows, tensors_of
-from tacit.sampling.sampler import Batch
 from tacit.torch_internals import has_gradient_hooks, swapped
+
+if TYPE_CHECKING:
+    from tacit.sampling.sampler import Batch
 
 Records = tuple[Tree, Tree]  # inputs and targets
 

@@ -25,7 +25,7 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,10 @@ from tacit.checks.side_effects import contents_of
 from tacit.engines.clipping import left_to_the_compiler
 from tacit.engines.pass_state import PassState
 from tacit.precision import float32_settings, full_precision, uses_tensor_float
-from tacit.sampling.sampler import Batch
 from tacit.torch_internals import TorchDispatchMode, compile_graph, copy_each, schema_of, swapped
+
+if TYPE_CHECKING:
+    from tacit.sampling.sampler import Batch
 
 Outputs = dict[str, Tensor]
 Work = Callable[[Sequence[Tensor]], Outputs]

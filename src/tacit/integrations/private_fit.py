@@ -136,6 +136,7 @@ class PrivateEstimator(BaseEstimator, ABC):
         """Features as float64 (N, D) and targets, checked as scikit-learn does."""
         self._table_schema = self._read_schema()
         if self._table_schema is None:
+            _refuse_text(X, type(self).__name__)
             return validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, **checks)
         validate_data(self, X, skip_check_array=True)
         inputs = self._table_schema.inputs(X).double().numpy()
@@ -362,12 +363,40 @@ class PrivateEstimator(BaseEstimator, ABC):
         check_is_fitted(self)
         schema: Schema | None = self._table_schema
         if schema is None:
+            _refuse_text(X, type(self).__name__)
             inputs = torch.tensor(validate_data(self, X, reset=False, dtype=np.float64))
         else:
             validate_data(self, X, reset=False, skip_check_array=True)
             inputs = schema.inputs(X).double()
         with torch.no_grad():
             return self.network_(self.scaler_(inputs)).reshape(len(inputs), -1).numpy()
+
+
+def _refuse_text(X: Any, estimator: str) -> None:
+    """Raise ValueError for a frame with columns of text, which need a schema."""
+    if not (hasattr(X, "columns") and hasattr(X, "dtypes")):
+        return
+    cells = [np.asarray(X.iloc[:, i] if hasattr(X, "iloc") else X[:, i]) for i in range(X.shape[1])]
+    kept = zip(X.columns, cells, strict=True)
+    named = [name for name, own in kept if own.dtype.kind in "OUT" and any(map(_is_text, own))]
+    if named:
+        columns = "column" if len(named) == 1 else "columns"
+        raise ValueError(
+            f"X has text in the {columns} {', '.join(map(repr, named[:12]))}"
+            f"{', ...' if len(named) > 12 else ''}, and no schema says what it means; give "
+            f"{estimator}(schema=...), which tacit.data.describe(X) begins, or drop the {columns}"
+        )
+
+
+def _is_text(cell: object) -> bool:
+    """Whether it is text that is no number."""
+    if not isinstance(cell, str):
+        return False
+    try:
+        float(cell)
+    except ValueError:
+        return True
+    return False
 
 
 def _within_three(mean: Tensor, std: Tensor, origin: str) -> RangeScaler:

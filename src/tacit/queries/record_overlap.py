@@ -3,7 +3,10 @@
 Values that are computed from public or held-out records are released without noise. So private
 records among them would be released as they are, and are refused where that can be seen: by shared
 rows of memory, by shared record ids, and by comparing the contents of some rows with those of all
-private ones. A few equal rows pass, since datasets have duplicates.
+private ones. A few equal rows pass, since datasets have duplicates. Of private records on disk that
+take more than 1 GiB some rows are compared: the first, the last, and some from all over. That finds
+a copy, a shuffled copy in memory, and what was cut off at either end; a small random part of them
+goes unnoticed.
 
 Ids tell records apart within one origin: those that somebody gave, under one name, or the row
 numbers of one set of records and of what was taken from it. Two sets that were made separately
@@ -24,6 +27,7 @@ from tacit.pytrees import tensors_of
 from tacit.records import Records
 
 _ROWS_TO_COMPARE = 256
+_ROWS_AT_AN_END = 64
 _CHUNK = 1 << 20  # numbers at once, which stay in the cache
 _MOST_BYTES_READ = 1 << 30
 _NAN = 1.2345e-38  # what every NaN counts as
@@ -113,20 +117,25 @@ def _rows_in_common(a: Tensor, b: Tensor) -> bool:
 
 
 def _mostly_copied(evaluated: Records, private: Records) -> bool:
-    if evaluated.shape != private.shape or _too_large(private):
+    if evaluated.shape != private.shape:
         return False
-    some = _some(evaluated)
-    shapes = ([t.shape[1:] for t in tensors_of(r.targets)] for r in (some, private))
+    shapes = ([t.shape[1:] for t in tensors_of(r.targets)] for r in (evaluated, private))
     # One input may be of two classes, so that equal inputs alone need not be one record.
-    return _share_of(some, private, with_targets=next(shapes) == next(shapes)) > 0.5
+    with_targets = next(shapes) == next(shapes)
+    if _too_large(private):
+        return _share_of_samples(evaluated, private, with_targets=with_targets) > 0.5
+    return _share_of(_some(evaluated), private, with_targets=with_targets) > 0.5
 
 
 def share_among(public: Records, private: Records) -> float:
-    """The share of some public rows whose inputs equal those of a private row."""
+    """The share of some public rows whose inputs equal those of a private row.
+
+    Of private records that are too large to be read, the share of some that are public.
+    """
     if public.shape != private.shape or len(private) == 0 or len(public) == 0:
         return 0.0
     if _too_large(private):
-        return 0.0
+        return _share_of_samples(public, private, with_targets=False)
     return _share_of(_some(public), private, with_targets=False)
 
 
@@ -139,6 +148,31 @@ def _too_large(records: Records) -> bool:
     """Whether comparing with all of these records would read too much from disk."""
     columns = columns_of((records.inputs, records.targets))
     return sum(c.numel() * c.element_size() for c in columns) > _MOST_BYTES_READ
+
+
+def _share_of_samples(some: Records, private: Records, *, with_targets: bool) -> float:
+    """The largest share that `some` has of three samples of the private rows.
+
+    Which rows they are depends on the number of rows alone. What is in memory is looked through,
+    and of what is read lazily the rows in the same places and some of its own.
+    """
+    samples = _samples(len(private))
+    if some.is_lazy:
+        places = torch.cat([*samples, *_samples(len(some))]).unique()
+        some = some.take(places[places < len(some)])
+    keys: dict[int, Tensor] = {}
+    known = torch.cat([*_fingerprints(some, with_targets, keys)])
+    shares = [
+        torch.isin(torch.cat([*_fingerprints(private.take(rows), with_targets, keys)]), known)
+        for rows in samples
+    ]
+    return max(float(found.double().mean()) for found in shares)
+
+
+def _samples(count: int) -> list[Tensor]:
+    """The first rows, the last, and some from all over."""
+    rows = torch.arange(count)
+    return [rows[:_ROWS_AT_AN_END], rows[-_ROWS_AT_AN_END:], rows[:: -(-count // 128)]]
 
 
 def _share_of(some: Records, private: Records, *, with_targets: bool) -> float:

@@ -208,7 +208,8 @@ def _prelude(run: SavedFacts) -> list[object]:
         sizes = ", ".join(plain(event.noise_multiplier) for event in released)
         words.append(
             f"{len(released)} Gaussian release{'s' if len(released) > 1 else ''} from the "
-            f"training records, such as the constants of scaling, with noise multiplier {sizes}. "
+            "training records, such as the constants of scaling and category counts, with noise "
+            f"multiplier {sizes}. "
             "ε counts this."
         )
     elif run.plan is not None:
@@ -290,10 +291,10 @@ def calibration_charts(run: SavedFacts) -> list[Markup]:
     grid, every = (COARSE, 1) if coarse else (FINE, 3)
     steps = sorted({max(1, round(share * answers_for)) for share in _STEPS[::every]})
     noise = [share * run.noise_multiplier for share in _NOISE[::every]]
-    by_steps = [_drawn(plan, count, run.delta, grid) for count in steps]
-    by_noise = [
-        _drawn(replace(plan, noise_multiplier=z), answers_for, run.delta, grid) for z in noise
-    ]
+    by_steps = _drawn([(plan, count) for count in steps], run.delta, grid)
+    by_noise = _drawn(
+        [(replace(plan, noise_multiplier=z), answers_for) for z in reversed(noise)], run.delta, grid
+    )[::-1]
     at_delta = f"ε at δ = {plain(run.delta)}"
     return [
         _calibration(
@@ -311,11 +312,16 @@ def calibration_charts(run: SavedFacts) -> list[Markup]:
     ]  # fmt: skip
 
 
-def _drawn(plan: Plan, steps: int, delta: float, grid: Grid) -> float:
-    """ε of a plan, infinite where it is too large to be drawn."""
-    if plan.epsilon_rdp(steps, delta) > 2 * _MOST_DRAWN:
-        return math.inf
-    return plan.epsilon(steps, delta, grid)
+def _drawn(plans: Sequence[tuple[Plan, int]], delta: float, grid: Grid) -> list[float]:
+    """ε of plans of growing ε, infinite from the first that is too large to be drawn.
+
+    An ε that is far too large takes long to compute; the next one is never far above the last.
+    """
+    found: list[float] = []
+    for plan, steps in plans:
+        too_large = bool(found) and found[-1] > 2 * _MOST_DRAWN
+        found.append(math.inf if too_large else plan.epsilon(steps, delta, grid))
+    return found
 
 
 def _whole(value: float) -> str:

@@ -25,10 +25,11 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from tacit.data.preprocessing import FILE as PREPROCESSING
 from tacit.data.preprocessing import Preprocessing, load_preprocessing
+from tacit.data.scattering import ScatteringMap
 from tacit.data.table_schema import Schema
 from tacit.errors import TacitError
 from tacit.models.architectures import Architecture, registered_models
-from tacit.report.run_folder import FORMAT, SCHEMA, WEIGHTS, digest_of, require_file
+from tacit.report.folder_files import FORMAT, SCHEMA, WEIGHTS, digest_of, require_file
 from tacit.report.saved_run import SavedRun
 
 
@@ -51,6 +52,20 @@ def load_run(
 
     Raises ValueError for a folder that is damaged, incomplete, or none of a run.
     """
+    run = load_model(folder, model=model, import_model=import_model, device=device)
+    with _explained(run.folder):
+        _ = run.statement  # ε is computed again, and is what the folder says
+    return run
+
+
+def load_model(
+    folder: str | os.PathLike[str],
+    *,
+    model: nn.Module | None = None,
+    import_model: bool = False,
+    device: torch.device | str = "cpu",
+) -> SavedRun:
+    """`load_run` without a look at the run's privacy, whose accounting takes time."""
     path = Path(folder)
     facts = read_facts(path)
     described = facts.get("model")
@@ -68,7 +83,7 @@ def load_run(
         )
     _check_files(path, described)
     weights = _weights(path)
-    try:
+    with _explained(path):
         preprocessing = Preprocessing()
         if PREPROCESSING in described["files"]:
             preprocessing = load_preprocessing(path)
@@ -78,15 +93,7 @@ def load_run(
             schema = Schema.from_dict(stored)
         network = model or _network(path, described["architecture"], weights, import_model)
         run = SavedRun(path, facts, network, preprocessing, schema)
-    except TacitError:
-        raise
-    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(
-            f"{path}/run.json does not describe a model ({type(error).__name__}: {error}); copy "
-            "the folder again"
-        ) from error
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be loaded: {error}") from error
+        _require_fit(run)
     _fill(path, network, weights)
     network.eval()
     try:
@@ -96,6 +103,22 @@ def load_run(
             f"device is {str(device)!r}, which is not available: {str(error).splitlines()[0]}"
         ) from error
     return run
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Whatever a damaged run.json raises is one error that names it."""
+    try:
+        yield
+    except TacitError:
+        raise
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(
+            f"{folder}/run.json does not describe a model ({type(error).__name__}: {error}); copy "
+            "the folder again"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{folder} cannot be loaded: {error}") from error
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -135,6 +158,23 @@ def _check_files(folder: Path, described: dict[str, Any]) -> None:
                 f"{folder}/{name} is not the file that run.json was written with: it is damaged, "
                 "or of another run; copy the folder again"
             )
+
+
+def _require_fit(run: SavedRun) -> None:
+    """Refuse preprocessing that does not take a record of the run to an input of its network."""
+    stages, shape = run.preprocessing.stages, run.record_shape
+    if not stages or shape is None or any(isinstance(s, ScatteringMap) for s in stages):
+        return
+    try:
+        found = tuple(run.preprocessing(torch.zeros(1, *shape)).shape[1:])
+    except (LookupError, RuntimeError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"its {PREPROCESSING} does not fit its records ({' '.join(str(error).split())})"
+        ) from error
+    if found != run.input_shape:
+        raise ValueError(
+            f"its {PREPROCESSING} makes inputs of shape {found}, not {run.input_shape}"
+        )
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:

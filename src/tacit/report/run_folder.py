@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import json
-import math
 import os
 import platform
 import subprocess
@@ -33,22 +31,22 @@ from tacit.data.preprocessing import FILE as PREPROCESSING
 from tacit.data.preprocessing import Preprocessing, Stage
 from tacit.data.table_schema import Schema
 from tacit.diagnostics.predictions import confusion_matrix
-from tacit.errors import in_words
 from tacit.ledger import Ledger
 from tacit.ledger.statement import read_statement
 from tacit.losses.registry import Task
 from tacit.models.architectures import architecture_of, plain_arguments
 from tacit.records import Records, as_records
+from tacit.report.folder_files import (
+    FILES,
+    FORMAT,
+    SCHEMA,
+    WEIGHTS,
+    digest_of,
+    write_json,
+)
 from tacit.statistics.tracking import refuse_private_statistics
-from tacit.training.checkpoint import FILE as CHECKPOINT
 from tacit.training.evaluation import temperature_of
 from tacit.training.run import Run
-
-# What a run writes into its folder.
-WEIGHTS, SCHEMA = "weights.safetensors", "schema.json"
-FILES = ("run.json", WEIGHTS, "progress.png", SCHEMA, PREPROCESSING)
-# The version of the "model" part of run.json.
-FORMAT = 1
 
 
 @functools.cache
@@ -275,20 +273,6 @@ def _architecture(model: nn.Module, arguments: dict[str, Any] | None) -> dict[st
     }
 
 
-def require_file(folder: Path, name: str) -> None:
-    """Refuse a folder without this file, and say so if the run in it is not complete."""
-    if (folder / name).is_file():
-        return
-    if (folder / CHECKPOINT).is_file():
-        way = in_words(
-            f'Trainer.fit(resume="{folder}"), then save_run', f"tacit train --resume {folder}"
-        )
-        raise ValueError(f"{folder} holds a run that is not complete; resume it with: {way}")
-    raise ValueError(
-        f"{folder} has no {name}; give the folder of a run, as tacit train --out makes it"
-    )
-
-
 def target_unit(schema: Schema | None) -> float:
     """How many of the target's own units are 1 for the network."""
     if schema is None or not schema.target or schema.task != Task.REGRESSION:
@@ -326,32 +310,3 @@ _NEIGHBOURS = {
     Relation.ADD_OR_REMOVE_ONE.value: "differ by one record that is added or removed",
     Relation.REPLACE_ONE.value: "differ by one record that is replaced",
 }
-
-
-def digest_of(file: Path) -> str:
-    """SHA-256 of a file."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-# ---- JSON ----------------------------------------------------------------------------------------
-
-
-def write_json(facts: dict[str, Any], path: Path) -> None:
-    with whole_file(path) as draft:
-        draft.write_text(to_json(facts) + "\n", encoding="utf-8")
-
-
-def to_json(value: Any) -> str:
-    """JSON that any reader takes: an infinite ε is the string "inf", which JSON numbers lack."""
-    return json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if isinstance(value, int | float | bool | str | None) else str(value)

@@ -21,7 +21,8 @@ from tacit.diagnostics.gradient_norms import (
     GradientNormHistory,
     whole_norms,
 )
-from tacit.report.run_folder import privacy_statement, require_file, write_json
+from tacit.report.folder_files import require_file, write_json
+from tacit.report.run_folder import privacy_statement
 from tacit.sampling.scheme import UnregisteredScheme
 from tacit.training.evaluation import Metrics
 

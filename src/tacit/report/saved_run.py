@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from tacit.errors import DataError, in_words
 from tacit.losses.registry import Task
 from tacit.pytrees import Tree, call_model, logits_of, map_tensors, num_rows
 from tacit.records import Records, as_tensors
-from tacit.report.saved_facts import stated
 from tacit.statistics.tracking import evaluating
 from tacit.training.evaluation import decide, pieces_of, probabilities
 
@@ -72,10 +72,6 @@ class SavedRun:
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}")
         self.input_dtype = None if dtype is None else _DTYPES[dtype]
-        self.statement: dict[str, Any] = stated(folder, facts)
-        self.epsilon, self.delta = float(self.statement["epsilon"]), float(self.statement["delta"])
-        if not isinstance(self.statement["ledger"], dict | None):
-            raise TypeError(f"ledger is {self.statement['ledger']!r}")
 
     def __repr__(self) -> str:
         classes = "" if self.class_names is None else f" into {', '.join(self.class_names[:5])}"
@@ -85,6 +81,24 @@ class SavedRun:
             f"SavedRun({str(self.folder)!r}: {kind}{classes}, {type(self.model).__name__}, "
             f"epsilon={self.epsilon:.4g} at delta={self.delta:g})"
         )
+
+    @cached_property
+    def statement(self) -> dict[str, Any]:
+        """Of its privacy, with ε computed again from the plan."""
+        from tacit.report.saved_facts import stated
+
+        found = stated(self.folder, self.facts)
+        if not isinstance(found["ledger"], dict | None):
+            raise TypeError(f"ledger is {found['ledger']!r}")
+        return found
+
+    @property
+    def epsilon(self) -> float:
+        return float(self.statement["epsilon"])
+
+    @property
+    def delta(self) -> float:
+        return float(self.statement["delta"])
 
     @property
     def device(self) -> torch.device:
@@ -241,12 +255,28 @@ class SavedRun:
     def export_onnx(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Write preprocessing and network as an ONNX file, checked with onnxruntime.
 
-        Returns what is in the graph and what is not, and the largest difference to PyTorch. The
+        A run with a schema has one input per column: numbers, truth values as 1 and 0, and dates as
+        days since 1970-01-01 are float64, NaN where missing; categories are text, empty where
+        missing, or float64 where all of them are numbers. A record that the schema refuses gets NaN
+        in every output. Any other run has one input, `inputs`.
+
+        Returns what is in the graph, what it takes, and the largest difference to PyTorch. The
         file is written only if that is small. Needs `pip install 'tacit[export]'`.
         """
         from tacit.report.onnx_export import export_onnx
 
         return export_onnx(self, Path(path))
+
+    def onnx_inputs(self, x: Any) -> dict[str, np.ndarray]:
+        """The records as arrays by name, which the exported file takes; `x` is as for `predict`.
+
+        run.export_onnx("model.onnx")
+        session = onnxruntime.InferenceSession("model.onnx")
+        outputs, probabilities = session.run(None, run.onnx_inputs("new.csv"))
+        """
+        from tacit.report.onnx_export import onnx_inputs
+
+        return onnx_inputs(self, x)
 
 
 _DTYPES: dict[str, torch.dtype] = {

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import dp_accounting as dpa
 import torch
 from torch import Tensor, nn
 
@@ -33,6 +32,8 @@ from tacit.statistics.tracking import (
 from tacit.torch_internals import BatchNorm, InstanceNorm, unbatched_rank
 
 if TYPE_CHECKING:
+    import dp_accounting as dpa
+
     from tacit.ledger import Ledger
 
 _WHAT = "BatchNorm's running statistics"
@@ -150,6 +151,8 @@ class ReleasedStatistics:
     @property
     def event(self) -> dpa.GaussianDpEvent:
         """What the release costs, to be planned and charged before it: all norms together."""
+        import dp_accounting as dpa
+
         return dpa.GaussianDpEvent(self.noise_multiplier)
 
     @property

@@ -4,18 +4,23 @@
 Whoever writes their own loop needs `tacit.Mechanism` and `tacit.Ledger` and nothing from here.
 """
 
-from tacit.training.callbacks import (
-    Callback,
-    Evaluation,
-    MovingAverage,
-    ProgressBar,
-    Sparsification,
-)
-from tacit.training.checkpoint import Checkpoint, Stateful
-from tacit.training.evaluation import Metrics, evaluate
-from tacit.training.preconditions import HeldOut, LedgerRun, Unprotected
-from tacit.training.run import Run, summary_text
-from tacit.training.trainer import Trainer
+from typing import TYPE_CHECKING
+
+from tacit import imported_when_used
+
+if TYPE_CHECKING:
+    from tacit.training.callbacks import (
+        Callback,
+        Evaluation,
+        MovingAverage,
+        ProgressBar,
+        Sparsification,
+    )
+    from tacit.training.checkpoint import Checkpoint, Stateful
+    from tacit.training.evaluation import Metrics, evaluate
+    from tacit.training.preconditions import HeldOut, LedgerRun, Unprotected
+    from tacit.training.run import Run, summary_text
+    from tacit.training.trainer import Trainer
 
 __all__ = [
     "Callback",
@@ -34,3 +39,16 @@ __all__ = [
     "evaluate",
     "summary_text",
 ]
+
+_HOMES = {
+    "callbacks": ("Callback", "Evaluation", "MovingAverage", "ProgressBar", "Sparsification"),
+    "checkpoint": ("Checkpoint", "Stateful"),
+    "evaluation": ("Metrics", "evaluate"),
+    "preconditions": ("HeldOut", "LedgerRun", "Unprotected"),
+    "run": ("Run", "summary_text"),
+    "trainer": ("Trainer",),
+}
+# Whoever evaluates or predicts need not wait for what trains.
+__getattr__ = imported_when_used(
+    __name__, {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
+)

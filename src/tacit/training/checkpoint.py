@@ -43,12 +43,12 @@ from tacit.sampling.scheme import whole_number
 from tacit.statistics.tracking import origins_of, refuse_private_statistics, set_origin
 from tacit.training.callbacks import Evaluation
 from tacit.training.evaluation import Metrics
+from tacit.training.state_file import CHECKPOINT as FILE
 from tacit.training.state_file import read_state, write_state
 
 if TYPE_CHECKING:
     from tacit.training.trainer import Trainer
 
-FILE = "checkpoint.safetensors"
 _MINUTES = 10.0  # between checkpoints within a long lease
 
 

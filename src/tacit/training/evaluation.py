@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +16,14 @@ from tacit.losses.classification import TokenCrossEntropy
 from tacit.losses.record_loss import WeightedSum, WithConstant, losses_of
 from tacit.losses.registry import Task, task_of
 from tacit.losses.tailored import watched
+from tacit.precision import floating_type
+from tacit.prefetch import rows_in_order
 from tacit.pytrees import Tree, call_model, logits_of, tensors_of
-from tacit.queries.bounded_gradient import Loss
 from tacit.records import Records, as_records
 from tacit.statistics.tracking import evaluating
-from tacit.training.rehearsal import floating_type
+
+if TYPE_CHECKING:
+    from tacit.queries.bounded_gradient import Loss
 
 
 @dataclass(frozen=True)
@@ -294,10 +298,22 @@ def baseline_of(records: Records, task: Task | None) -> Baseline | None:
 
 
 def pieces_of(records: Records, size: int, model: nn.Module | None = None) -> Iterator[Records]:
-    """The records in order, `size` at a time, in memory; with `model`, on its device and type."""
-    for start in range(0, len(records), size):
-        piece = records.take(slice(start, start + size)).read()
-        if model is not None and (first := next(model.parameters(), None)) is not None:
+    """The records in order, `size` at a time and in memory; on the device of `model`, in its type.
+
+    What is read lazily is read ahead, as in training.
+    """
+    first = None if model is None else next(model.parameters(), None)
+    tree = records.inputs, records.targets
+    starts = range(0, len(records), size)
+    values: Iterator[Any] = repeat(None)
+    if records.is_lazy:
+        values = rows_in_order(tree, len(records), size, records.device)
+    for start, read in zip(starts, values, strict=False):
+        piece = records.take(slice(start, start + size))
+        if read is not None:
+            piece = replace(piece, inputs=read[0], targets=read[1])
+        if first is not None:
+            assert model is not None
             piece = piece.to(first.device, floating_type(model))
         yield piece
 

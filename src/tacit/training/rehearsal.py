@@ -380,9 +380,3 @@ def _require_probabilities(loss: Loss, some: Records, called: str) -> None:
 def finite_weights(model: nn.Module) -> bool:
     """Whether all weights are finite. They were released, so that a run may say so."""
     return all(bool(torch.isfinite(p.detach()).all()) for p in model.parameters())
-
-
-def floating_type(model: nn.Module) -> torch.dtype | None:
-    """The one floating-point type of the model's parameters; None if there are several, or none."""
-    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    return kinds.pop() if len(kinds) == 1 else None

@@ -1,7 +1,8 @@
 """A file of plain values and tensors: written whole or not at all, and read without running code.
 
 One safetensors file. Its tensors have their paths in the tree as names; the rest of the tree is
-JSON in the file's metadata, with a SHA-256 over all of it.
+JSON in the file's metadata, with a SHA-256 over all of it. `only_process` keeps a second process
+away from the folder.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,76 @@ import torch
 from safetensors.torch import load, save_file
 from torch import Tensor
 
+from tacit.errors import CheckpointRefused
+
+CHECKPOINT = "checkpoint.safetensors"
 _FORMAT = "tacit checkpoint 1"
+# By device and inode: the descriptor that holds a folder's lock, and how often it was entered.
+_locked: dict[tuple[int, int], list[int]] = {}
+
+
+@contextmanager
+def only_process(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise CheckpointRefused if another process is inside for the same folder.
+
+    The folder is made, and removed at the end if it is empty. The lock is the kernel's, on the
+    folder itself: it leaves no file, and ends with the process, however that ends. The process that
+    holds it may enter again. A file system without such locks gets a warning; Windows has none.
+    """
+    missing = [made for made in (Path(folder), *Path(folder).parents) if not made.exists()]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    try:
+        with nullcontext() if os.name == "nt" else _lock(folder):
+            yield
+    finally:
+        with suppress(OSError):  # not empty
+            for made in missing:
+                made.rmdir()
+
+
+@contextmanager
+def _lock(folder: str | os.PathLike[str]) -> Iterator[None]:
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    status = os.fstat(descriptor)
+    key = status.st_dev, status.st_ino
+    if key in _locked:
+        os.close(descriptor)
+    else:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise CheckpointRefused(
+                f"another process is training in {folder}; wait until it ends, or end it"
+            ) from None
+        except OSError as error:
+            warnings.warn(
+                f"{folder} cannot be locked ({error.strerror}); see that no other process trains "
+                "in it",
+                stacklevel=3,
+            )
+        _locked[key] = [descriptor, 0]
+    _locked[key][1] += 1
+    try:
+        yield
+    finally:
+        if key in _locked:  # not in a forked process, which holds no lock
+            _locked[key][1] -= 1
+            if _locked[key][1] == 0:
+                os.close(_locked.pop(key)[0])
+
+
+def _hold_no_lock() -> None:
+    """A worker that outlives its parent must not keep the lock."""
+    for descriptor, _ in _locked.values():
+        os.close(descriptor)
+    _locked.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_hold_no_lock)
 
 
 def write_state(file: Path, state: Mapping[str, Any]) -> None:

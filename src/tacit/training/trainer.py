@@ -8,7 +8,7 @@ import signal
 import time
 import weakref
 from collections.abc import Hashable, Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -24,6 +24,7 @@ from tacit.lipschitz.projection import project
 from tacit.losses.record_loss import Scheduled, fresh
 from tacit.mechanism import Mechanism
 from tacit.noise import Noise
+from tacit.precision import floating_type
 from tacit.queries.bounded_gradient import GradientQuery, Loss, Recording
 from tacit.queries.per_sample_clip import PerSampleClip
 from tacit.queries.record_overlap import require_held_out
@@ -45,8 +46,9 @@ from tacit.training.checkpoint import (
 )
 from tacit.training.evaluation import evaluate
 from tacit.training.preconditions import HeldOut, LedgerRun, Statistics, Unprotected
-from tacit.training.rehearsal import finite_weights, floating_type, rehearse
+from tacit.training.rehearsal import finite_weights, rehearse
 from tacit.training.run import ENDED_EARLY, OVER_BUDGET, SEEDED, Run, peak_memory_bytes
+from tacit.training.state_file import only_process
 
 
 class Trainer:
@@ -222,8 +224,16 @@ class Trainer:
         `resume` is a folder with the checkpoint of a run that was killed or interrupted. The run
         goes on from there, on its own ledger, and keeps its checkpoints there. What was charged
         after the checkpoint stays charged, and is not drawn again: the run has that many steps
-        less. A checkpoint of another ledger, plan, model, optimizer or data is refused.
+        less. A checkpoint of another ledger, plan, model, optimizer or data is refused, and so is a
+        folder that another process trains in.
         """
+        kept = None if self.checkpoint is None else self.checkpoint.folder
+        with ExitStack() as held:
+            for folder in {os.fspath(f) for f in (resume, kept) if f is not None}:
+                held.enter_context(only_process(folder))
+            return self._fit(resume)
+
+    def _fit(self, resume: str | os.PathLike[str] | None) -> Run:
         given = self.ledger
         checkpoint, stored = self.checkpoint, None
         if resume is not None:

@@ -1,0 +1,60 @@
+"""The files in the folder of a run: their names, their digests, and how JSON is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from tacit.data.download import whole_file
+from tacit.data.preprocessing import FILE as PREPROCESSING
+from tacit.errors import in_words
+from tacit.training.state_file import CHECKPOINT
+
+WEIGHTS, SCHEMA = "weights.safetensors", "schema.json"
+# What a run writes into its folder.
+FILES = ("run.json", WEIGHTS, "progress.png", SCHEMA, PREPROCESSING)
+# The version of the "model" part of run.json.
+FORMAT = 1
+
+
+def require_file(folder: Path, name: str) -> None:
+    """Refuse a folder without this file, and say so if the run in it is not complete."""
+    if (folder / name).is_file():
+        return
+    if (folder / CHECKPOINT).is_file():
+        way = in_words(
+            f'Trainer.fit(resume="{folder}"), then save_run', f"tacit train --resume {folder}"
+        )
+        raise ValueError(f"{folder} holds a run that is not complete; resume it with: {way}")
+    raise ValueError(
+        f"{folder} has no {name}; give the folder of a run, as tacit train --out makes it"
+    )
+
+
+def digest_of(file: Path) -> str:
+    """SHA-256 of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_json(facts: dict[str, Any], path: Path) -> None:
+    with whole_file(path) as draft:
+        draft.write_text(to_json(facts) + "\n", encoding="utf-8")
+
+
+def to_json(value: Any) -> str:
+    """JSON that any reader takes: an infinite ε is the string "inf", which JSON numbers lack."""
+    return json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, int | float | bool | str | None) else str(value)
