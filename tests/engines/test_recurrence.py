@@ -146,3 +146,19 @@ def test_a_gradient_penalty_through_a_recurrent_layer_is_exact(kind):
     for engine in (None, PerRecord()):
         query = PerSampleClip(0.3, engine=engine)
         assert_same(sums_of(query, model, batch, penalised), expected)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_over_records_runs_in_one_pass(kind):
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = kind(3, 4)
+
+        def forward(self, x):
+            return torch.stack([self.layer(of_record)[0].mean(0) for of_record in x])
+
+    torch.manual_seed(0)
+    for count in (1, 2, 5):
+        check_exact(Loop().double(), torch.randn(count, 4, 3, dtype=torch.float64), 0.3)

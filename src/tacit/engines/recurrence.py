@@ -142,7 +142,7 @@ def _joined(use: Use) -> RuleResult:
     """Σ_t ∂L/∂z_t·h_{t−1}ᵀ and Σ_t ∂L/∂z_t of each record."""
     before, r = use.node.saved_tensors
     b = _of_products(wide(use.cotangent), None if r is None else wide(r))
-    if b.dim() != 3 or use.layout.dim > 1 or use.layout.kind != "blocks":
+    if use.layout.dim > 1 or use.layout.kind == "scattered":
         return None
     b_BTP, a_BTD = (use.rows(t, use.layout.dim).flatten(1, -2) for t in (b, wide(before)))
     return b_BTP.sum(1) if len(use.shape) == 1 else Dense(a_BTD, b_BTP)
