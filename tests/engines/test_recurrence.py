@@ -162,3 +162,18 @@ def test_a_loop_over_records_runs_in_one_pass(kind):
     torch.manual_seed(0)
     for count in (1, 2, 5):
         check_exact(Loop().double(), torch.randn(count, 4, 3, dtype=torch.float64), 0.3)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_inside_a_transform_of_torch_func(kind):
+    class Slopes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = kind(3, 4, batch_first=True)
+
+        def forward(self, x):
+            return torch.func.grad(lambda x: self.layer(x)[0].square().sum())(x)
+
+    torch.manual_seed(0)
+    check_exact(Slopes().double(), torch.randn(3, 4, 3, dtype=torch.float64), 0.3)
