@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, _vmap_internals, nn
+from torch.autograd import forward_ad as fwAD
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributions import Distribution
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -444,6 +445,11 @@ def without_fused_layers() -> Iterator[None]:
     finally:
         torch._C._set_mkldnn_enabled(enabled[0])
         torch._C._set_cudnn_enabled(enabled[1])
+
+
+def in_transform() -> bool:
+    """Whether `torch.func` or forward-mode differentiation transforms what runs now."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or fwAD._current_level >= 0
 
 
 @contextmanager

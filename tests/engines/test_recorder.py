@@ -6,7 +6,7 @@ Every step is compiled after two runs, because the run announces a billion of th
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import tacit
 from tacit import PerSampleClip, Records
 from tacit.engines import Automatic, BookKeeping, Recorder, recorder
+from tacit.errors import MixesRecords
 from tacit.losses import CrossEntropy
 from tacit.queries import LayerFactors
 
@@ -311,3 +312,30 @@ def test_a_rule_without_a_hash_can_be_recorded():
         recorded = sums_of(PerSampleClip(1e9, rule=rule, engine=engine), model, batch, LOSS)
         plain = PerSampleClip(1e9, rule=rule, engine=BookKeeping())
         assert_same(recorded, sums_of(plain, model, batch, LOSS))
+
+
+class Writing:
+    """A source of rows that leaves them in a model, from the moment that it is given one."""
+
+    model: nn.Module | None = None
+
+    def __len__(self) -> int:
+        return 12
+
+    def read_rows(self, rows):
+        x = torch.ones(len(rows), 4).double()
+        if self.model is not None:
+            self.model.register_buffer("rows", x)
+        return x, torch.zeros(len(rows), dtype=torch.int64)
+
+
+def test_what_a_source_of_rows_writes_to_the_model_is_seen_in_replayed_steps():
+    source, model, engine = Writing(), network(), recording_engine(after=1)
+    query, (batch,) = PerSampleClip(1.0, engine=engine), batches(1)
+    records = Records.lazy(source)
+    for _ in range(4):
+        query(model, LOSS, replace(batch, records=records))
+    assert engine.recorder.num_recorded == 1
+    source.model = model
+    with pytest.raises(MixesRecords, match="buffer 'rows' was written"):
+        query(model, LOSS, replace(batch, records=records))

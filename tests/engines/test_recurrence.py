@@ -146,3 +146,60 @@ def test_a_gradient_penalty_through_a_recurrent_layer_is_exact(kind):
     for engine in (None, PerRecord()):
         query = PerSampleClip(0.3, engine=engine)
         assert_same(sums_of(query, model, batch, penalised), expected)
+
+
+class Adapted(nn.Module):
+    """Takes a gradient step on public sequences first, and is differentiated through it."""
+
+    def __init__(self, kind) -> None:
+        super().__init__()
+        self.layer = kind(3, 4, batch_first=True)
+        self.register_buffer("public", torch.randn(2, 5, 3))
+
+    def forward(self, x):
+        weights = dict(self.layer.named_parameters())
+        loss = self.layer(self.public)[0].square().sum()
+        grads = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+        moved = {n: w - g / 2 for (n, w), g in zip(weights.items(), grads, strict=True)}
+        return torch.func.functional_call(self.layer, moved, (x,))[0].mean(1)
+
+
+@pytest.mark.filterwarnings("ignore:records of Adapted run one by one")
+@pytest.mark.parametrize("kind", KINDS)
+def test_second_derivatives_of_the_recurrent_weights_are_exact(kind):
+    """The states that multiply them depend on the weights too. One record does not run alone."""
+    torch.manual_seed(0)
+    model = Adapted(kind).double()
+    for count in (1, 3):
+        check_exact(model, torch.randn(count, 4, 3, dtype=torch.float64), 0.3)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_over_records_runs_in_one_pass(kind):
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = kind(3, 4)
+
+        def forward(self, x):
+            return torch.stack([self.layer(of_record)[0].mean(0) for of_record in x])
+
+    torch.manual_seed(0)
+    for count in (1, 2, 5):
+        check_exact(Loop().double(), torch.randn(count, 4, 3, dtype=torch.float64), 0.3)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_inside_a_transform_of_torch_func(kind):
+    class Slopes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = kind(3, 4, batch_first=True)
+
+        def forward(self, x):
+            return torch.func.grad(lambda x: self.layer(x)[0].square().sum())(x)
+
+    torch.manual_seed(0)
+    check_exact(Slopes().double(), torch.randn(3, 4, 3, dtype=torch.float64), 0.3)

@@ -85,6 +85,14 @@ def test_a_rule_that_does_not_apply_leaves_the_operator_to_itself():
     assert_same(sums_of(tacit.PerSampleClip(0.3), model, batch), one_by_one(model, batch, 0.3))
 
 
+def test_where_the_rule_of_a_function_does_not_apply_each_record_runs_alone():
+    tacit.gradient_rule(Scaled)(lambda use: None)
+    model, batch = network(), records()
+    with pytest.warns(UserWarning, match="one by one: the rule of Scaled does not apply"):
+        found = sums_of(tacit.PerSampleClip(0.3), model, batch)
+    assert_same(found, one_by_one(model, batch, 0.3))
+
+
 def half_the_gradient(use):
     return right(use) / 2
 

@@ -69,8 +69,9 @@ def watched_step(
     to find what a model does only after many passes. It returns whether it was conclusive. If it
     was not, for lack of records, it runs again before the next step.
 
-    With `replays`, no code but that of the model can write to it in this step. Then a step in which
-    no model is called, because recordings are replayed, walks over its modules once.
+    With `replays`, no code but that of the model can write to it in this step: no augmentation and
+    no source that reads records runs. Then a step in which no model is called, because recordings
+    are replayed, walks over its modules once.
     """
     # Whether a module rewrites weights follows from its settings and from this.
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -68,7 +68,7 @@ from tacit.engines.recorder import (
     constants_on,
     padded,
 )
-from tacit.engines.rules import NotFinite, Use, gradients_of, looked_up
+from tacit.engines.rules import NoRule, NotFinite, Use, gradients_of, looked_up
 from tacit.engines.shadow_events import SourceLines, operator_name
 from tacit.losses.record_loss import Scheduled, losses_of
 from tacit.precision import full_precision, wide
@@ -181,8 +181,9 @@ class BookKeeping(_RecordEngine):
         if not plan.alone:
             try:
                 return record_gradients(plan, planned.graph, planned.losses, task)
-            except ProgramChanged:
+            except ProgramChanged as error:
                 why = "Python code in the backward pass does something else each time it runs"
+                why = str(error) if isinstance(error, NoRule) else why
                 plan = known[plan.signature] = replace(plan, alone=why)
             except NotFinite:
                 pass

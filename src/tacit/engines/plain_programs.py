@@ -22,6 +22,7 @@ from tacit.torch_internals import (
     calls_back,
     compiler_is_loaded,
     function_modes,
+    in_transform,
     without_argument_checks,
     without_fused_layers,
 )
@@ -104,7 +105,8 @@ class PlainFunctions(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in RECURRENT:
             self._tell()
-            program = decomposed(RECURRENT[func], args)
+            # No transform knows what the scan does.
+            program = None if in_transform() else decomposed(RECURRENT[func], args)
             if program is not None:
                 return program()
             with without_fused_layers():

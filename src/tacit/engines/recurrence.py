@@ -99,34 +99,45 @@ def _direction(
     with torch.no_grad():
         scanned = _scan(p.detach().to(scanned_in).contiguous(), *fixed, kind)
         before = torch.cat([fixed[0][None], scanned[0][:-1]]).to(p.dtype)
-        r = None
-        if kind == "gru":
-            H = w_hh.shape[1]
-            z_r = F.linear(before, w_hh[:H], None if b_hh is None else b_hh[:H])
-            r = (p[..., :H] + z_r).sigmoid()
-    joined = _Joined.apply(p, before, r, w_hh, b_hh)
+        r = _reset_gate(p, before, w_hh, bias) if kind == "gru" else None
+    live = [t.to(scanned_in) for t in (p, h, c, w_hh, bias)]
+    joined = _Joined.apply(p, before, r, w_hh, b_hh, kind, live)
     # Shadow memory notes what a node gave when an operator reads it, such as this view.
     timed = joined.view_as(joined).to(scanned_in).contiguous()
-    live = [t.to(scanned_in) for t in (p, h, c, w_hh, bias)]
     output, last_c = _Scan.apply(timed, *live[1:3], *fixed[2:], *scanned, kind, live)
     return output.to(p.dtype), output[-1].to(p.dtype), last_c.to(p.dtype)
 
 
+def _reset_gate(p: Tensor, before: Tensor, w_hh: Tensor, bias: Tensor) -> Tensor:
+    H = w_hh.shape[1]
+    return (p[..., :H] + F.linear(before, w_hh[:H], bias[:H])).sigmoid()
+
+
 class _Joined(torch.autograd.Function):
-    """p, with the gradient of p + z."""
+    """p, with the gradient of p + z.
+
+    In a gradient of a gradient the states and the reset gate depend on `live`, as in `_Scan`.
+    """
 
     @staticmethod
-    def forward(ctx: Any, p: Tensor, before: Tensor, r: Tensor | None, *weights: Any) -> Tensor:
+    def forward(ctx: Any, p: Tensor, before: Tensor, r: Tensor | None, *others: Any) -> Tensor:
+        *_, ctx.kind, ctx.live = others
         ctx.save_for_backward(before, r)
         return p.view_as(p)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         before, r = ctx.saved_tensors
+        _, _, _, weight, bias, *_ = ctx.needs_input_grad
+        if torch.is_grad_enabled() and (weight or bias):
+            p, h, _, w_hh, b_hh = ctx.live
+            outputs, _ = _steps(ctx.kind, *ctx.live)
+            states = torch.cat([h[None], outputs[:-1]])
+            r = None if r is None else _reset_gate(p, states, w_hh, b_hh).to(r.dtype)
+            before = states.to(before.dtype)
         of_z = _of_products(grad, r).flatten(0, 1)
-        _, _, _, weight, bias = ctx.needs_input_grad
         of_weight = of_z.T @ before.flatten(0, 1) if weight else None
-        return grad, None, None, of_weight, of_z.sum(0) if bias else None
+        return grad, None, None, of_weight, of_z.sum(0) if bias else None, None, None
 
 
 def _of_products(of_p: Tensor, r: Tensor | None) -> Tensor:
@@ -142,7 +153,7 @@ def _joined(use: Use) -> RuleResult:
     """Σ_t ∂L/∂z_t·h_{t−1}ᵀ and Σ_t ∂L/∂z_t of each record."""
     before, r = use.node.saved_tensors
     b = _of_products(wide(use.cotangent), None if r is None else wide(r))
-    if b.dim() != 3 or use.layout.dim > 1 or use.layout.kind != "blocks":
+    if use.layout.dim > 1 or use.layout.kind == "scattered":
         return None
     b_BTP, a_BTD = (use.rows(t, use.layout.dim).flatten(1, -2) for t in (b, wide(before)))
     return b_BTP.sum(1) if len(use.shape) == 1 else Dense(a_BTD, b_BTP)

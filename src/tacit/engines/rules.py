@@ -24,7 +24,7 @@ from torch.autograd import Function
 from tacit.engines.clipping import RecordGradients, Stacked
 from tacit.engines.convolution_gradients import kernel_gradients
 from tacit.engines.products import Dense, Lookup
-from tacit.engines.programs import run_node, saved
+from tacit.engines.programs import ProgramChanged, run_node, saved
 from tacit.engines.shadow_labels import Layout
 from tacit.precision import wide
 from tacit.torch_internals import Node, function_of, has_saved, is_python_node, signed
@@ -32,6 +32,10 @@ from tacit.torch_internals import Node, function_of, has_saved, is_python_node, 
 
 class NotFinite(ArithmeticError):
     """Infinite numbers of one record may have reached the gradients of others as 0·∞."""
+
+
+class NoRule(ProgramChanged):
+    """A user's Function has a rule that does not apply, so each record must run alone."""
 
 
 @dataclass
@@ -126,7 +130,8 @@ def gradient_rule(*operators: Any) -> Callable[[Registered], Registered]:
     - a tensor of shape (B, *use.shape) with each record's gradient of the operand,
     - a `Dense` product, a `Lookup` or other `RecordGradients`, whose norms are exact or from
       above, or
-    - None, where it does not apply: then the operator runs once per record.
+    - None, where it does not apply: then the operator runs once per record, and a program with a
+      Function runs record by record.
 
     Record i's gradient must depend on row i alone. Each plan compares the first records' gradients
     with autograd's, so a wrong rule is refused when it is first used.
@@ -177,8 +182,11 @@ def _one_by_one(use: Use) -> Tensor:
 
     The node itself is called, not autograd from the node on: other operands may lead to the same
     place through edges of their own. The operator saved values of all records, and a cotangent of
-    zero does not hide an infinite one (0·∞ is NaN). Raises NotFinite then.
+    zero does not hide an infinite one (0·∞ is NaN). Raises NotFinite then. What a user's Function
+    does with the values of other records is not known: raises NoRule.
     """
+    if is_python_node(use.node):
+        raise NoRule(f"the rule of {use.node.name().removesuffix('Backward')} does not apply")
     owners = [owners_of(*pair, use.num_records) if pair else None for pair in use.private]
     present = set(range(use.num_records))
     if not any(pair and pair[1].ids is None for pair in use.private):

@@ -247,7 +247,8 @@ class Clipless(AdaptingQuery):
 
         key = function_kind(loss), tuple(parameters)
         plain = self._views.augmentation is None
-        with watched_step(program, check, key, replays=plain):
+        replays = plain and not batch.records.is_lazy
+        with watched_step(program, check, key, replays=replays):
             total = sum_of_flat(flat_sums(), parameters.values())
         counts = sum(counted, total.new_zeros(1))
         larger = 1 + known.rounding.slack_of_sum(public_rows(batch.divisor))

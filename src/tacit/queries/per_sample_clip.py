@@ -270,8 +270,8 @@ class PerSampleClip(ClippedQuery):
                 return check_model(task, batch, self._views.first, alone=alone)
 
             plain = self._views.augmentation is None
-            key, replays = check_key(task, self.engine), plain and type(self.engine) is Automatic
-            with watched_step(model, check, key, replays=replays):
+            replays = plain and type(self.engine) is Automatic and not batch.records.is_lazy
+            with watched_step(model, check, check_key(task, self.engine), replays=replays):
                 limited = batch.at_most(ROWS_AT_ONCE, task.views)
                 pieces = limited.physical() if plain else self._views.of(limited)
                 clipped = (self.engine.clipped_sums(task, piece) for piece in pieces)
