@@ -8,15 +8,15 @@ import random
 
 import pytest
 import torch
-from engine_checks import assert_same, quadratic, recording_engine
+from engine_checks import assert_same, batch_for, quadratic, recording_engine, sums_of
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import tacit
 from tacit import PerSampleClip
 from tacit.data import Augmentation
-from tacit.engines import Automatic, BookKeeping, ClipTask
+from tacit.engines import Automatic, BookKeeping, ClipTask, Recorder
 from tacit.engines.recorder import padded, rows_for
 from tacit.queries.bounded_gradient import trainable
 
@@ -176,3 +176,25 @@ def test_it_is_the_default_and_takes_views_on_a_cpu():
     for one, other in zip(found.blocks, expected.blocks, strict=True):
         for a, b in zip(one.sums, other.sums, strict=True):
             assert torch.equal(a, b)
+
+
+def test_one_record_does_not_decide_when_the_others_are_compiled():
+    """Compiled bfloat16 rounds differently, and the number of pieces of a shape is private."""
+
+    def sums_after(first: int) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).bfloat16()
+        inputs, targets = torch.randn(40, 6).bfloat16(), torch.ones(40)
+        engine = Automatic(Recorder(after=1))
+        engine.expect(10**9)
+        query = PerSampleClip(0.1, engine=engine)
+        found = []
+        for count in (first, 32, 32, 31, 40, 32):
+            batch = batch_for(inputs[:count], targets[:count], max_physical=8)
+            found.append(torch.cat([s.flatten() for s in sums_of(query, model, batch).values()]))
+        assert engine.recorder.num_recorded > 0
+        return found
+
+    # Two pieces of eight records, and one of them with a piece of seven.
+    for one, other in list(zip(sums_after(16), sums_after(15), strict=True))[1:]:
+        assert torch.equal(one, other)

@@ -121,6 +121,11 @@ def watched_step(
     watch.steps = step if conclusive else step - 1
 
 
+def current_step(model: nn.Module) -> object | None:
+    """An object that stands for the model's running step; None outside of steps."""
+    return next((step for step in reversed(_open) if step[0] is model), None)
+
+
 def current_watch(model: nn.Module) -> Watch:
     """The watch of the model's running step; an empty Watch outside of steps."""
     return next((watch for watched, watch in reversed(_open) if watched is model), Watch())

@@ -223,15 +223,23 @@ class Automatic(BookKeeping):
         self.recorder = recorder or Recorder()
 
     def clipped_sums(self, task: ClipTask, piece: Batch) -> Clipped:
+        kind = kind_of(task)
+        self.recorder.begin(kind, task.model, piece.indices.device)
         plans = self._plans_of(task)
         if len(piece) == 0 or _run_alone(plans):  # padding would only add records
             return super().clipped_sums(task, piece)
         if piece.mask is None:  # whoever made a mask has chosen the batch's shape
             piece = padded(piece, task.views)
         inputs, targets = piece.inputs, piece.targets
-        plan = _single(_plans_for(plans, inputs, targets))
+        known = _plans_for(plans, inputs, targets)
+        plan = _single(known)
         if plan is None:
-            return self.clipped_sums_of(task, inputs, targets, piece.mask)
+            start = PassState(inputs, task.model)
+            clipped = self.clipped_sums_of(task, inputs, targets, piece.mask)
+            plan = _single(known)
+            if plan is None or not self.recorder.wants(kind, task.model):
+                return clipped
+            start.restore()  # a shape's first batch is computed as those of other shapes are
 
         def work(task: ClipTask, inputs: Tree, targets: Tree, mask: Tensor) -> Clipped:
             losses, graph, signature = planned_program(task, inputs, targets, plan.fused_functions)
@@ -282,17 +290,15 @@ def run_recorded(
     constants = constants_on(device, [*task.norms, *(task.factors or ())])
     plain = isinstance(inputs, Tensor) and isinstance(targets, Tensor)
     structure = None if plain else repr(map_tensors(lambda t: None, (inputs, targets)))
-    masks = tuple((name, active.data_ptr()) for name, active in task.active.items())
-    rule = task.rule if isinstance(task.rule, Hashable) else (id(task.rule), values_of(task.rule))
-    of_task = id(task.loss), task.blocks, rule, task.views, task.counted, task.factors is None
     step = RecordedStep(
         model=task.model,
-        key=(of_task, tuple(task.parameters), structure, masks),
+        kind=kind_of(task),
         parameters=task.parameters,
         batch=[*leaves, keep, constants],
         work=run,
         # The epoch of a scheduled loss is in a tensor, which a recording reads.
         settings=None if isinstance(task.loss, Scheduled) else values_of(task.loss),
+        structure=structure,
     )
     outputs = recorder(step)
     flat = outputs["sums"]
@@ -301,6 +307,14 @@ def run_recorded(
     sums = {name: part.view_as(p) for (name, p), part in pairs}
     counts = tuple(output for name, output in outputs.items() if name != "sums")
     return Clipped(sums, counts, flat)
+
+
+def kind_of(task: ClipTask) -> Hashable:
+    """What of a task stays the same from step to step."""
+    masks = tuple((name, active.data_ptr()) for name, active in task.active.items())
+    rule = task.rule if isinstance(task.rule, Hashable) else (id(task.rule), values_of(task.rule))
+    of_task = id(task.loss), task.blocks, rule, task.views, task.counted, task.factors is None
+    return of_task, tuple(task.parameters), masks
 
 
 def num_records(task: ClipTask, inputs: Tree) -> int:

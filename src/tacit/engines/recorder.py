@@ -6,8 +6,12 @@ the whole step, clipping included, becomes one graph, in up to two stages:
 1. *Captured*, on a GPU: the kernels of an eager step as one CUDA graph. This takes about a second.
 2. *Compiled*: `make_fx` traces the step into one graph of operators, and Inductor fuses them; on a
    GPU the result is captured in turn. This takes 3 to 60 seconds, so it happens once the steps have
-   taken as long as compiling will, or at once if the run has announced enough steps. That costs at
-   most twice the best choice made in hindsight.
+   taken as long as compiling will, or at once if the run has announced enough steps.
+
+Compiled operators round differently, in TensorFloat-32 or bfloat16 by 10⁻³ of a gradient and more.
+So one record must not decide how the others' gradients are rounded: whether to compile is decided
+when a step begins, from its public number and from time. From then on, batches of every shape are
+compiled when they first come.
 
 A recording repeats operators, not Python. It is private if everything that may change is read anew:
 records, mask, clipping constants, weights and buffers are its inputs. Lengths or labels read by
@@ -32,7 +36,7 @@ from torch import Tensor, nn
 from torch.fx.node import map_arg
 from torch.nn.functional import pad
 
-from tacit.checks.side_effects import contents_of
+from tacit.checks.side_effects import contents_of, current_step
 from tacit.engines.clipping import left_to_the_compiler
 from tacit.engines.pass_state import PassState
 from tacit.precision import float32_settings, full_precision, uses_tensor_float
@@ -57,21 +61,23 @@ class RecordedStep:
     """A step that can be recorded: a function of some tensors and of a model's weights.
 
     Args:
-        key: everything public that the step depends on, besides shapes, settings and the model's
+        kind: everything public that the step depends on, besides shapes, settings and the model's
             state.
         parameters: those of the model, by the names that `work` knows them by.
         batch: everything that changes from step to step. A Python number would be recorded for
             good (see `constants_on`).
         work: from parameters and batch to the outputs.
         settings: what the loss computes with; where it changes, the step is recorded anew.
+        structure: of the records that the batch's tensors are parts of.
     """
 
     model: nn.Module
-    key: Hashable
+    kind: Hashable
     parameters: Mapping[str, nn.Parameter]
     batch: Sequence[Tensor]
     work: Callable[[Mapping[str, Tensor], Sequence[Tensor]], Outputs]
     settings: Hashable = None
+    structure: Hashable = None
 
     def run(self, batch: Sequence[Tensor]) -> Outputs:
         return self.work(self.parameters, batch)
@@ -94,11 +100,11 @@ def constants_on(device: torch.device, numbers: Sequence[float | Tensor]) -> Ten
 
 @dataclass
 class _Recording:
-    """One shape of one step: how often and how long it ran, and its recorded form."""
+    """One shape of one step: how often it ran, and its recorded form."""
 
     step: RecordedStep  # kept alive, so that no other objects get the ids in its key
+    is_changed: bool  # the model's settings were others when its shape came first
     calls: int = 0
-    seconds: float = 0.0
     replay: Work | None = None
     traced: Work | None = None
     compiled: bool = False
@@ -106,6 +112,18 @@ class _Recording:
     failed: set[str] = field(default_factory=set)
     replays: int = 0
     operators: int = 0  # that the eager step runs
+
+
+@dataclass
+class _Progress:
+    """The steps of one kind, of any shape, and whether they are compiled."""
+
+    running: object | None = None
+    began: float = 0.0
+    steps: int = 0
+    seconds: float = 0.0
+    operators: int = 0
+    compiling: bool = False
 
 
 class _Count(TorchDispatchMode):
@@ -135,9 +153,8 @@ class Recorder:
         self.after = after
         self.steps_left: int | None = None
         self._recordings: dict[Hashable, _Recording] = {}
+        self._progress: dict[tuple[Hashable, int], _Progress] = {}
         self._pool: Any = None
-        self._last = 0.0
-        self._calls = 0
 
     def __repr__(self) -> str:
         return f"Recorder(capture={self.capture}, compile={self.compile}, after={self.after})"
@@ -158,43 +175,72 @@ class Recorder:
     def forget(self) -> None:
         """Free the recordings' memory; later steps are recorded again."""
         self._recordings.clear()
+        self._progress.clear()
         self._pool = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy makes its own recordings: they are of one model's tensors."""
-        return vars(self) | {"_recordings": {}, "_pool": None}
+        return vars(self) | {"_recordings": {}, "_progress": {}, "_pool": None}
+
+    def wants(self, kind: Hashable, model: nn.Module) -> bool:
+        """Whether a step of this kind should run here although it has just run to be planned.
+
+        So it is if steps are compiled, or if it is not known yet what compiling would cost.
+        """
+        progress = self._progress.get((kind, id(model)))
+        return progress is not None and (progress.compiling or not progress.operators)
 
     def __call__(self, step: RecordedStep) -> Outputs:
-        began = time.perf_counter() if self._last == 0 else self._last
         device = step.batch[0].device
+        progress = self._begun(step.kind, step.model, device)
         shapes = tuple((tuple(t.shape), t.dtype) for t in step.batch)
-        key = (step.key, shapes, id(step.model))
+        key = step.kind, id(step.model), shapes, step.structure
         recording = self._recordings.get(key)
         replayed = recording is not None and recording.replay is not None
         if recording is None or (replayed and recording.state != _state(step, device)):
-            recording = self._recordings[key] = _Recording(replace(step, batch=()))
+            is_changed = recording is not None
+            recording = self._recordings[key] = _Recording(replace(step, batch=()), is_changed)
         recording.calls += 1
-        self._calls += 1
-        if self._worth_compiling(recording, device):
+        # A setting that changes from step to step would be compiled in each.
+        settled = recording.calls > self.after or not recording.is_changed
+        if progress.compiling and settled and not recording.compiled:
             self._record(recording, step, "compile")
         elif self.captures(device) and recording.replay is None and recording.calls > self.after:
             self._record(recording, step, "capture")
         outputs = self._run(recording, step)
-        now = time.perf_counter()
-        # The time from step to step, since nothing waits for a GPU's work.
-        recording.seconds += min(now - began, _LONGEST_STEP)
-        self._last = now
+        progress.operators = max(progress.operators, recording.operators)
         return outputs
+
+    def begin(self, kind: Hashable, model: nn.Module, device: torch.device) -> None:
+        """Note that a step of this kind runs, where some of its pieces may run unrecorded."""
+        if current_step(model) is not None:
+            self._begun(kind, model, device)
+
+    def _begun(self, kind: Hashable, model: nn.Module, device: torch.device) -> _Progress:
+        """The steps of this kind, with a new one if it begins now.
+
+        It is decided here whether they are compiled from now on. Outside of a query's steps, every
+        call is a step.
+        """
+        progress = self._progress.setdefault((kind, id(model)), _Progress())
+        running = current_step(model)
+        if running is None or running is not progress.running:
+            now = time.perf_counter()
+            if progress.steps:  # the time from step to step, since nothing waits for a GPU's work
+                progress.seconds += min(now - progress.began, _LONGEST_STEP)
+            progress.compiling = progress.compiling or self._worth_compiling(progress, device)
+            progress.running, progress.began, progress.steps = running, now, progress.steps + 1
+        return progress
 
     def _run(self, recording: _Recording, step: RecordedStep) -> Outputs:
         batch = step.batch
-        if recording.operators == 0:
+        if recording.replay is None:
+            if recording.operators:
+                return step.run(batch)
             with _Count() as count:
                 outputs = step.run(batch)
             recording.operators = count.operators
             return outputs
-        if recording.replay is None:
-            return step.run(batch)
         recording.replays += 1
         if recording.replays & (recording.replays - 1) or recording.replays > 2**20:
             return recording.replay(batch)
@@ -218,17 +264,13 @@ class Recorder:
         start.restore()
         return recording.replay(batch)
 
-    def _worth_compiling(self, recording: _Recording, device: torch.device) -> bool:
-        if not self.compile or recording.compiled or "compile" in recording.failed:
+    def _worth_compiling(self, progress: _Progress, device: torch.device) -> bool:
+        if not self.compile or progress.steps < max(1, self.after) or not progress.operators:
             return False
-        if recording.calls <= max(1, self.after):
-            return False
-        cost = compile_cost(recording.operators, device)
+        cost = compile_cost(progress.operators, device)
         if self.steps_left is None:
-            return recording.seconds > cost
-        # Of the steps to come this shape gets the share that it had so far.
-        step_seconds = recording.seconds / (recording.calls - 1)
-        return step_seconds * self.steps_left * recording.calls / self._calls > 3 * cost
+            return progress.seconds > cost
+        return progress.seconds / progress.steps * self.steps_left > 3 * cost
 
     def _record(self, recording: _Recording, step: RecordedStep, how: str) -> None:
         """Compile or capture the step; where that fails, say so once and leave it as it is."""

@@ -88,7 +88,7 @@ class CliplessStep:
         limits = constants_on(device, [self.limit, self.below or 0.0])
         step = RecordedStep(
             model=self.model,
-            key=(id(self.loss), tuple(self.parameters), settings),
+            kind=(id(self.loss), tuple(self.parameters), settings),
             parameters=self.parameters,
             batch=[piece.inputs, piece.targets, *mask, limits],
             work=self._run,
