@@ -56,7 +56,7 @@ def test_a_resumed_run_does_not_release_again(table: Path, releases) -> None:
 def test_without_the_claim_they_would_be_released_twice(
     table: Path, releases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ledger, "claim", lambda self, event, what: None)
+    monkeypatch.setattr(Ledger, "claim", lambda self, event, what, key: None)
     train(table, "a")
     train(table, "b")
     assert len(releases) == 2

@@ -15,6 +15,7 @@ from tacit import Records, Relation
 from tacit.data import PublicScaler, private_scaling, release_channel_scaler, release_statistics
 from tacit.data.private_scaling import (
     Centre,
+    GaussianRelease,
     moments_bound,
     noisy_sum,
     release_centre,
@@ -252,6 +253,24 @@ def test_the_trainer_charges_it_with_the_steps() -> None:
         run.plan.noise_multiplier, tacit.sampling.Poisson(0.5), 4, delta=1e-5, prelude=(event,)
     )
     assert run.epsilon == pytest.approx(with_centre, rel=1e-6)
+
+
+def test_a_secret_key_repeats_a_release_and_is_no_seed():
+    inputs, given = torch.randn(50, 3), {"noise_multiplier": 1.0, "public_size": 50}
+    first, other = (
+        release_statistics(inputs, -4, 4, key=key * 32, **given)[0] for key in (b"a", b"b")
+    )
+    again, _ = release_statistics(inputs, -4, 4, key=b"a" * 32, **given)
+    free, _ = release_statistics(inputs, -4, 4, **given)
+    assert torch.equal(first.mean, again.mean)
+    assert torch.equal(first.std, again.std)
+    assert not torch.equal(first.mean, other.mean)
+    assert first.origin == free.origin
+    for wrong in ({"key": b"a" * 31}, {"key": b"a" * 32, "seed": 1}):
+        with pytest.raises(ValueError, match="32 secret random bytes, or a seed"):
+            release_statistics(inputs, -4, 4, **wrong, **given)
+    release = GaussianRelease("a sum", key=b"a" * 32, **given)
+    assert "aaaa" not in repr(release)
 
 
 def test_one_seed_is_not_one_noise():

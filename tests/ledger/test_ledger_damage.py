@@ -182,6 +182,7 @@ FORGED = {
     "huge charge": charged(events=10**30),
     "returned too much": added("return", {"run": 1, "attempt": 1, "events": 8}),
     "charged run dropped": added("drop", {"run": 1}),
+    "key of a number": added("claim", {"run": 1, "claim": "x", "noise_multiplier": 1, "key": 7}),
     "claim of NaN": added("claim", {"run": 1, "claim": "x", "noise_multiplier": float("nan")}),
 }
 PLANS = {

@@ -19,6 +19,7 @@ from tacit.accounting.events import Release
 from tacit.data import release_channel_scaler, release_statistics
 from tacit.data.private_scaling import release_centre
 from tacit.errors import BudgetExceeded, PlanChanged
+from tacit.ledger import read_statement
 
 torch.set_num_threads(1)
 
@@ -141,6 +142,50 @@ def test_a_multiplier_of_any_kind_is_one_release(kind) -> None:
         book.claim(dpa.GaussianDpEvent(kind(10)), "one")
         with pytest.raises(BudgetExceeded, match="has been made"):
             book.claim(dpa.GaussianDpEvent(kind(10)), "two")
+
+
+def test_a_claim_that_names_its_key_is_repeated_with_that_key_alone(tmp_path) -> None:
+    path, event, other = tmp_path / "ledger.sqlite", dpa.GaussianDpEvent(Z), dpa.GaussianDpEvent(9)
+    planned = plan(Z, Z, 9)
+    key, another = b"k" * 32, b"o" * 32
+    with Ledger(path, BUDGET) as book:
+        book.begin(planned, name="one")
+        book.claim(event, "ranges", key)
+        book.claim(event, "counts")
+    head = read_statement(path).head
+    with Ledger(path) as book:
+        book.begin(planned, name="one")
+        book.claim(event, "ranges", key)
+        assert read_statement(path).head == book.head != head  # `begin` may add a row
+        head = book.head
+        for refused in (another, None):
+            with pytest.raises(BudgetExceeded, match="another key" if refused else "has been made"):
+                book.claim(event, "ranges", refused)
+        with pytest.raises(BudgetExceeded, match="another key"):
+            book.claim(other, "ranges", key)  # the same key, and less noise
+        with pytest.raises(BudgetExceeded, match="has been made"):
+            book.claim(event, "counts", key)  # it was claimed without a key
+        with pytest.raises(BudgetExceeded, match="has been made"):
+            book.claim(event, "statistics", key)  # the key is no room for one release more
+        with pytest.raises(BudgetExceeded, match="has been made"):
+            book.require_unclaimed(event, "ranges")
+        with pytest.raises(ValueError, match="32 secret random bytes"):
+            book.claim(other, "short", b"k" * 31)
+        assert book.head == head
+    with Ledger(tmp_path / "other.sqlite", Budget(9.0, 1e-5)) as book:  # what one run has claimed
+        for name in ("one", "two"):
+            book.begin(planned, name=name)
+            book.claim(event, "ranges", key)  # is no other run's
+
+
+def test_the_ledger_does_not_hold_the_key(tmp_path) -> None:
+    path, key = tmp_path / "ledger.sqlite", bytes(range(32))
+    with Ledger(path, BUDGET) as book:
+        book.begin(plan(Z))
+        book.claim(dpa.GaussianDpEvent(Z), "ranges", key)
+    content = path.read_bytes()
+    assert key not in content
+    assert key.hex().encode() not in content
 
 
 def test_what_another_ledger_has_let_out_is_another_value(tmp_path) -> None:

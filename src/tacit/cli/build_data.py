@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +17,11 @@ from scipy.optimize import brentq
 
 from tacit.accounting.pld import gaussian_epsilon
 from tacit.budget import Relation
+from tacit.cli import run_directory
 from tacit.cli.settings import USUAL_DATASET, DataSettings, TrainSettings
 from tacit.data.download import cache_folder
 from tacit.data.loading import load, public_scalers
+from tacit.data.preprocessing import FILE as PREPROCESSING
 from tacit.data.preprocessing import Preprocessing, load_preprocessing
 from tacit.data.private_counts import MergedCategories, categories_of, release_category_counts
 from tacit.data.private_ranges import ColumnRanges, release_ranges
@@ -28,6 +31,7 @@ from tacit.data.scattering import ScatteringMap, scattering_features, usual_size
 from tacit.data.splits import split_public
 from tacit.data.table_schema import Schema
 from tacit.data.tables import file_scalers, load_file, unreleased_note, unscaled_note
+from tacit.errors import BudgetExceeded
 from tacit.ledger import Ledger
 from tacit.records import Records
 from tacit.training.trainer import Trainer
@@ -40,6 +44,9 @@ UNSCALED_INPUTS = (
     "the inputs of --data are unscaled, and training suffers where their sizes differ; declare "
     "--feature-range, or a range for each column in the file of --schema"
 )
+# What the ledger's claims are called.
+_RANGES, _COUNTS, _STATISTICS = "column ranges", "category counts", "scaling statistics"
+_CHUNK = 1 << 22  # values at once
 Released = TypeVar("Released", ColumnRanges, MergedCategories, PublicScaler)
 SIZE_NOTE = (
     "the number of records was read from the file and is treated as public; "
@@ -294,26 +301,42 @@ def usual_range_noise(epsilon: float, delta: float) -> float:
     return float(f"{math.exp(whole) / math.sqrt(RANGES_SHARE):.3g}")
 
 
-def release_scaling(trainer: Trainer, s: TrainSettings, data: RunData) -> Preprocessing:
+def release_scaling(
+    trainer: Trainer, s: TrainSettings, data: RunData, folder: Path
+) -> Preprocessing:
     """Release ranges, category counts, a mean and a std, once per run; map the records by them.
 
     Returns the whole preprocessing. The plan charges one Gaussian for each release. Another
     release under the same name would be one that nobody charged, so the ledger has the claim on
-    disk before a record is read. If the run is resumed, the claim is refused.
+    disk before the noise is drawn.
+
+    A run that is killed before preprocessing.json is saved makes its releases again, with the same
+    noise. Its folder holds a secret from before the first claim until they are saved, and
+        key = PRF(secret, records),   noise = PRF(key, address, sum, std),   PRF = keyed BLAKE2b.
+    The claims name the key. So what is released is a function of (records, secret), and to repeat
+    it is post-processing of one release (`Ledger.claim`). Other records, or a secret that was lost,
+    would be another release, and are refused. Sums must come out again to the last bit, as they do
+    with the same versions of the libraries on the same kind of machine.
+
+    The caller holds the folder's lock (`only_process`), so that no two processes are here at once
+    for one folder. Where a file system has no locks, two of them with the same secret would
+    release the same values.
     """
     assert isinstance(trainer.ledger, Ledger)
     assert isinstance(trainer.evaluate_on, Records)
     trainer.ledger.begin(trainer.plan, name=trainer.run_name, budget=trainer.budget)
     events, preprocessing = list(data.releases), data.preprocessing
     train = trainer.sampler.records
+    key = _release_key(trainer, data, folder, s.resume is not None)
     how: dict[str, Any] = {
         "public_size": train.require_public_size("a noisy mean"),
         "relation": trainer.budget.relation,
         "seed": None if s.seed is None else s.seed + 1,  # not the seed of the gradients' noise
+        "key": key if s.seed is None else None,  # with a seed it is for the claims alone
     }
     if data.ranges_of:
         event = events.pop(0)
-        trainer.ledger.claim(event, "column ranges")
+        trainer.ledger.claim(event, _RANGES, key)
         how["noise_multiplier"] = event.noise_multiplier
         ranges, _ = release_ranges(train.inputs, data.ranges_of, **how)
         ranges = _charged(ranges)
@@ -322,7 +345,7 @@ def release_scaling(trainer: Trainer, s: TrainSettings, data: RunData) -> Prepro
     if data.counts:
         assert data.schema is not None
         event = events.pop(0)
-        trainer.ledger.claim(event, "category counts")
+        trainer.ledger.claim(event, _COUNTS, key)
         how["noise_multiplier"] = event.noise_multiplier
         inputs = trainer.sampler.records.inputs
         merged, _ = release_category_counts(inputs, data.schema, rare_below=s.rare_below, **how)
@@ -331,7 +354,7 @@ def release_scaling(trainer: Trainer, s: TrainSettings, data: RunData) -> Prepro
         preprocessing = preprocessing.then(merged)
     if events:
         (event,) = events
-        trainer.ledger.claim(event, "scaling statistics")
+        trainer.ledger.claim(event, _STATISTICS, key)
         how["noise_multiplier"] = event.noise_multiplier
         inputs = trainer.sampler.records.inputs
         scaler: PublicScaler
@@ -345,6 +368,40 @@ def release_scaling(trainer: Trainer, s: TrainSettings, data: RunData) -> Prepro
         _apply(trainer, scaler, data.schema)
         preprocessing = preprocessing.then(scaler)
     return preprocessing
+
+
+def _release_key(trainer: Trainer, data: RunData, folder: Path, resumed: bool) -> bytes | None:
+    """The key of the run's releases, or None for a run that cannot be resumed.
+
+    The secret is written here if there is none and nothing was claimed.
+    """
+    if trainer.checkpoint is None:
+        return None
+    assert isinstance(trainer.ledger, Ledger)
+    secret = run_directory.read_release_key(folder)
+    if secret is None:
+        first = _RANGES if data.ranges_of else _COUNTS if data.counts else _STATISTICS
+        try:
+            trainer.ledger.require_unclaimed(data.releases[0], first)
+        except BudgetExceeded as error:
+            if not resumed:
+                raise
+            raise BudgetExceeded(
+                f"{first}: the run was charged for a release that is lost, since {folder} has "
+                f"neither {PREPROCESSING}, which holds it, nor {run_directory.RELEASE_KEY}, which "
+                "could repeat it; restore one of them, or start another run"
+            ) from error
+        secret = run_directory.write_release_key(folder)
+    inputs = trainer.sampler.records.inputs
+    digest = hashlib.blake2b(key=secret, digest_size=32, person=b"tacit releases")
+    counted = categories_of(data.schema) if data.schema is not None and data.counts else None
+    # Another kind of device would add up the records in another order.
+    kind = (tuple(inputs.shape), str(inputs.dtype), inputs.device.type)
+    digest.update(repr((kind, data.ranges_of, counted)).encode())
+    for part in inputs.split(max(1, _CHUNK // max(1, math.prod(inputs.shape[1:])))):
+        flat = part.cpu().contiguous().flatten()
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.digest()
 
 
 @contextmanager

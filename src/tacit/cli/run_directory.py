@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from tacit.cli.settings import TrainSettings
 from tacit.data.download import whole_file
 from tacit.errors import BudgetExceeded, TacitError
 from tacit.ledger import Ledger, read_statement
+from tacit.ledger.store import sync_folder
 from tacit.report.folder_files import FILES, write_json
 from tacit.report.page import PAGE
 from tacit.report.read_folder import read_facts
@@ -47,8 +50,10 @@ _DERIVED = (
     HELD_OUT,
     "preprocessing.safetensors",  # of an earlier version
 )
+RELEASE_KEY = "release.key"
+_RELEASE_KEY_DRAFT = f".{RELEASE_KEY}.new"  # one name: a kill leaves one of them at most
 # Of a run that is not complete.
-_UNFINISHED = (RESUME_FILE, CHECKPOINT)
+_UNFINISHED = (RESUME_FILE, CHECKPOINT, RELEASE_KEY, _RELEASE_KEY_DRAFT)
 
 
 # ---- before and after training -------------------------------------------------------------------
@@ -133,6 +138,55 @@ def write_resume_file(folder: Path, settings: TrainSettings, run_name: str, seed
     """What `tacit train --resume` reads: the settings, and the seed of the initial weights."""
     told = to_dict(replace(settings, run_name=run_name, out=folder, resume=None))
     write_json({"config": {"settings": told}, "initial_seed": seed}, folder / RESUME_FILE)
+    with (folder / RESUME_FILE).open("rb+") as opened:  # Windows syncs only what may be written
+        os.fsync(opened.fileno())
+    sync_folder(folder)
+
+
+def read_release_key(folder: Path) -> bytes | None:
+    """The secret that the noise of the run's ranges, counts and scaling is derived from, if any."""
+    file = folder / RELEASE_KEY
+    if not file.is_file():
+        return None
+    try:
+        key = bytes.fromhex(file.read_text(encoding="ascii"))
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        raise ValueError(f"{file} is not as tacit train wrote it; restore it, or start another run")
+    return key
+
+
+def write_release_key(folder: Path) -> bytes:
+    """A new secret, written durably, whole or not at all, and readable by its owner alone.
+
+    Until it is deleted, whoever reads it can remove the noise: the folder is then as private as
+    the records. It is written before the first claim and deleted as soon as preprocessing.json is
+    on disk, before the first step. Deleting it does not reach a backup that was made in between.
+    """
+    key, draft = secrets.token_bytes(32), folder / _RELEASE_KEY_DRAFT
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as opened:
+        opened.write(key.hex())
+        opened.flush()
+        os.fsync(opened.fileno())
+    os.replace(draft, folder / RELEASE_KEY)
+    sync_folder(folder)
+    return key
+
+
+def delete_release_key(folder: Path) -> None:
+    """Delete the secret. What was released is in preprocessing.json, which was saved just now."""
+    keys = [folder / RELEASE_KEY, folder / _RELEASE_KEY_DRAFT]
+    if not any(key.exists() for key in keys):
+        return
+    sync_folder(
+        folder
+    )  # the name preprocessing.json survives a power cut before the secret is gone
+    for key in keys:
+        key.unlink(missing_ok=True)
+    sync_folder(folder)
 
 
 def write_held_out(folder: Path, rows: Iterable[int]) -> None:

@@ -225,10 +225,11 @@ def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
         if data.releases and s.resume is not None and (folder / PREPROCESSING).exists():
             preprocessing = build_data.scale_again(trainer, folder, data)
         elif data.releases:
-            preprocessing = build_data.release_scaling(trainer, s, data)
+            preprocessing = build_data.release_scaling(trainer, s, data, folder)
         if splits:
             run_directory.write_held_out(folder, data.test.record_ids.tolist())
         preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
+        run_directory.delete_release_key(folder)
 
         has_checkpoint = (folder / CHECKPOINT).exists()
         try:

@@ -73,7 +73,7 @@ class Preprocessing:
         return [stage.describe() for stage in self.stages]
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write preprocessing.json into a folder, whole or not at all."""
+        """Write preprocessing.json into a folder, durably, whole or not at all."""
         lines = []
         for stage in self.stages:
             kind = type(stage).__name__
@@ -88,8 +88,10 @@ class Preprocessing:
         file = Path(folder) / FILE
         stages = "".join(f"\n    {line}," for line in lines).rstrip(",")
         text = f'{{\n  "format": {_FORMAT},\n  "stages": [{stages}\n  ]\n}}\n'
-        with whole_file(file) as draft:
-            draft.write_text(text, encoding="utf-8")
+        with whole_file(file) as draft, draft.open("w", encoding="utf-8") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())
         return file
 
     @classmethod

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Required, TypedDict, Unpack
 
 import torch
@@ -43,6 +43,9 @@ class ReleaseOptions(TypedDict, total=False):
             `LedgerRun(prelude=(event,))`.
         seed: makes the noise reproducible, and not private against whoever knows the seed. By
             default noise comes from the operating system.
+        key: 32 secret random bytes from which the noise is derived instead, so that the same
+            release of the same records can be repeated. Whoever knows the key can remove the noise:
+            delete it before anybody else sees the value. Not with `seed`.
         ledger: claims the event there, before a record is read. Its current run must plan for it.
     """
 
@@ -50,6 +53,7 @@ class ReleaseOptions(TypedDict, total=False):
     public_size: Required[int]
     relation: Relation | str
     seed: int | None
+    key: bytes | None
     ledger: Ledger | None
 
 
@@ -73,6 +77,7 @@ class GaussianRelease:
     public_size: int
     relation: Relation | str = Relation.ADD_OR_REMOVE_ONE
     seed: int | None = None
+    key: bytes | None = field(default=None, repr=False)
     ledger: Ledger | None = None
 
     def __post_init__(self) -> None:
@@ -83,6 +88,8 @@ class GaussianRelease:
             raise ValueError(
                 f"public_size is {self.public_size}; declare a positive number of records"
             )
+        if self.key is not None and (self.seed is not None or len(self.key) < 32):
+            raise ValueError("give a key of 32 secret random bytes, or a seed, or neither")
         self.origin = (
             f"released with Gaussian noise of multiplier {z:g} ({self.relation}): "
             "its event must be charged to the budget"
@@ -119,7 +126,9 @@ class GaussianRelease:
         if replaced is not None and self.relation is Relation.REPLACE_ONE:
             sensitivity = min(sensitivity, replaced)
         std = math.sqrt(self.num_sums) * self.noise_multiplier * sensitivity
-        return noisy_sum(total, std, self.seed, self.address + name), std
+        # A secret key, unlike a seed, is no less private than noise of the operating system.
+        seed = self.seed if self.key is None else int.from_bytes(self.key, "big")
+        return noisy_sum(total, std, seed, self.address + name), std
 
     def event(self, released: Tensor) -> Release:
         """What the value cost, under the relation that its noise was made for."""

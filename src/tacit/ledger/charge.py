@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import hashlib
 import json
 import logging
 import os
@@ -309,14 +310,37 @@ class Ledger:
             attempt.epochs.add(pending.epoch)
         return run
 
-    def claim(self, event: dpa.GaussianDpEvent, what: str) -> None:
+    def claim(self, event: dpa.GaussianDpEvent, what: str, key: bytes | None = None) -> None:
         """Use a Gaussian of the run's prelude for the release `what`.
 
         It was charged when the run began; the claim records that it is used. A run releases each
         `what` once, in all of its attempts: a crash after the claim does not give it back.
+
+        With a secret `key` of 32 random bytes, the run may repeat the claim with that key and no
+        other, so that a process that was killed can make its release again. This is sound if the
+        key determines the released value: `key` is derived from a secret and the records, and all
+        noise is derived from `key`. The value is then a function of (records, secret). To compute
+        it twice is to show one release twice, which is post-processing and costs nothing. Other
+        records give another key, which is refused. The ledger keeps a digest of the key, which
+        tells nothing about the records to whoever does not have the secret. Whoever has it can
+        remove the noise: delete it before anybody else sees the value.
         """
+        digest = None
+        if key is not None:
+            if len(key) < 32:
+                raise ValueError(f"the key has {len(key)} bytes; give 32 secret random bytes")
+            digest = hashlib.blake2b(key, digest_size=32, person=b"tacit claim").hexdigest()
         with self._transaction() as state:
-            self._add_claim(self._planned(state, event, what), event, what)
+            run = self._planned(state, event, what)
+            if digest is not None and run.has_claimed(event, what, digest):
+                return
+            if digest is not None and what in run.keys:
+                raise BudgetExceeded(
+                    f"{what}: the run has claimed this release with another key; resume it with "
+                    "the records, the device and the secret that it began with, or begin another "
+                    "run under a name of its own"
+                )
+            self._add_claim(run, event, what, digest)
 
     def claim_next(self, event: dpa.GaussianDpEvent, what: str) -> str:
         """Claim one more such Gaussian of the run's plan, and return the claim's name.
@@ -518,10 +542,13 @@ class Ledger:
             )
         return run
 
-    def _add_claim(self, run: RunState, event: dpa.GaussianDpEvent, claim: str) -> None:
+    def _add_claim(
+        self, run: RunState, event: dpa.GaussianDpEvent, claim: str, key: str | None = None
+    ) -> None:
         run.require_unclaimed(event, claim)
         noise = float(event.noise_multiplier)
-        self._log.append("claim", run=run.id, claim=claim, noise_multiplier=noise)
+        named = {} if key is None else {"key": key}
+        self._log.append("claim", run=run.id, claim=claim, noise_multiplier=noise, **named)
 
     def _add_attempt(self, run: RunState, budget: Budget) -> int:
         number = len(run.attempts) + 1

@@ -8,7 +8,8 @@ The kinds of rows, and what their JSON objects hold:
     sampling   run, attempt, fingerprint             the seeded batches that the attempt draws
     charge     run, attempt, events                  charged before their noise is drawn
     return     run, attempt, events                  of the attempt's charges: not used
-    claim      run, claim, noise_multiplier          a Gaussian of the plan's prelude is taken
+    claim      run, claim, noise_multiplier[, key]   a Gaussian of the plan's prelude is taken;
+                                                     with the digest of its key, repeatably
     name       run, claim, name                      the value that it became (`Release`)
     drop       run                                   the run ended and nothing had been charged
 
@@ -90,6 +91,7 @@ class RunState:
     first: bool  # no other run was on the ledger when it was admitted
     attempts: list[int] = field(default_factory=list)  # events charged and not returned, of each
     claims: dict[str, float] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)  # of the claims that name one
     dropped: bool = False
 
     @property
@@ -111,6 +113,11 @@ class RunState:
         count = self.charged if events is None else events
         base, event = _costs(self.plan, order)
         return base + (event * count if count else 0.0)
+
+    def has_claimed(self, event: dpa.GaussianDpEvent, what: str, key: str) -> bool:
+        """Whether `what` was claimed with this Gaussian and the key of this digest."""
+        same_noise = self.claims.get(what) == float(event.noise_multiplier)
+        return same_noise and self.keys.get(what) == key
 
     def require_unclaimed(self, event: dpa.GaussianDpEvent, what: str) -> None:
         """Raise BudgetExceeded if `what` is claimed, or every planned Gaussian of this multiplier.
@@ -277,17 +284,22 @@ class LedgerState:
         if run.attempts[attempt - 1] < 0:
             raise ValueError(f"attempt {attempt} of run {run.id} returns more than it was charged")
 
-    def _add_claim(self, run: RunState, claim: str, noise_multiplier: float) -> None:
+    def _add_claim(
+        self, run: RunState, claim: str, noise_multiplier: float, key: str | None = None
+    ) -> None:
         if _text(claim) in run.claims:
             raise ValueError(f"{claim!r} was claimed before")
         if type(noise_multiplier) not in (int, float) or not noise_multiplier >= 0:
             raise ValueError(f"a claim has noise multiplier {noise_multiplier!r}")
         run.claims[claim] = float(noise_multiplier)
+        if key is not None:
+            run.keys[claim] = _text(key)
 
     def _name_claim(self, run: RunState, claim: str, name: str) -> None:
         if _text(name) in run.claims:
             raise ValueError(f"{name!r} was claimed before")
         run.claims[name] = run.claims.pop(claim)
+        run.keys.pop(claim, None)
 
     def _drop(self, run: RunState) -> None:
         if run.charged or json.loads(run.plan_text)["prelude"]:

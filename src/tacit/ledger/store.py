@@ -397,7 +397,7 @@ def _create(file: Path, write: Callable[[sqlite3.Connection], None]) -> None:
                 f"a ledger cannot be made at {file} ({error}); its folder must allow hard links: "
                 "give a file on a local disk"
             ) from error
-        _sync_folder(file.parent)
+        sync_folder(file.parent)
 
 
 def require_sqlite(file: Path, called: object) -> None:
@@ -470,10 +470,10 @@ def _write_anchor(file: Path, identity: str, head: Head) -> None:
             opened.flush()
             os.fsync(opened.fileno())
         os.replace(draft, file)
-    _sync_folder(file.parent)
+    sync_folder(file.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a new name in the folder survive a power cut, where the system can."""
     if os.name == "nt":
         return
