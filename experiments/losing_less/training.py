@@ -26,7 +26,7 @@ from experiments.losing_less.measures import DIAGNOSTICS, confusion, recorded
 from experiments.results import DELTA
 from experiments.runner import Job
 from tacit import Records
-from tacit.accounting.pld import COARSE
+from tacit.accounting.composition import COARSE
 from tacit.lipschitz import SpectralBall, SpectralLinear
 from tacit.statistics.tracking import evaluating
 from tacit.training import Callback

@@ -18,7 +18,8 @@ from tiny_run import ADD, REPLACE
 
 from tacit import epsilon
 from tacit.accounting import Plan, epsilon_rdp
-from tacit.accounting.pld import COARSE, FINE, gaussian_epsilon
+from tacit.accounting.composition import COARSE, FINE
+from tacit.accounting.pld import gaussian_epsilon
 from tacit.accounting.rdp import ORDERS, renyi_curve
 from tacit.sampling import (
     MiniSets,
@@ -102,11 +103,10 @@ def test_monotone_in_the_sampling_rate(account, relation):
 
 
 @pytest.mark.parametrize("delta", [1e-13, 1e-30, 1e-200])
-def test_a_tiny_delta_is_left_to_renyi(delta):
+def test_a_tiny_delta_is_within_reach(delta):
     found = epsilon(1.0, Poisson(0.01), 100, delta=delta)
     by_renyi = epsilon_rdp(1.0, Poisson(0.01), 100, delta=delta)
-    assert found <= by_renyi
-    assert found == by_renyi or delta > 100 * 2e-16  # the convolution's rounding is paid for
+    assert 0.8 * by_renyi <= found <= by_renyi
     assert found >= epsilon(1.0, Poisson(0.01), 100, delta=1e-12)
 
 

@@ -256,7 +256,7 @@ def test_a_prelude_that_spends_everything_leaves_nothing():
 
 def test_a_budget_that_no_noise_can_meet():
     with pytest.raises(BudgetExceeded, match="noise multiplier"):
-        calibrate(Budget(0.1, 1e-200), Poisson(0.5), 10)
+        calibrate(Budget(1e-7, 1e-200), Poisson(0.5), 10)
 
 
 def test_no_steps_need_no_noise_and_no_noise_takes_no_steps():

@@ -16,7 +16,7 @@ import pytest
 
 import tacit
 from tacit.accounting import Plan, trade_off
-from tacit.accounting.pld import COARSE
+from tacit.accounting.composition import COARSE
 from tacit.report.charts import HEAT_MOST, Markup, nice_ticks, tag, without_colour
 from tacit.report.comparison import MOST_RUNS
 from tests.report.conftest import CONFUSION, MakeRun

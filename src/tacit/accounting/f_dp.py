@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import dp_accounting as dpa
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as dpa_pld
 from scipy.special import ndtr, ndtri
 
 from tacit import canvas
+from tacit.accounting.composition import ROUNDING_A_STEP, PrivacyLoss, composed
 from tacit.accounting.events import components_of
-from tacit.accounting.plan import ROUNDING_A_STEP, Plan, scheme_of
+from tacit.accounting.plan import Plan, scheme_of
 from tacit.accounting.pld import (
-    PrivacyLoss,
+    curve_step,
     gaussian_multiplier,
     gaussian_profile,
-    grid_step,
     not_private,
     num_convolutions,
     privacy_loss,
@@ -291,17 +290,19 @@ def _joint_loss(
     if not_private(parts):
         return None
     interval = _interval(outlines)
-    if events:
-        interval = min(interval, grid_step(parts))
-    total = dpa_pld.identity(value_discretization_interval=interval)
+    each: list[tuple[PrivacyLoss, int]] = []
     for release in events:
         under = release.relation or Relation.ADD_OR_REMOVE_ONE
-        total = total.compose(privacy_loss(release.event, under, interval=interval))
+        interval = min(interval, curve_step(components_of(release.event), under))
+    for release in events:
+        under = release.relation or Relation.ADD_OR_REMOVE_ONE
+        loss = privacy_loss(release.event, under, interval=interval)
+        assert loss is not None
+        each.append((loss, 1))
     for curve, count in outlines:
         # A pair with this symmetric curve, its losses rounded to the grid so that δ only grows.
-        loss = symmetric_loss(curve.delta, curve.epsilons[-1], interval)
-        total = total.compose(loss.self_compose(count))
-    return total
+        each.append(((symmetric_loss(curve.delta, curve.epsilons[-1], interval),), count))
+    return composed(each, interval)
 
 
 def _interval(outlines: Sequence[tuple[TradeOff, int]]) -> float:

@@ -20,15 +20,12 @@ from typing import Any
 import dp_accounting as dpa
 from scipy.optimize import brentq
 
-from tacit.accounting.events import Release
+from tacit.accounting.composition import COARSE, FINE, Grid
+from tacit.accounting.events import Release, components_of
 from tacit.accounting.pld import (
-    COARSE,
-    FINE,
-    Grid,
+    epsilon_of,
     gaussian_epsilon,
     gaussian_multiplier,
-    num_convolutions,
-    privacy_loss,
 )
 from tacit.accounting.rdp import copies_within, epsilon_of_curve, renyi_curve
 from tacit.budget import Budget, Relation, require_delta
@@ -44,30 +41,17 @@ from tacit.sampling.scheme import (
 
 _MAX_STEPS = 10**8
 _LEAST_NOISE = 1e-2
-# The convolution rounds by about 5e-17 of mass a step; four times that is paid out of δ.
-ROUNDING_A_STEP = 2e-16
 
 
 def epsilon_of_event(
     event: dpa.DpEvent, delta: float, relation: Relation, grid: Grid = FINE
 ) -> float:
-    """The reported ε of an event whose parameters were all fixed beforehand: by PLD.
-
-    Where δ is so small that the convolution's rounding matters, the better of PLD (which pays
-    for the rounding out of δ) and RDP; for a fixed plan both are valid.
-    """
+    """The reported ε of an event whose parameters were all fixed beforehand: by PLD."""
     require_delta(delta)
     unsampled = gaussian_multiplier(event)
     if unsampled is not None:
         return gaussian_epsilon(unsampled, delta)
-    paid = delta - num_convolutions(event) * ROUNDING_A_STEP
-    by_pld = math.inf
-    if paid > 0:
-        loss = privacy_loss(event, relation, grid)
-        by_pld = math.inf if loss is None else float(loss.get_epsilon_for_delta(paid))
-    if paid > 0.99 * delta:
-        return by_pld
-    return min(by_pld, epsilon_of_curve(renyi_curve(event, relation), delta))
+    return epsilon_of(components_of(event), relation, delta, grid)
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ def _from_dp_accounting(event: dpa.DpEvent, relation: dpa.NeighboringRelation) -
 def _poisson_replace_curve(rate: float, z: float) -> np.ndarray:
     """D_α of (1−q)N(0, s²) + qN(1, s²) against (1−q)N(0, s²) + qN(−1, s²), s = 2z.
 
-    The pair dominates (proved in `pld`), so it bounds every Rényi divergence too; it is its own
-    mirror image, so one direction is enough. By the trapezoid rule, whose error falls
+    The pair dominates (proved in `dominating_pairs`), so it bounds every Rényi divergence too; it
+    is its own mirror image, so one direction is enough. By the trapezoid rule, whose error falls
     exponentially for functions analytic in a strip: here of half-width πs². The integrand peaks
     between 0 and 2α − 1 (its place for q = 1). A rounding of 1e-14 is added, so that a tiny
     divergence is not taken for none.

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
+from tacit.accounting.composition import COARSE, FINE, Grid
 from tacit.accounting.f_dp import TradeOff, trade_off
 from tacit.accounting.plan import Plan
-from tacit.accounting.pld import COARSE, FINE, Grid
 from tacit.budget import Relation
 from tacit.report.charts import (
     ChartAxis,

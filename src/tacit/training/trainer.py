@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tacit.accounting.composition import COARSE
 from tacit.accounting.plan import Plan, calibrate
-from tacit.accounting.pld import COARSE
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded, CheckpointRefused, PlanChanged
 from tacit.ledger import Ledger
