@@ -181,6 +181,10 @@ class Stream:
     def __repr__(self) -> str:
         return "Stream(<secret key>)"
 
+    def derived(self, purpose: str) -> Stream:
+        """Another stream, which only those can tell who know this one."""
+        return Stream(_hash(self.key, (purpose,)))
+
     def keystream(self, num_bytes: int, parameter: int = 0, first_block: int = 0) -> bytearray:
         """`num_bytes` of ChaCha20's output from block `first_block` on, on the CPU."""
         out = bytearray(num_bytes)

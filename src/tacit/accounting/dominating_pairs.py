@@ -14,6 +14,20 @@ standard deviation over the sensitivity Δ under the relation; everything is in 
              losses above 0 are those of `Sampled(p)`, those below are their mirror image,
              P(−l) = e^(−l)·P(l), and the rest has loss 0 [Dong 2022, Def. 4.2].
 `Mixture`:   a public coin decides which pair it is.
+`truncated`: Poisson sampling with rate q of which at most B records take part, a uniformly random
+             subset of a larger draw; at most N records. With probability 1 − τ the Poisson pair at
+             z, and with probability τ the Poisson pair at z/2, τ = P(Bin(N, q) ≥ B).
+    Proof. Let n be how many of the others (at most N) are drawn; it has one law on both sides, so
+    it may be revealed. If n < B, nobody is ever dropped: the Poisson pair at z. If n ≥ B, everybody
+    else's part is a uniformly random set U of B of them when the record is not in the batch. When
+    it is, with probability r = q·B/(n + 1) < q, it has taken the place of a random u in U. Reveal
+    (U, u), again of one law. With add-or-remove the outputs are (1−r)N(s) + rN(s + g − u) and
+    N(s), ‖g − u‖ ≤ 2C = 2Δ: `Sampled` at z/2 and r. With replace-one they are (1−r)N(s) + rN(s +
+    g − u) and (1−r)N(s) + rN(s + g' − u), both shifts at most 2C = Δ, where `Replaced` has Δ/2:
+    `Replaced` at z/2 and r. Both pairs grow with the rate and with the distance of the means, by
+    the argument of `Replaced`, so r may be raised to q; then the mixture grows with τ, and τ with
+    n's law, so that fewer than N others cost less. (Averaging r instead [arXiv 2508.15089] is
+    tighter only where most draws are cut, and needs the number of records exactly.)
 
 **Rounding to the grid only raises δ.** The outcomes whose loss is in a cell [a, a + h] have masses
 P_c and Q_c. They are replaced by an atom at a and one at a + h that together have the same masses:
@@ -34,6 +48,7 @@ from typing import Protocol
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.stats import binom
 
 _ROUNDING = 8 * np.finfo(float).eps
 _QUADRATURE = 4000
@@ -293,6 +308,23 @@ class Mixture:
     @property
     def _rest(self) -> float:
         return max(0.0, 1 - math.fsum(weight for weight, _ in self.pairs))
+
+
+def truncated_share(population: int, rate: float, cap: int) -> float:
+    """τ = P(Bin(N, q) ≥ B), rounded up."""
+    return min(1.0, float(binom.sf(cap - 1, population, rate)) * (1 + 1e-9))
+
+
+def truncated(
+    pair: type[Sampled] | type[Replaced], z: float, rate: float, population: int, cap: int
+) -> Pair:
+    """Poisson sampling of at most `cap` of at most `population` records."""
+    tau = truncated_share(population, rate, cap)
+    if tau == 0:
+        return pair(z, rate)
+    if tau == 1:
+        return pair(z / 2, rate)
+    return Mixture(((1 - tau, pair(z, rate)), (tau, pair(z / 2, rate))))
 
 
 def mixed(weighted: Sequence[tuple[float, Losses]]) -> Losses:

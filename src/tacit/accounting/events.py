@@ -64,6 +64,10 @@ def component_of(event: dpa.DpEvent) -> Component:
     """Raises UnsupportedEvent for an event that has no analysis here."""
     if isinstance(event, dpa.NonPrivateDpEvent):
         return Component(event, 0.0)
+    if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
+        if not event.noise_multiplier >= 0:
+            raise ValueError(f"noise multiplier is {event.noise_multiplier}; give 0 or more")
+        return Component(event, float(event.noise_multiplier), float(event.sampling_probability))
     gaussian, probability = event, 1.0
     if type(event) in _PROBABILITIES:
         gaussian, probability = event.event, float(_PROBABILITIES[type(event)](event))
@@ -82,7 +86,10 @@ def component_of(event: dpa.DpEvent) -> Component:
 
 def refuse(event: dpa.DpEvent, relation: object = "either relation") -> UnsupportedEvent:
     """The error for a part that has no sound analysis here."""
-    names = ", ".join(kind.__name__ for kind in (dpa.GaussianDpEvent, *_PROBABILITIES))
+    names = ", ".join(
+        kind.__name__
+        for kind in (dpa.GaussianDpEvent, *_PROBABILITIES, dpa.TruncatedSubsampledGaussianDpEvent)
+    )
     return UnsupportedEvent(
         f"{event!r} has no sound analysis under {relation}; known are {names}, "
         "their compositions, NoOpDpEvent and NonPrivateDpEvent "

@@ -30,6 +30,7 @@ from tacit.accounting.pld import (
 from tacit.accounting.rdp import copies_within, epsilon_of_curve, renyi_curve
 from tacit.budget import Budget, Relation, require_delta
 from tacit.errors import BudgetExceeded, UnsupportedEvent
+from tacit.sampling.poisson import Poisson, TruncatedPoisson
 from tacit.sampling.sampler import Sampler
 from tacit.sampling.scheme import (
     Scheme,
@@ -121,6 +122,12 @@ class Plan:
     def epsilon_of_count(self, count: int, delta: float, grid: Grid = FINE) -> float:
         event = self.event_of_count(count)
         return epsilon_of_event(event, delta, self.accounted_relation, grid)
+
+    def epsilon_without_cap(self, steps: int, delta: float) -> float | None:
+        """ε of the same run without a cap on its batches; None where there is none."""
+        if not isinstance(self.scheme, TruncatedPoisson):
+            return None
+        return replace(self, scheme=Poisson(self.scheme.rate)).epsilon(steps, delta)
 
     def epsilon_rdp(self, steps: int, delta: float) -> float:
         return self.epsilon_rdp_of_count(self.scheme.num_events(steps), delta)

@@ -38,6 +38,7 @@ from tacit.accounting.dominating_pairs import (
     Subset,
     gaussian_profile,
     mirrored,
+    truncated,
 )
 from tacit.accounting.events import Component, components_of, refuse
 from tacit.budget import Relation
@@ -58,6 +59,9 @@ def _pair_of(part: Component, relation: Relation) -> Pair:
     replaced = relation is Relation.REPLACE_ONE
     if isinstance(event, dpa.PoissonSampledDpEvent):
         return Replaced(z, p) if replaced else Sampled(z, p)
+    if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
+        kind = Replaced if replaced else Sampled
+        return truncated(kind, z, p, event.dataset_size, event.truncated_batch_size)
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent) and replaced:
         return Subset(z, p)
     if isinstance(event, RevealedSampleDpEvent):

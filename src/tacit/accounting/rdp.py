@@ -21,7 +21,8 @@ import numpy as np
 from dp_accounting import rdp as dpa_rdp
 from scipy.special import logsumexp
 
-from tacit.accounting.events import Component, components_of, refuse
+from tacit.accounting.dominating_pairs import truncated_share
+from tacit.accounting.events import Component, component_of, components_of, refuse
 from tacit.accounting.pld import not_private
 from tacit.budget import Budget, Relation
 from tacit.sampling.mini_sets import RevealedSampleDpEvent
@@ -64,6 +65,8 @@ def _part_curve(part: Component, relation: Relation) -> np.ndarray:
         exponent = orders * (orders - 1) / (2 * z**2)
         rest = math.log1p(-p) if p < 1 else -math.inf
         return np.logaddexp(rest, math.log(p) + exponent) / (orders - 1)
+    if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
+        return _truncated_curve(event, relation)
     if isinstance(event, dpa.PoissonSampledDpEvent):
         if relation is Relation.REPLACE_ONE:
             return _poisson_replace_curve(p, z)
@@ -71,6 +74,30 @@ def _part_curve(part: Component, relation: Relation) -> np.ndarray:
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent) and relation is Relation.REPLACE_ONE:
         return _from_dp_accounting(event, dpa.NeighboringRelation.REPLACE_ONE)
     raise refuse(event, relation)
+
+
+def _truncated_curve(
+    event: dpa.TruncatedSubsampledGaussianDpEvent, relation: Relation
+) -> np.ndarray:
+    """log((1 − τ)·e^((α−1)ρ) + τ·e^((α−1)ρ')) / (α − 1), ρ' the Poisson curve at half the noise."""
+    tau = truncated_share(
+        event.dataset_size, event.sampling_probability, event.truncated_batch_size
+    )
+    whole, halved = (
+        _part_curve(
+            component_of(
+                dpa.PoissonSampledDpEvent(event.sampling_probability, dpa.GaussianDpEvent(z))
+            ),
+            relation,
+        )
+        for z in (event.noise_multiplier, event.noise_multiplier / 2)
+    )
+    above_one = np.array(ORDERS) - 1
+    with np.errstate(divide="ignore"):
+        logs = np.log1p(-tau) + above_one * whole, np.log(tau) + above_one * halved
+    if tau == 0:
+        return whole
+    return np.logaddexp(*logs) / above_one
 
 
 def _from_dp_accounting(event: dpa.DpEvent, relation: dpa.NeighboringRelation) -> np.ndarray:

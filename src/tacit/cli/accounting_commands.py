@@ -42,6 +42,9 @@ POPULATION = typer.Option(
     None, "--population", "--records", help="Number of records, where no rate is given."
 )
 BATCH = typer.Option(None, help="Number of records in a batch (Poisson: expected).")
+CAP = typer.Option(
+    None, help="Poisson: largest batch, of a larger draw a random subset. Needs --population."
+)
 STEPS = typer.Option(..., help="Number of steps.")
 DELTA = typer.Option(..., help="δ; choose it well below 1 / number of records.")
 RELATION = typer.Option(
@@ -63,6 +66,7 @@ def epsilon(
     sampling: AccountedSampling = SAMPLING,
     population: int | None = POPULATION,
     batch_size: int | None = BATCH,
+    max_batch_size: int | None = CAP,
     relation: Relation | None = RELATION,
     as_json: bool = JSON,
 ) -> None:
@@ -75,6 +79,7 @@ def epsilon(
     """
     SHARE.require("--delta", delta)
     plan = _plan(noise_multiplier, sampling, sampling_rate, population, batch_size, relation, steps)
+    plan = _capped(plan, max_batch_size, population)
     more = {"epsilon_rdp": plan.epsilon_rdp(steps, delta)}
     if (estimate := _limit(plan, steps)) is not None:
         more["gaussian_dp_mu_approximate"] = estimate.mu
@@ -89,6 +94,7 @@ def noise(
     sampling: AccountedSampling = SAMPLING,
     population: int | None = POPULATION,
     batch_size: int | None = BATCH,
+    max_batch_size: int | None = CAP,
     relation: Relation | None = RELATION,
     as_json: bool = JSON,
 ) -> None:
@@ -105,6 +111,7 @@ def noise(
     POSITIVE.require("--epsilon", epsilon)
     SHARE.require("--delta", delta)
     plan = _plan(1.0, sampling, sampling_rate, population, batch_size, relation, steps)
+    plan = _capped(plan, max_batch_size, population)
     budget = Budget(epsilon, delta, plan.relation)
     multiplier = calibrate(budget, plan.scheme, steps, unit=plan.unit)
     plan = replace(plan, noise_multiplier=multiplier)
@@ -266,6 +273,22 @@ def _plan(
     return Plan(_scheme(sampling, rate, population, batch), noise_multiplier, relation, steps, unit)
 
 
+def _capped(plan: Plan, cap: int | None, population: int | None) -> Plan:
+    """The plan with a cap on the batch size, if one is given."""
+    from dataclasses import replace
+
+    from tacit.sampling import Poisson, TruncatedPoisson
+
+    if cap is None:
+        return plan
+    if not isinstance(plan.scheme, Poisson) or population is None:
+        raise ValueError(
+            "--max-batch-size is for Poisson sampling from a known number of records; give "
+            "--population and --batch-size, and no other --sampling"
+        )
+    return replace(plan, scheme=TruncatedPoisson(plan.scheme.rate, cap, population))
+
+
 def relation_for(sampling: str, given: Relation | None) -> Relation:
     """The relation that is given, else the usual one of the sampling."""
     if given is None:
@@ -333,8 +356,10 @@ def _facts_of(
 
     spent = plan.epsilon(steps, delta)
     note = no_privacy_note(spent, delta)
+    uncapped = plan.epsilon_without_cap(steps, delta)
     return {
         "epsilon": spent,
+        **({} if uncapped is None else {"epsilon_without_cap": uncapped}),
         **(more or {}),
         "delta": delta,
         "relation": plan.relation.value,

@@ -132,7 +132,13 @@ def sampler_for(
         return sampling.ShuffleSampler(records, batch, plan.steps, **shared)
     if device.type == "cuda":
         shared["pad_to"] = 32  # few shapes: a new one makes the GPU choose its kernels anew
-    return sampling.PoissonSampler(records, steps=plan.steps, expected_batch_size=batch, **shared)
+    return sampling.PoissonSampler(
+        records,
+        steps=plan.steps,
+        expected_batch_size=batch,
+        max_batch_size=s.max_batch_size,
+        **shared,
+    )
 
 
 class Clips(NamedTuple):

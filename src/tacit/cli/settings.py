@@ -147,6 +147,13 @@ class PrivacySettings:
         usual="poisson",
         goes_with=Rule("query", ("clip", "clipless"), "which draws mini-sets, fixed by record id"),
     )
+    max_batch_size: int | None = option(
+        "Largest batch. Of a larger draw a random subset takes part, and epsilon counts that.",
+        usual="no limit",
+        range=ONE_OR_MORE,
+        not_with=Rule("sampling", ("fixed-size", "shuffle"), "whose batches have a fixed size"),
+        goes_with=Rule("query", ("clip", "clipless"), "which draws mini-sets, fixed by record id"),
+    )
     noise_multiplier: float | None = option(
         "Noise multiplier. The run stops before a step that would exceed the budget.",
         usual="calibrated to the budget",

@@ -11,7 +11,7 @@ from tacit.sampling.fixed_size import (
     WithoutReplacement,
 )
 from tacit.sampling.mini_sets import MiniSets, MiniSetSampler, RevealedSampleDpEvent
-from tacit.sampling.poisson import Poisson, PoissonSampler
+from tacit.sampling.poisson import Poisson, PoissonSampler, TruncatedPoisson
 from tacit.sampling.sampler import Batch, Sampler, batch_of
 from tacit.sampling.scheme import Scheme, Unit, register_scheme
 
@@ -27,6 +27,7 @@ __all__ = [
     "Scheme",
     "ShuffleSampler",
     "ShuffledEpochs",
+    "TruncatedPoisson",
     "Unit",
     "WithoutReplacement",
     "batch_of",

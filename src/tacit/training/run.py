@@ -50,6 +50,7 @@ def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("certified accuracy", _certified(facts["certificate"])))
     rows += [
         ("epsilon (PLD)", f"{facts['epsilon']:.4g}"),
+        *_without_cap(facts),
         ("epsilon (RDP, cross-check)", f"{facts['epsilon_rdp']:.4g}"),
         ("delta", f"{facts['delta']:g}"),
         ("neighbouring relation", facts["relation"]),
@@ -62,6 +63,13 @@ def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     rows += [("note", note) for note in facts["notes"]]
     return rows
+
+
+def _without_cap(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    uncapped = facts.get("epsilon_without_cap")
+    if uncapped is None:
+        return []
+    return [("epsilon without the cap on batches", f"{uncapped:.4g}")]
 
 
 def _baseline_rows(baseline: dict[str, Any]) -> list[tuple[str, str]]:
@@ -188,8 +196,10 @@ class Run:
             self._not_covered(test),
             None if baseline is None else baseline.note(metrics),
         ]
+        uncapped = self.plan.epsilon_without_cap(self.steps, self.budget.delta)
         return {
             **metrics.facts(),
+            **({} if uncapped is None else {"epsilon_without_cap": uncapped}),
             "task": metrics.task,
             "baseline": None if baseline is None else baseline.facts(),
             "certificate": self._certificate(test, metrics),
