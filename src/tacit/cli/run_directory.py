@@ -37,17 +37,10 @@ REPLACED_NOTE = (
     "this run replaced an earlier one in its folder; the ledger there keeps the charges of both, "
     "and epsilon is this run's alone: see tacit ledger show"
 )
-# For the owner of the data alone; see docs/tables.md.
-HELD_OUT = "held_out.csv"
-HELD_OUT_NOTE = (
-    f"{HELD_OUT} in the run's folder lists the rows of --data that were held out; epsilon does not "
-    "cover it: delete it before you give the folder to anybody"
-)
 _LEDGER = tuple(f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm"))
 # Written by other commands, or not by every run: they would describe the earlier run.
 _DERIVED = (
     *("certificate.json", "certified.png", "trade_off.png", "model.onnx", PAGE, DIAGNOSTICS),
-    HELD_OUT,
     "preprocessing.safetensors",  # of an earlier version
 )
 RELEASE_KEY = "release.key"
@@ -108,7 +101,7 @@ def removed_if_unused(folder: Path, ledger: Path) -> Iterator[None]:
     except BaseException:
         if ledger.exists() and not _is_unused(ledger):
             raise
-        for name in (*FILES, HELD_OUT, *_UNFINISHED, *_LEDGER):
+        for name in (*FILES, *_UNFINISHED, *_LEDGER):
             if folder / name not in before and not (ledger in before and name in _LEDGER):
                 (folder / name).unlink(missing_ok=True)
         if ledger not in before:
@@ -181,17 +174,15 @@ def delete_release_key(folder: Path) -> None:
     keys = [folder / RELEASE_KEY, folder / _RELEASE_KEY_DRAFT]
     if not any(key.exists() for key in keys):
         return
-    sync_folder(
-        folder
-    )  # the name preprocessing.json survives a power cut before the secret is gone
+    sync_folder(folder)  # so that preprocessing.json survives a power cut in which this is gone
     for key in keys:
         key.unlink(missing_ok=True)
     sync_folder(folder)
 
 
-def write_held_out(folder: Path, rows: Iterable[int]) -> None:
+def write_held_out(file: Path, rows: Iterable[int]) -> None:
     """The rows of --data that were held out, counted from 0, for the owner of the data."""
-    with whole_file(folder / HELD_OUT) as draft:
+    with whole_file(file) as draft:
         draft.write_text("".join(f"{row}\n" for row in ("row", *sorted(rows))), encoding="utf-8")
 
 

@@ -375,6 +375,13 @@ class OutputSettings:
         "Ledger to charge; runs over the same records can share one.",
         usual="ledger.sqlite in --out",
     )
+    held_out: Path | None = option(
+        "File for the rows of --data that are held out, counted from 0. It is for the owner of the "
+        "data alone: epsilon does not cover it.",
+        usual="not written",
+        goes_with=_OF_FILE,
+        not_with=Rule("test_data", (), "which names the records that are held out"),
+    )
     run_name: str | None = option("Name of the run in the ledger.")
     resume: Path | None = option(
         "Folder of a killed or interrupted run to resume. It keeps its settings: give nothing "

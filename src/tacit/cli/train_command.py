@@ -39,14 +39,13 @@ def train(s: TrainSettings) -> None:
         return
     from rich.console import Console
 
-    from tacit.cli.run_directory import HELD_OUT
     from tacit.training.run import summary_table
 
     console = Console()
     console.print(summary_table(facts))
     console.print(f"written to {folder}/", highlight=False, soft_wrap=True)
-    if (folder / HELD_OUT).exists():
-        told = f"{folder / HELD_OUT} lists the rows that were held out; it is for you alone"
+    if s.held_out is not None:
+        told = f"{s.held_out} lists the rows that were held out; it is for you alone"
         console.print(told, highlight=False, soft_wrap=True)
     if (folder / RESUME_FILE).exists():
         told = f"the run is not complete; resume it with: tacit train --resume {folder}"
@@ -173,8 +172,6 @@ def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
         seed=s.seed,
     )
     trainer.notes += build_model.change_note(changes)
-    splits = s.data is not None and s.test_data is None
-    trainer.notes += [run_directory.HELD_OUT_NOTE] if splits else []
     trainer.notes += [*data.notes, *run_directory.delta_note(budget.delta, data.size)]
     trainer.config = {
         "settings": to_dict(s),
@@ -226,8 +223,8 @@ def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
             preprocessing = build_data.scale_again(trainer, folder, data)
         elif data.releases:
             preprocessing = build_data.release_scaling(trainer, s, data, folder)
-        if splits:
-            run_directory.write_held_out(folder, data.test.record_ids.tolist())
+        if s.held_out is not None:
+            run_directory.write_held_out(s.held_out, data.test.record_ids.tolist())
         preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
         run_directory.delete_release_key(folder)
 
