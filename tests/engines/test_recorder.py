@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import tacit
 from tacit import PerSampleClip, Records
 from tacit.engines import Automatic, BookKeeping, Recorder, recorder
+from tacit.engines.recorder import RecordedStep
 from tacit.errors import MixesRecords
 from tacit.losses import CrossEntropy
 from tacit.queries import LayerFactors
@@ -339,3 +340,27 @@ def test_what_a_source_of_rows_writes_to_the_model_is_seen_in_replayed_steps():
     source.model = model
     with pytest.raises(MixesRecords, match="buffer 'rows' was written"):
         query(model, LOSS, replace(batch, records=records))
+
+
+class Capturing(Recorder):
+    """Captures on a CPU, where a captured step is the step itself."""
+
+    def captures(self, device):
+        return True
+
+    def _captured(self, work, batch):
+        return work
+
+
+def test_a_step_that_cannot_be_compiled_is_captured():
+    def work(parameters, batch):
+        (x,) = batch
+        return {"sum": x * (2.0 if float(x.sum()) > 0 else 1.0)}  # reads a value
+
+    recorder = Capturing()
+    recorder.expect(10**9)
+    model, x = nn.Linear(2, 2), torch.ones(3)
+    with pytest.warns(UserWarning, match="cannot be compiled"):
+        found = [recorder(RecordedStep(model, "reads", {}, [x], work)) for _ in range(5)]
+    assert torch.equal(found[-1]["sum"], 2 * x)
+    assert recorder.num_recorded == 1

@@ -203,7 +203,8 @@ class Recorder:
         recording.calls += 1
         # A setting that changes from step to step would be compiled in each.
         settled = recording.calls > self.after or not recording.is_changed
-        if progress.compiling and settled and not recording.compiled:
+        can_compile = not recording.compiled and "compile" not in recording.failed
+        if progress.compiling and settled and can_compile:
             self._record(recording, step, "compile")
         elif self.captures(device) and recording.replay is None and recording.calls > self.after:
             self._record(recording, step, "capture")
