@@ -27,6 +27,7 @@ PACKAGES = [
     "pytrees",
     "canvas",
     "randomness_cuda",
+    "ranks",
     "randomness",
     "sources",
     "columns",

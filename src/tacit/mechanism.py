@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import dp_accounting as dpa
@@ -28,6 +29,7 @@ from tacit.queries.bounded_gradient import (
     Statistic,
 )
 from tacit.randomness import ProcessLock, Randomness, Stream, step_draws
+from tacit.ranks import Ranks
 from tacit.sampling.sampler import Batch, Sampler
 from tacit.sampling.scheme import whole_number
 from tacit.torch_internals import add_each, divide_each, multiply_each
@@ -51,6 +53,7 @@ class PendingRelease:
         randomness: Randomness,
         batch: Batch | None = None,
         step: int = 0,
+        ranks: Ranks | None = None,
     ) -> None:
         self.plan = plan
         self.drawn = None if batch is None else batch.drawn
@@ -66,6 +69,7 @@ class PendingRelease:
         self._bounded: BoundedGradient | None = bounded
         self._randomness = randomness
         self._step = step
+        self._ranks = ranks
 
     def __repr__(self) -> str:
         state = "released" if self._bounded is None else "not charged, noise not drawn"
@@ -132,6 +136,9 @@ class PendingRelease:
                 kind = total.device, total.dtype, parameter.dtype
                 by_kind.setdefault(kind, []).append((parameter, total, std, factor, mask))
         for parts in by_kind.values():
+            if self._ranks is not None:
+                self._release_parts(self._ranks, parts, place, bounded.divisor, stream)
+                continue
             parameters, sums, stds, factors, masks = zip(*parts, strict=True)
             sizes = [total.numel() for total in sums]
             device = sums[0].device
@@ -144,8 +151,33 @@ class PendingRelease:
                 shaped = grad.view(parameter.shape)
                 parameter.grad = shaped if mask is None else torch.where(mask, shaped, 0.0)
 
+    @staticmethod
+    def _release_parts(
+        ranks: Ranks,
+        parts: Sequence[tuple[Any, ...]],
+        place: Mapping[int, int],
+        divisor: float,
+        stream: Stream,
+    ) -> None:
+        """The same for the part of each parameter that this rank owns, summed over all ranks."""
+        parameters, sums, stds, factors, masks = zip(*parts, strict=True)
+        own = [ranks.part(p) for p in parameters]
+        sizes = [part.stop - part.start for part in own]
+        places, starts = [place[id(p)] for p in parameters], [part.start for part in own]
+        pieces = stream.normals(sizes, sums[0].device, places, starts)
+        multiply_each(pieces, list(stds))
+        add_each(pieces, ranks.sum_of_parts(sums, parameters))
+        divide_each(pieces, [divisor * factor for factor in factors])
+        kept = [
+            piece if mask is None else torch.where(mask.reshape(-1)[part], piece, 0.0)
+            for piece, mask, part in zip(pieces, masks, own, strict=True)
+        ]
+        ranks.set_gradients(parameters, [piece.to(parameters[0].dtype) for piece in kept])
+
     def _release_statistics(self, statistics: Sequence[Statistic], stream: Stream) -> None:
         values = torch.stack([statistic.value for statistic in statistics])
+        if self._ranks is not None:
+            values = self._ranks.sum(values)
         (drawn,) = stream.normals([len(values)], torch.device("cpu"))
         # The one place that waits for the device: thresholds are plain numbers.
         pairs = zip(statistics, values.tolist(), drawn.tolist(), strict=True)
@@ -162,8 +194,9 @@ class Mechanism:
         1/z² = Σ_h (Δ_h/s_h)² + Σ_b (Δ_b/s_b)².
 
     Noise, masks and views come from one secret stream (`tacit.randomness`), whatever
-    `torch.manual_seed` was given. With a `seed` all of them can be repeated by anyone who knows the
-    seed. On one ledger, no two steps ever draw the same noise from it.
+    `torch.manual_seed` was given. `ranks` that train together share its key. With a `seed` all of
+    them can be repeated by anyone who knows the seed. On one ledger, no two steps ever draw the
+    same noise from it.
 
     One mechanism is one run: a query that adapts starts from its initial state (`query.fresh()`),
     and the given object is not changed.
@@ -183,6 +216,7 @@ class Mechanism:
         allocation: Allocation | None = None,
         prelude: tuple[dpa.DpEvent, ...] = (),
         seed: int | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.query: GradientQuery = query.fresh() if isinstance(query, Adapting) else query
         self.allocation = allocation or GlobalNoise()
@@ -197,6 +231,9 @@ class Mechanism:
         if isinstance(self.query, Recording):
             self.query.expect(sampler.steps)
         self._randomness = Randomness(seed)
+        self._ranks = ranks
+        if ranks is not None:
+            self._randomness.share(ranks)
         self._num_steps = 0
         # The standard deviation of the noise in each parameter's released gradient. Public.
         self.noise_of: dict[str, float] = {}
@@ -216,8 +253,7 @@ class Mechanism:
             )
         with _lock:
             step, self._num_steps = self._num_steps, self._num_steps + 1
-        with step_draws(self._randomness, step, batch.indices.device):
-            bounded = self.query(model, loss, batch)
+        bounded = self._bounded(model, loss, batch, step)
         if bounded.unit is not self.plan.unit:
             raise PlanChanged(
                 f"the query bounds a {bounded.unit}; the plan is for a {self.plan.unit}"
@@ -232,7 +268,22 @@ class Mechanism:
             for block, std in zip(bounded.blocks, stds, strict=True)
             for place, name in enumerate(block.names)
         }
-        return PendingRelease(self.plan, bounded, stds, self._randomness, batch, step)
+        return PendingRelease(self.plan, bounded, stds, self._randomness, batch, step, self._ranks)
+
+    def _bounded(self, model: nn.Module, loss: Loss, batch: Batch, step: int) -> BoundedGradient:
+        ranks, device = self._ranks, batch.indices.device
+        if ranks is None:
+            with step_draws(self._randomness, step, device):
+                return self.query(model, loss, batch)
+        with ranks.gathered(model), step_draws(self._randomness, step, device, ranks.rank):
+            bounded = self.query(model, loss, batch)
+        # The query has seen whole weights in the places of sharded ones, under the same names.
+        own = dict(model.named_parameters(remove_duplicate=False))
+        blocks = [
+            replace(block, parameters=tuple(own[name] for name in block.names))
+            for block in bounded.blocks
+        ]
+        return replace(bounded, blocks=tuple(blocks))
 
     def state_dict(self) -> dict[str, int]:
         """Where in the random stream the next step draws. It holds no key."""

@@ -50,12 +50,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from tacit.ranks import Ranks
 
 NORMALS_PER_BLOCK = 8
 _MASK_53 = (1 << 53) - 1
@@ -123,6 +126,7 @@ class Randomness:
             raise TypeError(f"the seed is {seed}; give a whole number, or None")
         self._process = current_process()
         self._master = self._new_master()
+        self._is_shared = False
 
     def __repr__(self) -> str:
         return f"Randomness(<{'secret key' if self.seed is None else 'seeded'}>)"
@@ -138,9 +142,19 @@ class Randomness:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["seed"])  # type: ignore[misc]
 
+    def share(self, ranks: Ranks) -> None:
+        """Take the first rank's key, so that all ranks make the same draws. The key is sent."""
+        self._master = ranks.from_first(self._master)
+        self._is_shared = True
+
     def stream(self, purpose: str, *step: Address) -> Stream:
         """The stream of one purpose at one step. Equal arguments give equal draws."""
         if self._process != current_process():
+            if self._is_shared:
+                raise RuntimeError(
+                    "a process that shares its random draws with other ranks was forked; start "
+                    "ranks as processes of their own, as torchrun does"
+                )
             # A forked process has its parent's memory: with the same key it would repeat it.
             self._master = self._new_master()
             self._process = current_process()
@@ -214,22 +228,53 @@ class Stream:
         sizes: Sequence[int],
         device: torch.device,
         parameters: Sequence[int] | None = None,
+        starts: Sequence[int] | None = None,
     ) -> list[Tensor]:
         """Independent draws of N(0, 1) in float64: `sizes[i]` of them for parameter i.
 
         Draw i of parameter p is the same whatever the other sizes are, and on every device (but
-        for the last digits of log and cos). Without `parameters` they are numbered from 0.
+        for the last digits of log and cos). Without `parameters` they are numbered from 0. With
+        `starts` they are the draws from there on.
         """
         places = range(len(sizes)) if parameters is None else parameters
+        if starts is not None:
+            return self._normals_from(starts, sizes, device, places)
         if device.type == "cuda" and _cuda() is not None:
             return list(_cuda().normals(self.key, tuple(places), tuple(sizes), device))
+        return self._on_cpu(sizes, device, places, (0,) * len(sizes))
+
+    def _normals_from(
+        self,
+        starts: Sequence[int],
+        sizes: Sequence[int],
+        device: torch.device,
+        places: Sequence[int],
+    ) -> list[Tensor]:
+        """Whole blocks from the one that holds the first draw, of which what is before is cut."""
+        blocks = [start // NORMALS_PER_BLOCK for start in starts]
+        before = [start % NORMALS_PER_BLOCK for start in starts]
+        whole = tuple(size + more for size, more in zip(sizes, before, strict=True))
+        if device.type == "cuda" and _cuda() is not None:
+            drawn = _cuda().normals(self.key, tuple(places), whole, device, tuple(blocks))
+        else:
+            drawn = self._on_cpu(whole, device, places, blocks)
+        return [numbers[more:] for numbers, more in zip(drawn, before, strict=True)]
+
+    def _on_cpu(
+        self,
+        sizes: Sequence[int],
+        device: torch.device,
+        places: Sequence[int],
+        blocks: Sequence[int],
+    ) -> list[Tensor]:
         # The parameters lie one after the other in one buffer, each padded to whole blocks.
         padded = [-(-size // NORMALS_PER_BLOCK) * NORMALS_PER_BLOCK for size in sizes]
         numbers = np.empty(sum(padded))
         drawn, start = [], 0
-        for parameter, size, whole in zip(places, sizes, padded, strict=True):
+        each = zip(places, blocks, sizes, padded, strict=True)
+        for parameter, first_block, size, whole in each:
             bits = numbers[start : start + whole].view(np.uint8)
-            self._cipher(parameter, 0).update_into(bytes(len(bits)), bits)
+            self._cipher(parameter, first_block).update_into(bytes(len(bits)), bits)
             drawn.append(torch.from_numpy(numbers[start : start + size]))
             start += whole
         for start in range(0, len(numbers), _CHUNK):
@@ -357,7 +402,9 @@ def view_stream() -> Stream:
 
 
 @contextmanager
-def step_draws(source: Randomness, step: int, device: torch.device) -> Iterator[None]:
+def step_draws(
+    source: Randomness, step: int, device: torch.device, rank: int = 0
+) -> Iterator[None]:
     """Key everything that a query draws in this step, and restore the process's generators.
 
     What a model draws by itself (dropout) comes from PyTorch's generators, which are keyed anew for
@@ -369,9 +416,11 @@ def step_draws(source: Randomness, step: int, device: torch.device) -> Iterator[
     all later rows get other masks. The rows' masks are independent and equally distributed, so the
     step is a mixture over masks that belong to records, and for each of those neighbours differ by
     one record's share. What holds for every part of a mixture holds for the mixture, since the
-    hockey-stick divergence is jointly convex [Balle et al. 2018, Theorem 2].
+    hockey-stick divergence is jointly convex [Balle et al. 2018, Theorem 2]. Ranks that train
+    together draw masks of their own, so that those of two records are independent. Views have their
+    records' addresses and are the same on every rank.
     """
-    stream = source.stream("model", step)
+    stream = source.stream("model", step, *((rank,) if rank else ()))
     with _one_at_a_time:
         torch_state, python_state = torch.get_rng_state(), random.getstate()
         cuda_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None

@@ -156,26 +156,35 @@ def blocks(key: bytes, parameter: int, offsets: Tensor) -> Tensor:
 
 
 def normals(
-    key: bytes, parameters: tuple[int, ...], sizes: tuple[int, ...], device: torch.device
+    key: bytes,
+    parameters: tuple[int, ...],
+    sizes: tuple[int, ...],
+    device: torch.device,
+    blocks: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Draws of N(0, 1) for each parameter, in one buffer and one launch."""
+    """Draws of N(0, 1) for each parameter, from these blocks on, in one buffer and one launch."""
     flat = torch.empty(sum(sizes), dtype=torch.float64, device=device)
     if flat.numel():
-        table = _table(parameters, sizes, device)
+        table = _table(parameters, sizes, device, blocks or (0,) * len(sizes))
         with torch.cuda.device(device):
             _normals_kernel[(len(table),)](flat, table, *_key_words(key), TILE=_TILE)
     return flat.split(list(sizes))
 
 
 @lru_cache(maxsize=64)
-def _table(parameters: tuple[int, ...], sizes: tuple[int, ...], device: torch.device) -> Tensor:
+def _table(
+    parameters: tuple[int, ...],
+    sizes: tuple[int, ...],
+    device: torch.device,
+    blocks: tuple[int, ...],
+) -> Tensor:
     """Which tile does what; the same for every step of a model, so it is made once."""
     rows, place = [], 0
     per_tile = 8 * _TILE
-    for parameter, size in zip(parameters, sizes, strict=True):
+    for parameter, size, block in zip(parameters, sizes, blocks, strict=True):
         starts = np.arange(0, size, per_tile, dtype=np.int64)
         row = np.empty((len(starts), 4), dtype=np.int64)
-        row[:, 0], row[:, 1] = parameter, starts // 8
+        row[:, 0], row[:, 1] = parameter, block + starts // 8
         row[:, 2], row[:, 3] = place + starts, size - starts
         rows.append(row)
         place += size

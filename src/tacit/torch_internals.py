@@ -534,3 +534,54 @@ def _foreign(*tables: Mapping[int, Callable]) -> dict[int, Callable]:
         for number, hook in table.items()
         if not f"{getattr(hook, '__module__', None)}.".startswith(_HARMLESS)
     }
+
+
+# --- FSDP2 ----------------------------------------------------------------------------------------
+
+
+def _sharding_state(module: nn.Module) -> Any:
+    """What `fully_shard` has left on this module; None on one that it was not called for."""
+    return getattr(module, "_get_fsdp_state", lambda: None)()
+
+
+def require_plain_sharding(model: nn.Module) -> None:
+    """Refuse FSDP2's own mixed precision, which is in the hooks that are left out."""
+    for name, module in model.named_modules():
+        state = _sharding_state(module)
+        policy = getattr(state, "_mp_policy", None)
+        kinds = [getattr(policy, k, None) for k in ("param_dtype", "reduce_dtype", "output_dtype")]
+        if any(kind is not None for kind in kinds):
+            raise ValueError(
+                f"fully_shard was given a MixedPrecisionPolicy for {name or 'the model'}; leave it "
+                "out and use torch.autocast, or weights of the lower precision (model.bfloat16())"
+            )
+
+
+@contextmanager
+def without_sharding_hooks(model: nn.Module) -> Iterator[None]:
+    """Inside, modules that `fully_shard` was called for run as the plain modules that they were.
+
+    Its hooks gather weights before a forward pass and free them afterwards, and `fully_shard` gives
+    each such module a class of its own, before the original in the order of inheritance.
+    """
+    hooks: list[tuple[Any, dict[int, Any]]] = []
+    classes: list[tuple[nn.Module, type]] = []
+    try:
+        for module in model.modules():
+            state = _sharding_state(module)
+            if state is None:
+                continue
+            for table in (module._forward_pre_hooks, module._forward_hooks):
+                hooks.append((table, dict(table)))
+                for number, hook in list(table.items()):
+                    if getattr(hook, "__self__", None) is state:
+                        del table[number]
+            classes.append((module, type(module)))
+            module.__class__ = type(module).__mro__[2]
+        yield
+    finally:
+        for table, before in hooks:
+            table.clear()
+            table.update(before)
+        for module, sharding in classes:
+            module.__class__ = sharding

@@ -273,9 +273,14 @@ class Ledger:
         """
         pending.uncovered(into)  # raises if the release cannot succeed
         with self._lock:
+            pending.draw_into(into, *self.charge(pending))
+
+    def charge(self, pending: Pending) -> tuple[str | int, ...]:
+        """Charge a step, durably, and return the address of its noise: for a release elsewhere."""
+        with self._lock:
             run = self._charge(pending)
             run.num_releases += 1
-            pending.draw_into(into, self.identity, *self.attempt(), run.num_releases)
+            return self.identity, *self.attempt(), run.num_releases
 
     def _charge(self, pending: Pending) -> _CurrentRun:
         self._notice_fork()

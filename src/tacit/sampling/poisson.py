@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -180,4 +181,4 @@ class PoissonSampler(Sampler):
         cap = self._max_batch_size
         if cap is None or (self.max_physical_batch or cap) < cap:
             return super().capacity
-        return cap
+        return math.ceil(cap / self._num_ranks)

@@ -24,6 +24,7 @@ from tacit.columns import LazyColumn, columns_of
 from tacit.prefetch import HeldRows, Rows, read_ahead
 from tacit.pytrees import Tree, map_tensors, take_rows
 from tacit.randomness import ProcessLock, Randomness, Stream
+from tacit.ranks import Ranks, share_of
 from tacit.records import Records, as_records
 from tacit.sampling.scheme import Scheme, require_batch_size, whole_number
 
@@ -193,6 +194,7 @@ class _Drawn:
     step: int
     rows: np.ndarray
     sets: np.ndarray | None
+    most: int  # rows of any rank
     epoch: Hashable | None
     changed: dict[str, Any]
 
@@ -245,6 +247,7 @@ class Sampler(abc.ABC):
         self.expected_batch_size = float(expected_batch_size)
         self.max_physical_batch = max_physical_batch
         self.padded, self.pad_to = padded, pad_to
+        self._ranks: Ranks | None = None
         self.reseed(seed)
 
     def __repr__(self) -> str:
@@ -271,6 +274,8 @@ class Sampler(abc.ABC):
         """Draw from this seed from now on. Each context has draws of its own."""
         self.seed = seed
         self._randomness = Randomness(seed)
+        if self._ranks is not None:
+            self._randomness.share(self._ranks)
         self._context = context
         self._passes, self._steps_drawn = 0, 0
         self._ahead: deque[_Drawn] = deque()
@@ -278,13 +283,27 @@ class Sampler(abc.ABC):
         self._pid = os.getpid()
         self.reset()
 
+    def share(self, ranks: Ranks) -> None:
+        """Draw each step together with these ranks: all the same rows, and each takes its share.
+
+        Shares are padded to one number of physical batches on all ranks, whatever was drawn.
+        """
+        self._ranks = ranks
+        self.padded, self.pad_to = True, None
+        self.reseed(self.seed, *self._context)
+
+    @property
+    def _num_ranks(self) -> int:
+        return 1 if self._ranks is None else self._ranks.count
+
     @property
     def capacity(self) -> int:
         """Rows of a padded physical batch. It depends on public constants only."""
         if self.max_physical_batch is not None:
             return self.max_physical_batch
         # Five deviations above a Poisson batch's mean: a second piece is rare, and harmless.
-        return math.ceil(self.expected_batch_size + 5 * math.sqrt(self.expected_batch_size))
+        expected = self.expected_batch_size / self._num_ranks
+        return math.ceil(expected + 5 * math.sqrt(expected))
 
     def __len__(self) -> int:
         return self.steps
@@ -333,11 +352,19 @@ class Sampler(abc.ABC):
             self._randomness.stream("sampling", *self._context, self._passes, step)
         )
         changed = {name: v for name, v in vars(self).items() if before.get(name, self) is not v}
-        return _Drawn(step, rows, sets, self.current_epoch(), changed)
+        most = len(rows)
+        if self._ranks is not None:
+            rows, sets, most = share_of(rows, sets, self._ranks.rank, self._ranks.count)
+        return _Drawn(step, rows, sets, most, self.current_epoch(), changed)
 
     def next_batch(self) -> Batch:
         """The batch of one more step. An empty batch is a step like any other."""
         if os.getpid() != self._pid:  # a fork must not repeat its parent's draws
+            if self._ranks is not None:
+                raise RuntimeError(
+                    "a sampler that shares its draws with other ranks was carried into a forked "
+                    "process; start ranks as processes of their own, as torchrun does"
+                )
             if self.seed is not None:
                 raise RuntimeError(
                     "a seeded sampler was carried into a forked process, where it would repeat its "
@@ -357,7 +384,7 @@ class Sampler(abc.ABC):
         rows, sets, mask = drawn.rows, drawn.sets, None
         if self.padded or self.pad_to is not None:
             multiple = self.pad_to or self.capacity
-            padding = (0, multiple * max(1, math.ceil(len(rows) / multiple)) - len(rows))
+            padding = (0, multiple * max(1, math.ceil(drawn.most / multiple)) - len(rows))
             mask = self._on_device(np.pad(np.ones(len(rows), dtype=np.int64), padding)).bool()
             sets = None if sets is None else np.pad(sets, padding, constant_values=-1)
             rows = np.pad(rows, padding)

@@ -164,6 +164,10 @@ def save_state(
 ) -> None:
     """Write the state of a run between two steps, in the place of the checkpoint before."""
     refuse_private_statistics(trainer.model)
+    ranks = trainer.ranks
+    with trainer.whole_model():
+        tensors = {n: t.detach() for n, t in _tensors_of(trainer.model).items()}
+    parts = {name: part.state_dict() for name, part in stateful_parts(trainer).items()}
     progress.written = time.perf_counter()
     state = {
         "ledger": asdict(position),
@@ -181,13 +185,16 @@ def save_state(
         },
         "described": describe(trainer),
         "model": {
-            "tensors": _tensors_of(trainer.model),
+            "tensors": tensors,
             "extra": _extra_state_of(trainer.model),
             "origins": origins_of(trainer.model),
         },
-        "parts": {name: part.state_dict() for name, part in stateful_parts(trainer).items()},
+        "parts": parts if ranks is None else ranks.whole(parts),
     }
-    write_state(checkpoint.file, state)
+    if ranks is None:
+        write_state(checkpoint.file, state)
+    else:  # whole tensors, which any number of ranks can go on from
+        ranks.on_first(lambda: write_state(checkpoint.file, state))
 
 
 def _plain_metrics(metrics: Metrics) -> dict[str, Any]:
@@ -266,11 +273,11 @@ def restore_state(stored: StoredState, trainer: Trainer) -> None:
     device = next(trainer.model.parameters()).device
     remedy = "give the objects that the run began with, or start another run"
     with _refusing(stored.file, "does not fit", remedy):
-        tensors = _tensors_of(trainer.model)
-        values = stored.model["tensors"]
-        if {n: v.shape for n, v in values.items()} != {n: t.shape for n, t in tensors.items()}:
-            raise ValueError("its tensors are not those of the model")
-        with torch.no_grad():
+        with trainer.whole_model(), torch.no_grad():
+            tensors = _tensors_of(trainer.model)
+            values = stored.model["tensors"]
+            if {n: v.shape for n, v in values.items()} != {n: t.shape for n, t in tensors.items()}:
+                raise ValueError("its tensors are not those of the model")
             for name, value in values.items():
                 tensors[name].copy_(value)
         modules = dict(trainer.model.named_modules())
@@ -282,6 +289,10 @@ def restore_state(stored: StoredState, trainer: Trainer) -> None:
             state = stored.parts[name]
             if name in ("optimizer", "scheduler"):
                 _require_same_keys(name, part.state_dict(), state)
+                if trainer.ranks is not None and name == "optimizer":
+                    state = trainer.ranks.optimizer_state(trainer.optimizer, state)
+            elif trainer.ranks is not None:
+                state = trainer.ranks.shared_out(_on_device(state, device), part.state_dict())
             else:  # PyTorch puts an optimizer's state where it belongs
                 state = _on_device(state, device)
             part.load_state_dict(state)

@@ -17,6 +17,7 @@ from typing import Any
 import dp_accounting as dpa
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from tacit.budget import Budget, Relation
 from tacit.errors import MissingStatistics
@@ -99,6 +100,11 @@ def check_arguments(given: dict[str, Any]) -> None:
     _check_model(given["model"])
     _check_optimizer(given["optimizer"], given["model"])
     _check_scheduler(given["scheduler"], given["optimizer"], given["sampler"].steps)
+    if given["mesh"] is not None and isinstance(given["statistics"], ReleasedStatistics):
+        raise ValueError(
+            "ReleasedStatistics are computed on one rank; on several give PublicStatistics, or "
+            "leave out mesh"
+        )
 
 
 def _is_query(value: object) -> bool:
@@ -145,9 +151,15 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: isinstance(v, LedgerRun | Ledger | str | os.PathLike),
         "the path of a ledger's file, a tacit.Ledger or a LedgerRun",
     ),
+    "mesh": (
+        lambda v: isinstance(v, DeviceMesh),
+        'torch.distributed.device_mesh.init_device_mesh("cuda", (world_size,))',
+    ),
     "seed": (_is_whole, "a whole number, or leave it out"),
 }  # fmt: skip
-_OPTIONAL = ("noise", "scheduler", "moving_average", "statistics", "callbacks", "ledger", "seed")
+_OPTIONAL = (
+    "noise", "scheduler", "moving_average", "statistics", "callbacks", "ledger", "mesh", "seed"
+)  # fmt: skip
 _CALLED = ("on_begin", "on_step", "on_evaluation", "on_end", "on_error")
 
 

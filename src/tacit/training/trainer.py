@@ -7,20 +7,22 @@ import os
 import signal
 import time
 import weakref
-from collections.abc import Hashable, Iterable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from tacit.accounting.composition import COARSE
 from tacit.accounting.plan import Plan, calibrate
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded, CheckpointRefused, PlanChanged
 from tacit.ledger import Ledger
-from tacit.lipschitz.projection import project
+from tacit.ledger.shared import SharedLedger
+from tacit.lipschitz.projection import constraints_of, project
 from tacit.losses.record_loss import Scheduled, fresh
 from tacit.mechanism import Mechanism
 from tacit.noise import Noise
@@ -28,6 +30,7 @@ from tacit.precision import floating_type
 from tacit.queries.bounded_gradient import GradientQuery, Loss, Recording
 from tacit.queries.per_sample_clip import PerSampleClip
 from tacit.queries.record_overlap import require_held_out
+from tacit.ranks import Ranks
 from tacit.records import Records, as_records
 from tacit.sampling.sampler import Sampler
 from tacit.statistics.running_statistics import PublicStatistics, ReleasedStatistics
@@ -49,6 +52,8 @@ from tacit.training.preconditions import HeldOut, LedgerRun, Statistics, Unprote
 from tacit.training.rehearsal import finite_weights, rehearse
 from tacit.training.run import ENDED_EARLY, OVER_BUDGET, SEEDED, Run, peak_memory_bytes
 from tacit.training.state_file import only_process
+
+T = TypeVar("T")
 
 
 class Trainer:
@@ -80,6 +85,9 @@ class Trainer:
             `LedgerRun` that also has a run name and earlier releases. None counts a single `fit`.
         checkpoint: a `Checkpoint`: where and how often to write the state of the run, so that it
             can be resumed (`fit(resume=...)`). It goes with a ledger in a file.
+        mesh: a one-dimensional `DeviceMesh`, to train on several ranks (`tacit.ranks`). Each rank
+            makes the same trainer over the same records. The model is the same on all ranks, or
+            sharded by `fully_shard(model, mesh=mesh)`. Callbacks run on every rank.
         seed: fixes the noise, the model's own draws (dropout, views), and the sampling where the
             sampler has no seed of its own. Without it all of them are secret.
 
@@ -104,9 +112,11 @@ class Trainer:
         callbacks: Iterable[Callback] | None = None,
         ledger: LedgerRun | Ledger | str | os.PathLike[str] | None = None,
         checkpoint: Checkpoint | None = None,
+        mesh: DeviceMesh | None = None,
         seed: int | None = None,
     ) -> None:
         preconditions.check_arguments(locals())
+        self.ranks = None if mesh is None else Ranks(mesh)
         noise = noise or Noise()
         every = evaluate_on.every if isinstance(evaluate_on, HeldOut) else None
         charged = ledger if isinstance(ledger, LedgerRun) else LedgerRun(ledger)
@@ -122,12 +132,17 @@ class Trainer:
         preconditions.check_statistics(model, statistics, sampler.records, query)
         self.statistics = statistics
         self.evaluate_every = every or max(1, sampler.steps // 20)
-        self.callbacks = [ProgressBar()] if callbacks is None else list(callbacks)
+        is_first = self.ranks is None or self.ranks.is_first
+        default: list[Callback] = [ProgressBar()] if is_first else []
+        self.callbacks = default if callbacks is None else list(callbacks)
         self.run_name = charged.name
         self.checkpoint = checkpoint
         self.seed = seed
         if seed is not None and sampler.seed is None:
             sampler.reseed(seed)
+        if self.ranks is not None:
+            self.ranks.begin(model)
+            sampler.share(self.ranks)
         self.notes = [*sampler.records.notes]
         self.evaluate_on = evaluate_on
         if preconditions.sets_by_row_number(sampler, budget.relation):
@@ -155,6 +170,7 @@ class Trainer:
             allocation=noise.allocation,
             prelude=prelude,
             seed=seed,
+            ranks=self.ranks,
         )
         self._stop_asked = False
         self._charged_to: Hashable = None
@@ -201,6 +217,13 @@ class Trainer:
         """End the run after this step. Its ε is that of the whole plan."""
         self._stop_asked = True
 
+    def whole_model(self) -> AbstractContextManager[None]:
+        """Inside, a sharded model has all of its weights on every rank. All ranks must enter."""
+        return nullcontext() if self.ranks is None else self.ranks.gathered(self.model)
+
+    def _on_first(self, call: Callable[[], T]) -> T:
+        return call() if self.ranks is None else self.ranks.on_first(call)
+
     def rehearse(self) -> None:
         """Raise ValueError unless model, loss and records go together; `fit` begins with it.
 
@@ -210,9 +233,10 @@ class Trainer:
         """
         views = getattr(self.query, "augmentation", None)
         model = self.model if isinstance(self.query, PerSampleClip) else None
-        rehearse(model, self.loss, self.sampler.records, "the training records", views)
-        if self.evaluate_on is not None:
-            rehearse(self.model, self.loss, self.evaluate_on, "the records of evaluate_on")
+        with self.whole_model():
+            rehearse(model, self.loss, self.sampler.records, "the training records", views)
+            if self.evaluate_on is not None:
+                rehearse(self.model, self.loss, self.evaluate_on, "the records of evaluate_on")
 
     def fit(self, *, resume: str | os.PathLike[str] | None = None) -> Run:
         """Train until the steps are done or the budget is spent, and return what happened.
@@ -229,15 +253,19 @@ class Trainer:
         """
         kept = None if self.checkpoint is None else self.checkpoint.folder
         with ExitStack() as held:
-            for folder in {os.fspath(f) for f in (resume, kept) if f is not None}:
-                held.enter_context(only_process(folder))
+
+            def lock() -> None:
+                for folder in {os.fspath(f) for f in (resume, kept) if f is not None}:
+                    held.enter_context(only_process(folder))
+
+            self._on_first(lock)
             return self._fit(resume)
 
     def _fit(self, resume: str | os.PathLike[str] | None) -> Run:
         given = self.ledger
         checkpoint, stored = self.checkpoint, None
         if resume is not None:
-            stored = read_checkpoint(resume)
+            stored = self._on_first(lambda: read_checkpoint(resume))
             check_state(stored, self)
             checkpoint = checkpoint or Checkpoint(resume)
             if self.run_name not in (None, stored.position.name):
@@ -248,7 +276,7 @@ class Trainer:
         if checkpoint is not None:
             preconditions.require_ledger_file(given)
             if resume is None:
-                require_free(checkpoint)
+                self._on_first(lambda: require_free(checkpoint))
         if given is None and self._charged_to is not None:
             raise PlanChanged(
                 "fit() was called again without a ledger, so that epsilon would count the second "
@@ -262,7 +290,7 @@ class Trainer:
         self._ledger_key = preconditions.ledger_key(given)
         earlier = preconditions.recorded_runs(self.model)
         train_unfrozen(self.model)
-        ledger = given if isinstance(given, Ledger) else Ledger(given, budget)
+        ledger = self._open(given, budget)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         progress = Progress() if stored is None else stored.progress
@@ -301,12 +329,14 @@ class Trainer:
                     callback.on_resume(self, progress.step)
             if progress.ended is None:
                 if isinstance(self.statistics, ReleasedStatistics):
+                    assert isinstance(ledger, Ledger)  # on several ranks they are refused
                     self.statistics.check(self.model, ledger)  # before any step is spent
                 stopped = self._loop(ledger, progress, checkpoint)
                 if self.moving_average is not None:
                     self.moving_average.swap(self.model)
                     self.moving_average.begin()
-                self._set_statistics(ledger, progress)
+                with self.whole_model():
+                    self._set_statistics(ledger, progress)
                 if checkpoint is not None and stopped in ("plan complete", "budget"):
                     progress.ended = stopped
                     save_state(checkpoint, self, ledger.position(), progress)
@@ -318,10 +348,12 @@ class Trainer:
                 callback.on_error(self)
             raise
         finally:
-            ledger.end() if ledger is given else ledger.close()
+            ledger.end() if isinstance(given, Ledger) else ledger.close()
             if isinstance(self.mechanism.query, Recording):
                 self.mechanism.query.forget()
             self._stop_asked = False
+        with self.whole_model():
+            finite = finite_weights(self.model)
         # A run that ended early counts its whole plan: what ended it may have looked at results.
         # A run over its budget counts every step that it was charged under a larger one.
         if max(charged, planned) != counted:
@@ -331,7 +363,7 @@ class Trainer:
             SEEDED: progress.seeded,
             ENDED_EARLY: charged < planned,
             OVER_BUDGET: charged > limit,
-            preconditions.DIVERGED: not finite_weights(self.model),
+            preconditions.DIVERGED: not finite,
         }
         units = "epochs" if self.plan.scheme.steps_within(1) > 1 else "steps"
         resumptions = [*progress.notes, *progress.note(units)]
@@ -358,7 +390,17 @@ class Trainer:
             callback.on_end(self, run)
         return run
 
-    def _loop(self, ledger: Ledger, progress: Progress, checkpoint: Checkpoint | None) -> str:
+    def _open(
+        self, given: Ledger | str | os.PathLike[str] | None, budget: Budget
+    ) -> Ledger | SharedLedger:
+        def opened() -> Ledger:
+            return given if isinstance(given, Ledger) else Ledger(given, budget)
+
+        return opened() if self.ranks is None else SharedLedger(self.ranks, opened)
+
+    def _loop(
+        self, ledger: Ledger | SharedLedger, progress: Progress, checkpoint: Checkpoint | None
+    ) -> str:
         """Take the steps that are left, and say why they ended.
 
         A resumed run takes the first batches of a new iteration, whose draws are new.
@@ -374,7 +416,7 @@ class Trainer:
 
     def _steps(
         self,
-        ledger: Ledger,
+        ledger: Ledger | SharedLedger,
         progress: Progress,
         checkpoint: Checkpoint | None,
         interrupted: list[int],
@@ -395,7 +437,7 @@ class Trainer:
                 except BudgetExceeded:
                     return "budget"
                 self.optimizer.step()
-                project(self.model)  # onto the Lipschitz set, where the model has one
+                self._project()
                 if self.scheduler is not None:
                     self.scheduler.step()
                 if self.moving_average is not None:
@@ -403,7 +445,10 @@ class Trainer:
                 progress.step += 1
                 self._after_step(progress)
                 over = self._stop_asked or bool(interrupted)
-                if checkpoint is not None and self._is_due(checkpoint, ledger, progress, over):
+                due = checkpoint is not None and self._is_due(checkpoint, ledger, progress)
+                if self.ranks is not None:
+                    over, due = self.ranks.any(over, due)
+                if checkpoint is not None and (due or over):
                     save_state(checkpoint, self, ledger.position(), progress)
                 if over:
                     return "interrupted" if interrupted else "asked to"
@@ -411,13 +456,21 @@ class Trainer:
             return "interrupted"
         return "plan complete"
 
+    def _project(self) -> None:
+        """Onto the Lipschitz set, where the model has one."""
+        if self.ranks is None:
+            project(self.model)
+        elif constraints_of(self.model):
+            with self.whole_model():
+                project(self.model)
+
     def _is_due(
-        self, checkpoint: Checkpoint, ledger: Ledger, progress: Progress, over: bool
+        self, checkpoint: Checkpoint, ledger: Ledger | SharedLedger, progress: Progress
     ) -> bool:
         steps, num_events = progress.step - progress.start, self.plan.scheme.num_events
         used_up = ledger.lease_left() == 0 and num_events(steps + 1) > num_events(steps)
         seconds = time.perf_counter() - progress.written
-        last = over or progress.step == self.sampler.steps
+        last = progress.step == self.sampler.steps
         return last or checkpoint.due(steps, seconds, used_up)
 
     def _after_step(self, progress: Progress) -> None:
@@ -429,16 +482,18 @@ class Trainer:
         if step % self.evaluate_every and step != self.sampler.steps:
             return
         average = self.moving_average
-        with average.applied(self.model) if average is not None else nullcontext():
+        averaged = nullcontext() if average is None else average.applied(self.model)
+        with averaged, self.whole_model():
             if self.statistics is not None:
                 self.statistics.apply(self.model)
             self._evaluate(self.evaluate_on, progress)
 
-    def _set_statistics(self, ledger: Ledger, progress: Progress) -> None:
+    def _set_statistics(self, ledger: Ledger | SharedLedger, progress: Progress) -> None:
         """BatchNorm's running statistics for the weights that the run ends with."""
         if isinstance(self.statistics, PublicStatistics):
             self.statistics.apply(self.model)
         elif isinstance(self.statistics, ReleasedStatistics):
+            assert isinstance(ledger, Ledger)
             self._record_run()
             self.statistics.apply(self.model, ledger)
             if self.evaluate_on is not None:

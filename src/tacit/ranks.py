@@ -1,0 +1,334 @@
+"""Several processes that train one model together: the same run on one rank or on many.
+
+A step on R ranks is the step on one, cut in two places:
+
+1. Every rank draws the rows of the whole step, from one secret, and keeps its share of them
+   (`share_of`). Its query bounds and sums that share alone, without talking to anybody.
+2. Every rank owns a part of each parameter (`Ranks.part`). It gets the other ranks' sums of that
+   part, adds them in float64 in the order of ranks, and draws the noise of that part. The noise of
+   number i of a parameter has an address of its own (`tacit.randomness`), so it is the same number
+   whoever draws it, and nobody draws it twice. Of a sharded parameter a rank keeps its part. Of any
+   other, all parts are put together on all ranks, so that all have the same bits.
+
+**Why this is as private as one rank.** What is released is Σ_r Σ_{i in share r} s_i·g_i plus the
+noise. The shares are a partition of the step's rows that is made from their positions alone, so the
+sum has the same terms as on one rank. One record moves one of them, by at most its bound. The
+scale s_i depends on the record's own whole gradient, which one rank computes.
+
+No collective operation is in the part that depends on records, and every rank is given the same
+number of rows, padding included. So an empty share or a slow rank cannot make the others hang, and
+their messages have sizes that depend on the model alone.
+
+**Sharded models** (`torch.distributed.fsdp.fully_shard`, or parameters that are DTensors) keep
+their weights, gradients and the optimizer's state in parts. For the step itself each rank puts the
+weights together (`Ranks.gathered`), so the model must fit on one device. A gradient is then of the
+whole model, and no norm needs to be added up across ranks.
+
+The ranks trust each other: the secret of the random stream and the sums without noise pass between
+them. Run them on machines and a network of your own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from tacit.torch_internals import require_plain_sharding, version_of, without_sharding_hooks
+
+T = TypeVar("T")
+
+
+def share_of(
+    rows: np.ndarray, sets: np.ndarray | None, rank: int, count: int
+) -> tuple[np.ndarray, np.ndarray | None, int]:
+    """This rank's rows of a step, their mini-sets, and the most rows that any rank has.
+
+    Every `count`-th row belongs to a rank, or every `count`-th mini-set, which is never cut.
+    """
+    if sets is None:
+        return rows[rank::count], None, math.ceil(len(rows) / count)
+    _, first, of_row = np.unique(sets, return_index=True, return_inverse=True)
+    owner = np.argsort(np.argsort(first))[of_row] % count  # sets in the order of their first rows
+    most = int(np.bincount(owner, minlength=count).max(initial=0))
+    return rows[owner == rank], sets[owner == rank], most
+
+
+class Ranks:
+    """The processes of a one-dimensional `DeviceMesh`, and what they exchange.
+
+    All ranks must make the same calls in the same order, as with any collective operation.
+
+        mesh = init_device_mesh("cuda", (world_size,))
+        trainer = tacit.Trainer(..., mesh=mesh)
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        if mesh.ndim != 1:
+            raise ValueError(
+                f"the mesh has {mesh.ndim} dimensions, {mesh.mesh_dim_names}; give one dimension: "
+                "replicated and sharded training both use all ranks for records"
+            )
+        self.mesh = mesh
+        self.group = mesh.get_group()
+        self.rank: int = mesh.get_local_rank()
+        self.count: int = mesh.size()
+        self._whole: WeakKeyDictionary[nn.Module, _WholeWeights] = WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"Ranks(rank {self.rank} of {self.count})"
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    # ---- values --------------------------------------------------------------------------------
+
+    def from_first(self, value: T) -> T:
+        """The first rank's value, on all ranks."""
+        box = [value if self.is_first else None]
+        dist.broadcast_object_list(box, group_src=0, group=self.group)
+        return box[0]  # type: ignore[return-value]
+
+    def on_first(self, call: Callable[[], T]) -> T:
+        """Run this on the first rank; all ranks get its result, or its error."""
+        outcome: tuple[Any, Exception | None] = None, None
+        if self.is_first:
+            try:
+                outcome = call(), None
+            except Exception as error:
+                outcome = None, error
+        result, raised = self.from_first(outcome)
+        if raised is not None:
+            raise raised
+        return result
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Whether each flag is set on any rank."""
+        given = torch.tensor([int(flag) for flag in flags], device=self._device)
+        dist.all_reduce(given, dist.ReduceOp.MAX, group=self.group)
+        return [bool(flag) for flag in given.tolist()]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Σ over ranks in float64, with the same bits on all of them."""
+        own = values.to(self._device, torch.float64)
+        return self._from_all(own.reshape(-1)).sum(dim=0).view(own.shape).to(values.device)
+
+    def _from_all(self, own: Tensor) -> Tensor:
+        """The vectors of all ranks, which have one length, in the order of ranks."""
+        every = own.new_empty(self.count * len(own))
+        dist.all_gather_into_tensor(every, own, group=self.group)
+        return every.view(self.count, -1)
+
+    @property
+    def _device(self) -> torch.device:
+        kind = self.mesh.device_type
+        return (
+            torch.device(kind, torch.cuda.current_device())
+            if kind == "cuda"
+            else torch.device(kind)
+        )
+
+    # ---- parts of parameters -------------------------------------------------------------------
+
+    def part(self, parameter: Tensor, rank: int | None = None) -> slice:
+        """The numbers of a flattened parameter that a rank owns (this rank, if none is given)."""
+        rank = self.rank if rank is None else rank
+        size, row = parameter.numel(), 1
+        if isinstance(parameter, DTensor):
+            row = size // max(1, len(parameter))  # sharded by rows, as torch.chunk cuts them
+        each = math.ceil(size // row / self.count) * row if row else 0
+        return slice(min(rank * each, size), min((rank + 1) * each, size))
+
+    def sum_of_parts(self, sums: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's part of each sum, added up over all ranks in float64."""
+        flat = [total.detach().reshape(-1) for total in sums]
+        own = [self.part(p) for p in like]
+        sent = [
+            torch.cat([t[self.part(p, r)] for t, p in zip(flat, like, strict=True)])
+            for r in range(self.count)
+        ]
+        size = sum(part.stop - part.start for part in own)
+        received = flat[0].new_empty(self.count * size)
+        dist.all_to_all_single(
+            received,
+            torch.cat(sent),
+            output_split_sizes=[size] * self.count,
+            input_split_sizes=[len(t) for t in sent],
+            group=self.group,
+        )
+        total = received.view(self.count, size).sum(dim=0, dtype=torch.float64)
+        return list(total.split([part.stop - part.start for part in own]))
+
+    def together(self, parts: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+        """Flattened parameters, put together from the parts of all ranks."""
+        of_rank = [[self.part(p, r) for p in like] for r in range(self.count)]
+        sizes = [[part.stop - part.start for part in of] for of in of_rank]
+        longest = max(map(sum, sizes))
+        own = torch.cat([part.reshape(-1) for part in parts])
+        own = torch.cat([own, own.new_zeros(longest - len(own))])  # of one size on every rank
+        every = self._from_all(own)
+        pieces = [every[r, : sum(sizes[r])].split(sizes[r]) for r in range(self.count)]
+        return [torch.cat(of_parameter) for of_parameter in zip(*pieces, strict=True)]
+
+    def set_gradients(self, parameters: Sequence[nn.Parameter], parts: Sequence[Tensor]) -> None:
+        """Hand released parts to `.grad`: of a sharded parameter its own, else all of it."""
+        whole = [i for i, p in enumerate(parameters) if not isinstance(p, DTensor)]
+        if whole:
+            like = [parameters[i] for i in whole]
+            for p, flat in zip(like, self.together([parts[i] for i in whole], like), strict=True):
+                p.grad = flat.view(p.shape)
+        for p, part in zip(parameters, parts, strict=True):
+            if isinstance(p, DTensor):
+                p.grad = _local_like(p, part)
+
+    # ---- models --------------------------------------------------------------------------------
+
+    def begin(self, model: nn.Module) -> None:
+        """Give all ranks the first rank's weights and buffers, where they are not sharded."""
+        shared = [t for t in (*model.parameters(), *model.buffers()) if not isinstance(t, DTensor)]
+        with torch.no_grad():
+            for tensor in shared:
+                held = tensor.detach().to(self._device).contiguous()
+                dist.broadcast(held, group_src=0, group=self.group)
+                tensor.copy_(held)
+        self._weights_of(model)
+
+    @contextmanager
+    def gathered(self, model: nn.Module) -> Iterator[None]:
+        """Inside, a sharded model has whole weights and runs without talking to other ranks.
+
+        Changes to trainable weights are written back to each rank's part at the end.
+        """
+        weights = self._weights_of(model)
+        if not weights.sharded:
+            yield
+            return
+        weights.gather(self)
+        with weights.in_place(), without_sharding_hooks(model):
+            yield
+        weights.write_back(self)
+
+    def _weights_of(self, model: nn.Module) -> _WholeWeights:
+        if model not in self._whole:
+            self._whole[model] = _WholeWeights(model, self)
+        return self._whole[model]
+
+    def whole(self, state: Any) -> Any:
+        """The same tree of lists, tuples and dicts with whole tensors where it has sharded ones."""
+        if isinstance(state, DTensor):
+            return state.full_tensor()
+        if isinstance(state, dict):
+            return {key: self.whole(value) for key, value in state.items()}
+        if isinstance(state, list | tuple):
+            return type(state)(self.whole(value) for value in state)
+        return state
+
+    def shared_out(self, state: Any, like: Any) -> Any:
+        """The tree with whole tensors cut to this rank's part, where `like` has sharded ones."""
+        if isinstance(like, DTensor) and isinstance(state, Tensor):
+            return _local_like(like, state.reshape(-1)[self.part(like)])
+        if isinstance(like, dict) and isinstance(state, dict):
+            return {key: self.shared_out(value, like.get(key)) for key, value in state.items()}
+        if isinstance(like, list | tuple) and isinstance(state, list | tuple):
+            pairs = zip(state, like, strict=True)
+            return type(state)(self.shared_out(value, other) for value, other in pairs)
+        return state
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer, state: Any) -> Any:
+        """The same for an optimizer, whose tensors have the shapes of its parameters."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        of_parameter = {
+            number: {
+                key: self.shared_out(value, parameters[number])
+                if isinstance(value, Tensor) and value.shape == parameters[number].shape
+                else value
+                for key, value in entries.items()
+            }
+            for number, entries in state["state"].items()
+        }
+        return {**state, "state": of_parameter}
+
+
+class _WholeWeights:
+    """Whole parameters in the places of sharded ones. They stay the same objects in every step."""
+
+    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
+        require_plain_sharding(model)
+        self.sharded: list[DTensor] = []
+        self._places: list[tuple[dict[str, Any], str, DTensor]] = []
+        self._gathered: dict[int, int] = {}
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if isinstance(parameter, DTensor):
+                    self._places.append((module._parameters, name, parameter))
+        self.sharded = list({id(p): p for _, _, p in self._places}.values())
+        for sharded in self.sharded:
+            if sharded.device_mesh != ranks.mesh or sharded.placements != (Shard(0),):
+                raise ValueError(
+                    f"a parameter of shape {tuple(sharded.shape)} is {sharded.placements} on "
+                    f"{sharded.device_mesh}; shard models by rows, on the mesh that the trainer "
+                    "is given: fully_shard(model, mesh=mesh)"
+                )
+        self._whole = {
+            id(p): nn.Parameter(
+                torch.empty(p.shape, dtype=p.dtype, device=p.to_local().device),
+                requires_grad=p.requires_grad,
+            )
+            for p in self.sharded
+        }
+
+    def gather(self, ranks: Ranks) -> None:
+        """Fill the whole weights. Frozen ones are sent again only when they have changed."""
+        kinds: dict[torch.dtype, list[DTensor]] = {}
+        for parameter in self.sharded:
+            self._whole[id(parameter)].requires_grad_(parameter.requires_grad)
+            version = version_of(parameter.to_local())
+            if parameter.requires_grad or self._gathered.get(id(parameter)) != version:
+                kinds.setdefault(parameter.dtype, []).append(parameter)
+                self._gathered[id(parameter)] = version
+        with torch.no_grad():
+            for due in kinds.values():
+                flat = ranks.together([p.to_local().detach() for p in due], due)
+                for parameter, values in zip(due, flat, strict=True):
+                    self._whole[id(parameter)].copy_(values.view(parameter.shape))
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        try:
+            for table, name, parameter in self._places:
+                table[name] = self._whole[id(parameter)]
+            yield
+        finally:
+            for table, name, parameter in self._places:
+                table[name] = parameter
+
+    def write_back(self, ranks: Ranks) -> None:
+        with torch.no_grad():
+            for parameter in self.sharded:
+                if parameter.requires_grad:
+                    local = parameter.to_local()
+                    own = self._whole[id(parameter)].reshape(-1)[ranks.part(parameter)]
+                    local.copy_(own.view(local.shape))
+
+
+def _local_like(parameter: DTensor, part: Tensor) -> DTensor:
+    """This rank's part as a tensor that is sharded as the parameter is."""
+    local = part.view(parameter.to_local().shape).to(parameter.dtype)
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
