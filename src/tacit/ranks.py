@@ -125,9 +125,9 @@ class Ranks:
 
     def _from_all(self, own: Tensor) -> Tensor:
         """The vectors of all ranks, which have one length, in the order of ranks."""
-        every = own.new_empty(self.count * len(own))
-        dist.all_gather_into_tensor(every, own, group=self.group)
-        return every.view(self.count, -1)
+        every = own.new_empty(self.count, len(own))
+        dist.all_gather(list(every.unbind()), own, group=self.group)
+        return every
 
     @property
     def _device(self) -> torch.device:

@@ -12,6 +12,7 @@ import dis
 import os
 import sqlite3
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ import typer
 
 import tacit
 from tacit.cli.accounting_commands import epsilon, noise, trade_off
-from tacit.cli.console import PLUGIN, import_plugin
+from tacit.cli.console import PLUGIN, import_plugin, is_first_rank
 from tacit.cli.data_commands import data_app
 from tacit.cli.doctor_command import doctor
 from tacit.cli.model_commands import export, predict
@@ -36,6 +37,7 @@ __all__ = ["app", "main"]
 # Exit codes. 130 is for Ctrl-C, as in any shell.
 MISTAKE = 2
 OURS = 1
+OTHERS_WAIT = 1.0  # seconds
 
 app = typer.Typer(
     name="tacit",
@@ -96,7 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exc()
     else:
         return
-    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    if not is_first_rank():
+        time.sleep(OTHERS_WAIT)  # the first rank says the same, before torchrun ends all of them
+    if is_first_rank() or not mistake:
+        typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
     sys.exit(MISTAKE if mistake else OURS)
 
 
@@ -109,7 +114,8 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """A warning as a line of its own, without the place in the sources that gave it."""
-    typer.secho(f"warning: {message}", fg=typer.colors.YELLOW, err=True)
+    if is_first_rank():
+        typer.secho(f"warning: {message}", fg=typer.colors.YELLOW, err=True)
 
 
 def _is_mistake(error: Exception) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ import typer
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
 JSON = typer.Option(False, "--json", help="Print one JSON object and nothing else.")
 PLUGIN: list[str] = typer.Option(
@@ -62,6 +64,9 @@ def device_for(name: str) -> torch.device:
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if ranks_started() > 1 and gpus and name in ("auto", "cuda"):  # each rank has one of its own
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        return torch.device("cuda", torch.cuda.current_device())
     if name == "auto":
         return torch.device("cuda" if gpus else "cpu")
     names = ["cpu"]
@@ -73,6 +78,25 @@ def device_for(name: str) -> torch.device:
             f"{' or '.join(names)}"
         )
     return torch.device(name)
+
+
+def ranks_started() -> int:
+    """How many processes `torchrun` has started for this command; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+
+
+def is_first_rank() -> bool:
+    """Whether this process speaks for all ranks: the others print nothing."""
+    return ranks_started() == 1 or os.environ.get("RANK") == "0"
+
+
+def join_ranks(device: torch.device) -> DeviceMesh:
+    """Meet the other ranks that `torchrun` has started."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return init_device_mesh(device.type, (dist.get_world_size(),))
 
 
 def import_plugin(name: str) -> None:

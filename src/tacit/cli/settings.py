@@ -357,6 +357,11 @@ class TrainingSettings:
         with_resume=True,
     )
     device: str = option("Device to train on: cpu, cuda or auto.", "auto", with_resume=True)
+    shard: bool = option(
+        "Under torchrun: keep weights, gradients and the optimizer's state in parts, one per rank.",
+        False,
+        with_resume=True,
+    )
     seed: int | None = option(
         "Random seed. Anyone who knows it can remove the noise; do not use it for a release.",
         range=SEED,

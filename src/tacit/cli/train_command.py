@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tacit.cli.console import imported_plugins, print_json
-from tacit.cli.schema import RESUME_FILE, command_of, to_dict
+from tacit.cli.console import (
+    imported_plugins,
+    is_first_rank,
+    join_ranks,
+    print_json,
+    ranks_started,
+)
+from tacit.cli.schema import RESUME_FILE, command_of, read_resumed, to_dict
 from tacit.cli.settings import USUAL_DATASET, TrainSettings
 from tacit.errors import UnboundedLayer
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 MEASURED = 64  # training records whose gradient norms --diagnostics records
 NOT_PRIVATE = (
@@ -31,8 +43,12 @@ def train(s: TrainSettings) -> None:
     From a file of settings, or as in an earlier run: tacit train --config runs/x/run.json
 
     Resume a run that was killed: tacit train --resume runs/x
+
+    On several GPUs: torchrun --nproc-per-node 8 -m tacit train --dataset mnist --out runs/x
     """
     facts, folder = run_training(s)
+    if not is_first_rank():
+        return
     if s.json:
         print_json(facts)
         _exit_as(facts)
@@ -65,6 +81,13 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     from tacit.cli import run_directory
     from tacit.training.state_file import only_process
 
+    if ranks_started() > 1:
+        return _train_on_ranks(s)
+    if s.shard:
+        raise ValueError(
+            "--shard shares weights out over the ranks that torchrun starts, and this is one "
+            "process; leave it out, or start: torchrun --nproc-per-node N -m tacit train ..."
+        )
     stem = s.data.stem if s.data else (s.dataset or USUAL_DATASET).replace("/", "-")
     folder = s.out or run_directory.new_folder(stem)
     if s.resume is None:  # and once more when no other process can write there
@@ -73,8 +96,60 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         return _trained_in(folder, s), folder
 
 
-def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
+def _train_on_ranks(s: TrainSettings) -> tuple[dict[str, Any], Path]:
+    """The same under torchrun, in which the first rank writes the folder and keeps the ledger.
+
+    Ranks that torchrun starts again, since one of them died, go on from the checkpoint.
+    """
+    import torch.distributed as dist
+
+    from tacit.cli import run_directory
+    from tacit.cli.console import device_for
+    from tacit.ranks import Ranks
+    from tacit.report.read_folder import read_facts
+    from tacit.training.state_file import only_process
+
+    folder = s.resume or s.out
+    if folder is None:
+        raise ValueError(
+            "under torchrun the run needs a folder that ranks find again after a restart; give "
+            "--out runs/x"
+        )
+    mesh = join_ranks(device_for(s.device))
+    try:
+        ranks = Ranks(mesh)
+        started_again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+        def found() -> str:
+            if started_again and (folder / RESUME_FILE).exists():
+                return "go on"
+            if started_again and (folder / "run.json").exists():
+                return "done"
+            if s.resume is None:
+                run_directory.check_folder(folder, s.overwrite or started_again, s.ledger)
+            return "begin"
+
+        def settings_of(folder: Path) -> dict[str, Any]:
+            return read_resumed(TrainSettings, folder, {"resume": folder})
+
+        state = ranks.on_first(found)
+        if state == "done":
+            return read_facts(folder), folder
+        if state == "go on":
+            s = TrainSettings(**ranks.on_first(lambda: settings_of(folder)))
+        elif started_again:
+            s = replace(s, overwrite=True)  # nothing was charged before the settings were written
+        with only_process(folder) if ranks.is_first else nullcontext():
+            facts = _trained_in(folder, s, mesh)
+        dist.barrier()
+        return facts, folder
+    finally:
+        dist.destroy_process_group()
+
+
+def _trained_in(folder: Path, s: TrainSettings, mesh: DeviceMesh | None = None) -> dict[str, Any]:
     import torch
+    from torch.distributed.fsdp import fully_shard
 
     from tacit.certificates.accuracy import RADII
     from tacit.cli import build_data, build_model, build_query, run_directory
@@ -83,6 +158,7 @@ def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
     from tacit.data.preprocessing import FILE as PREPROCESSING
     from tacit.diagnostics import GradientNormHistory
     from tacit.noise import Noise
+    from tacit.ranks import Ranks
     from tacit.report.folder_files import write_json
     from tacit.report.run_folder import save_run, target_unit
     from tacit.report.saved_facts import save_diagnostics
@@ -106,8 +182,10 @@ def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
     numbers = build_model.loss_numbers(s, loss_name, recipe, tailored)
     loss = build_model.loss_for(loss_name, numbers, s.query)
     budget = build_query.budget_for(s)
+    ranks = None if mesh is None else Ranks(mesh)
     if s.resume is None:
-        run_directory.check_folder(folder, s.overwrite, s.ledger)
+        if ranks is None or ranks.is_first:
+            run_directory.check_folder(folder, s.overwrite, s.ledger)
         initial = torch.seed() if s.seed is None else s.seed
     else:
         initial = run_directory.initial_seed(folder)
@@ -116,6 +194,8 @@ def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
                 "--checkpoint-every is 0, and a resumed run keeps its checkpoint up to date; leave "
                 "it out, or give a number of steps"
             )
+    if ranks is not None:
+        initial = ranks.from_first(initial)
     device = device_for(s.device)
     torch.manual_seed(initial)
 
@@ -142,16 +222,27 @@ def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
         statistics = build_query.statistics_for(s, network, data, plan.set_size)
         build_query.check_batch_norm(network, shape, s, plan.set_size)
     network.to(device)
+    if mesh is not None:
+        if data.releases:
+            raise ValueError(
+                "on several ranks nothing is released before the first step; declare the ranges "
+                "of all columns in --schema, or give --range-noise 0, without --scale-noise and "
+                "--category-noise"
+            )
+        if s.shard:
+            fully_shard(network, mesh=mesh)
     optimizer = build_model.optimizer_for(s, network, recipe)
     noise, allocation = build_query.allocation_for(s)
     callbacks: list[Callback] = [] if sparsification is None else [sparsification]
-    if not s.quiet:
+    if not s.quiet and is_first_rank():
         callbacks.append(ProgressBar(target_unit(data.schema)))
     norms = GradientNormHistory(every=max(1, plan.steps // 20), max_records=MEASURED)
     if s.diagnostics:
         typer.echo(f"note: {NOT_PRIVATE}", err=True)
         callbacks.append(norms)
     run_name = s.run_name or f"{folder.name}-{secrets.token_hex(3)}"
+    if ranks is not None:
+        run_name = ranks.from_first(run_name)
     trainer = Trainer(
         network,
         loss=loss,
@@ -169,6 +260,7 @@ def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
         checkpoint=None
         if s.checkpoint_every == 0
         else Checkpoint(folder, s.checkpoint_every, s.checkpoint_minutes),
+        mesh=mesh,
         seed=s.seed,
     )
     trainer.notes += build_model.change_note(changes)
@@ -205,6 +297,11 @@ def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
     # ledger admits it before an earlier one in the folder is replaced.
     with build_data.blanks_filled(trainer, data):
         trainer.rehearse()
+    if ranks is not None and not ranks.is_first:
+        trainer.ledger = s.ledger or folder / "ledger.sqlite"  # which the first rank opens
+        trainer.fit(resume=folder if ranks.from_first(False) else None)
+        with trainer.whole_model():
+            return {}
     charged, limit = 0, 0
     file = s.ledger or folder / "ledger.sqlite"
     may_hold_runs = file.exists() or s.ledger is not None
@@ -228,33 +325,36 @@ def _trained_in(folder: Path, s: TrainSettings) -> dict[str, Any]:
         preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
         run_directory.delete_release_key(folder)
 
-        has_checkpoint = (folder / CHECKPOINT).exists()
+        resumes = s.resume is not None and (folder / CHECKPOINT).exists()
+        if ranks is not None:
+            ranks.from_first(resumes)
         try:
-            run = trainer.fit(resume=folder if s.resume is not None and has_checkpoint else None)
+            run = trainer.fit(resume=folder if resumes else None)
         except SystemExit:  # by SIGTERM
             typer.echo(f"stopped by SIGTERM; resume with: tacit train --resume {folder}", err=True)
             raise
-    run.notes += run_directory.no_step_note(run, charged, limit)
-    run.config["used"] |= build_query.query_facts(trainer, sparsification)
-    facts = save_run(
-        run,
-        folder,
-        trainer.evaluate_on,
-        overwrite=s.resume is not None,  # what was saved when the run was interrupted
-        preprocessing=preprocessing,
-        schema=data.schema,
-        ledger=ledger,
-    )
-    if s.diagnostics:
-        save_diagnostics(folder, norms, max_norm=build_query.whole_norm_for(s, recipe))
-    if facts["certificate"] and s.scale_noise is None and s.features == "as-they-are":
-        # In units of the pixels themselves, where the data are images.
-        try:
-            _, facts["certificate"] = certificate_of(folder, RADII, device)
-        except UnboundedLayer as error:  # the network has a bound, and its scalers before it none
-            facts["certificate"] = None
-            facts["notes"].append(f"{error} (in units of the pixels, before they are scaled)")
-        write_json(facts, folder / "run.json")
+    with trainer.whole_model():
+        run.notes += run_directory.no_step_note(run, charged, limit)
+        run.config["used"] |= build_query.query_facts(trainer, sparsification)
+        facts = save_run(
+            run,
+            folder,
+            trainer.evaluate_on,
+            overwrite=s.resume is not None,  # what was saved when the run was interrupted
+            preprocessing=preprocessing,
+            schema=data.schema,
+            ledger=ledger,
+        )
+        if s.diagnostics:
+            save_diagnostics(folder, norms, max_norm=build_query.whole_norm_for(s, recipe))
+        if facts["certificate"] and s.scale_noise is None and s.features == "as-they-are":
+            # In units of the pixels themselves, where the data are images.
+            try:
+                _, facts["certificate"] = certificate_of(folder, RADII, device)
+            except UnboundedLayer as error:  # of the scalers before the network
+                facts["certificate"] = None
+                facts["notes"].append(f"{error} (in units of the pixels, before they are scaled)")
+            write_json(facts, folder / "run.json")
     if run.stopped in ("plan complete", "budget"):
         run_directory.remove_unfinished(folder)
     return facts
