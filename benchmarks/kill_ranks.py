@@ -52,7 +52,7 @@ def start(folder: Path, plugin: Path, ranks: int, steps: int, shard: bool) -> su
         *("--out", str(folder), "--overwrite", "--checkpoint-every", "5"),
     ]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    command += ["--max-restarts", "1000", "--monitor-interval", "0.2", "--master-port", "0"]
+    command += ["--max-restarts", "1000", "--monitor-interval", "0.2", "--standalone"]
     command += ["-m", "tacit", "--plugin", str(plugin), "train", *given, "--quiet"]
     command += ["--shard"] if shard else []
     return subprocess.Popen(
@@ -74,7 +74,7 @@ def one_run(folder: Path, kills: int, chance: random.Random, steps: int, shard: 
     plugin, file = folder.parent / f"{folder.name}_plugin.py", folder.parent / f"{folder.name}.txt"
     plugin.write_text(PLUGIN)
     os.environ["DRAWS"] = str(file)
-    ranks, killed, agents, moments = chance.choice([2, 3]), 0, [], []
+    ranks, killed = chance.choice([2, 3]), 0
     agent = start(folder, plugin, ranks, steps, shard)
     used = [ranks]
     while True:
@@ -94,7 +94,6 @@ def one_run(folder: Path, kills: int, chance: random.Random, steps: int, shard: 
         alive = ranks_of(agent.pid)
         if not alive:
             continue
-        moments.append(len(draws(file)))
         if chance.random() < 0.2:  # all of it, as when a machine is lost
             os.killpg(agent.pid, signal.SIGKILL)
             agent.wait()

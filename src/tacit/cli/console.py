@@ -91,12 +91,22 @@ def is_first_rank() -> bool:
 
 
 def join_ranks(device: torch.device) -> DeviceMesh:
-    """Meet the other ranks that `torchrun` has started."""
+    """Meet the other ranks that `torchrun` has started.
+
+    Ranks that are started again find the same store, with the addresses of those that were killed.
+    So each attempt has keys of its own there.
+    """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return init_device_mesh(device.type, (dist.get_world_size(),))
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    held_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    rank, count = int(os.environ["RANK"]), ranks_started()
+    whole = dist.TCPStore(address, port, count, is_master=rank == 0 and not held_by_agent)
+    store = dist.PrefixStore(f"tacit {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", whole)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
+    return init_device_mesh(device.type, (count,))
 
 
 def import_plugin(name: str) -> None:

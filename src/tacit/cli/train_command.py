@@ -20,7 +20,7 @@ from tacit.cli.console import (
 )
 from tacit.cli.schema import RESUME_FILE, command_of, read_resumed, to_dict
 from tacit.cli.settings import USUAL_DATASET, TrainSettings
-from tacit.errors import UnboundedLayer
+from tacit.errors import TacitError, UnboundedLayer
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -143,6 +143,14 @@ def _train_on_ranks(s: TrainSettings) -> tuple[dict[str, Any], Path]:
             facts = _trained_in(folder, s, mesh)
         dist.barrier()
         return facts, folder
+    except RuntimeError as error:
+        if not any(word in str(error) for word in ("gloo", "NCCL", "Connection closed by peer")):
+            raise
+        raise TacitError(
+            "another rank has ended, and with it this step: what was charged stays charged, and "
+            "nothing else was released; resume the run with: torchrun ... -m tacit train --resume "
+            f"{folder}"
+        ) from error
     finally:
         dist.destroy_process_group()
 
