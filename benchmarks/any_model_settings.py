@@ -160,6 +160,35 @@ def llama_lora() -> nn.Module:
     return get_peft_model(LlamaForCausalLM(config), lora)
 
 
+def large_llama_lora(hidden: int, feed_forward: int, layers: int, heads: int, groups: int):
+    """A Llama shape in bfloat16 with adapters in float32, as peft makes them."""
+
+    def make() -> nn.Module:
+        from peft import LoraConfig, get_peft_model
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            hidden_size=hidden,
+            intermediate_size=feed_forward,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=groups,
+            vocab_size=128256 if hidden > 2048 else 32000,
+            use_cache=False,
+            dtype=torch.bfloat16,
+        )
+        before = torch.get_default_dtype()
+        try:
+            torch.set_default_dtype(torch.bfloat16)
+            with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+                base = LlamaForCausalLM(config)
+        finally:
+            torch.set_default_dtype(before)
+        return get_peft_model(base, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+
+    return make
+
+
 class LstmClassifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -221,6 +250,15 @@ SETTINGS = {
     "bert": Setting(bert, tokens(128, 30000, causal=False), classes, (32,)),
     "gpt2": Setting(gpt2, tokens(128, 50257, causal=True), next_tokens, (16,)),
     "llama_lora": Setting(llama_lora, tokens(256, 32000, causal=True), next_tokens, (16,)),
+    "llama_1b": Setting(
+        large_llama_lora(2048, 5632, 22, 32, 4), tokens(512, 32000, causal=True), next_tokens, (8,)
+    ),
+    "llama_8b": Setting(
+        large_llama_lora(4096, 14336, 32, 32, 8),
+        tokens(512, 128256, causal=True),
+        next_tokens,
+        (4,),
+    ),
     "lstm": Setting(LstmClassifier, tokens(64, 10000, causal=False), classes, (256,)),
     "mlp": Setting(mlp, rows, classes, (64, 256)),
     "small_cnn": Setting(small_cnn, rows, classes, (64,)),

@@ -368,8 +368,14 @@ def _text(value: object) -> str:
     return ",".join(map(_text, value)) if isinstance(value, tuple) else str(value)
 
 
-def command_of(settings: type[T], run: Callable[[T], None]) -> Callable[..., None]:
+def command_of(
+    settings: type[T],
+    run: Callable[[T], None],
+    is_over: Callable[[Path], bool] = lambda folder: False,
+) -> Callable[..., None]:
     """`run` as a command: its options are those of the settings, common ones first.
+
+    A run to resume of which `is_over` holds has ended meanwhile, and there is nothing to do.
 
     A value is that of the command line, else of the file --config, else the default.
     """
@@ -383,6 +389,8 @@ def command_of(settings: type[T], run: Callable[[T], None]) -> Callable[..., Non
                     "--config is given beside --resume, which takes the settings of the run; leave "
                     "one of them out"
                 )
+            if is_over(typed["resume"]):
+                return
             merged = settings(**read_resumed(settings, typed["resume"], typed))
             check(merged)
             run(merged)

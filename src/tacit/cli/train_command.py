@@ -96,6 +96,12 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         return _trained_in(folder, s), folder
 
 
+def ended_meanwhile(folder: Path) -> bool:
+    """Whether these ranks were started again after the run's last step, when all was saved."""
+    started_again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return started_again and (folder / "run.json").exists() and not (folder / RESUME_FILE).exists()
+
+
 def _train_on_ranks(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     """The same under torchrun, in which the first rank writes the folder and keeps the ledger.
 
@@ -123,7 +129,7 @@ def _train_on_ranks(s: TrainSettings) -> tuple[dict[str, Any], Path]:
         def found() -> str:
             if started_again and (folder / RESUME_FILE).exists():
                 return "go on"
-            if started_again and (folder / "run.json").exists():
+            if ended_meanwhile(folder):
                 return "done"
             if s.resume is None:
                 run_directory.check_folder(folder, s.overwrite or started_again, s.ledger)
@@ -368,4 +374,4 @@ def _trained_in(folder: Path, s: TrainSettings, mesh: DeviceMesh | None = None) 
     return facts
 
 
-train_command = command_of(TrainSettings, train)
+train_command = command_of(TrainSettings, train, ended_meanwhile)

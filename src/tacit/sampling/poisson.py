@@ -172,6 +172,12 @@ class PoissonSampler(Sampler):
         return np.sort(rows[stream.derived("truncation").subset(len(rows), cap)]), None
 
     @property
+    def _has_one_shape(self) -> bool:
+        if self.padded is None and self.pad_to is None:
+            return self.device.type == "cuda" and self.scheme.rate < 1
+        return super()._has_one_shape
+
+    @property
     def _max_batch_size(self) -> int | None:
         return getattr(self.scheme, "max_batch_size", None)
 

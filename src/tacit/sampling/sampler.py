@@ -181,7 +181,7 @@ class SamplerOptions(TypedDict, total=False):
     """The keyword arguments that every sampler takes; `Sampler` describes them."""
 
     max_physical_batch: int | None
-    padded: bool
+    padded: bool | None
     pad_to: int | None
     seed: int | None
     epochs: float | None
@@ -217,6 +217,9 @@ class Sampler(abc.ABC):
         max_physical_batch: The most records to gather at once. A larger draw continues in the next
             physical batch. No record is dropped, because that would depend on the other records.
         padded: Pad every physical batch to `capacity` rows and mask the padding: one static shape.
+            By default a `PoissonSampler` does so on a GPU, with less room: there a kernel for
+            another number of rows may round a record's gradient in another way, so that a record
+            that makes a batch larger could change what the others contribute.
         pad_to: Pad to a multiple of this number instead: a few shapes with little waste, which
             spares a GPU the choice of new kernels at every step.
         seed: None draws from the operating system. Anyone who knows a seed can repeat the draws.
@@ -230,7 +233,7 @@ class Sampler(abc.ABC):
         steps: int = 1,
         expected_batch_size: float,
         max_physical_batch: int | None = None,
-        padded: bool = False,
+        padded: bool | None = None,
         pad_to: int | None = None,
         seed: int | None = None,
         epochs: float | None = None,
@@ -301,9 +304,14 @@ class Sampler(abc.ABC):
         """Rows of a padded physical batch. It depends on public constants only."""
         if self.max_physical_batch is not None:
             return self.max_physical_batch
-        # Five deviations above a Poisson batch's mean: a second piece is rare, and harmless.
+        # A second piece is harmless. It is rare where it was asked that the size cannot be seen.
         expected = self.expected_batch_size / self._num_ranks
-        return math.ceil(expected + 5 * math.sqrt(expected))
+        return math.ceil(expected + (5 if self.padded else 2) * math.sqrt(expected))
+
+    @property
+    def _has_one_shape(self) -> bool:
+        """Whether every physical batch has `capacity` rows."""
+        return bool(self.padded)
 
     def __len__(self) -> int:
         return self.steps
@@ -382,7 +390,8 @@ class Sampler(abc.ABC):
             columns = self._columns()
             held = HeldRows(columns, self._item_key(step)) if columns else None
         rows, sets, mask = drawn.rows, drawn.sets, None
-        if self.padded or self.pad_to is not None:
+        has_one_shape = self._has_one_shape
+        if has_one_shape or self.pad_to is not None:
             multiple = self.pad_to or self.capacity
             padding = (0, multiple * max(1, math.ceil(drawn.most / multiple)) - len(rows))
             mask = self._on_device(np.pad(np.ones(len(rows), dtype=np.int64), padding)).bool()
@@ -395,7 +404,7 @@ class Sampler(abc.ABC):
             scheme=self.scheme,
             mask=mask,
             groups=None if sets is None else self._on_device(sets),
-            max_physical=self.capacity if self.padded else self.max_physical_batch,
+            max_physical=self.capacity if has_one_shape else self.max_physical_batch,
             epoch=drawn.epoch,
             held=held,
             drawn=Draw(self._randomness.fingerprint("sampling", *context), step),

@@ -20,8 +20,7 @@ from tacit.accounting.composition import COARSE
 from tacit.accounting.plan import Plan, calibrate
 from tacit.budget import Budget
 from tacit.errors import BudgetExceeded, CheckpointRefused, PlanChanged
-from tacit.ledger import Ledger
-from tacit.ledger.shared import SharedLedger
+from tacit.ledger import Ledger, SharedLedger
 from tacit.lipschitz.projection import constraints_of, project
 from tacit.losses.record_loss import Scheduled, fresh
 from tacit.mechanism import Mechanism
