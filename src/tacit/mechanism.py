@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import dp_accounting as dpa
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tacit.accounting.plan import Plan
 from tacit.budget import Relation
+from tacit.checks.side_effects import parameters_of
 from tacit.errors import PlanChanged
 from tacit.noise import Allocation, GlobalNoise, joint_noise_multiplier, noise_left
 from tacit.queries.bounded_gradient import (
@@ -30,7 +33,7 @@ from tacit.queries.bounded_gradient import (
 from tacit.randomness import ProcessLock, Randomness, Stream, step_draws
 from tacit.sampling.sampler import Batch, Sampler
 from tacit.sampling.scheme import whole_number
-from tacit.torch_internals import add_each, divide_each, multiply_each
+from tacit.torch_internals import divide_each, flattened, multiply_each, unflattened
 
 _lock = ProcessLock()  # steps of one mechanism may come from several threads
 
@@ -76,6 +79,9 @@ class PendingRelease:
 
         The ledger calls this before it charges.
         """
+        return self._uncovered(parameters_of(model))
+
+    def _uncovered(self, of_model: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         if self._bounded is None:
             raise RuntimeError("this gradient was released already; noise is drawn once")
         if self.drawn is not None and self.drawn.pid != os.getpid():
@@ -88,7 +94,7 @@ class PendingRelease:
                 "a gradient of this batch was released already, and a second one would be charged "
                 "as another draw, which it is not; take the next batch of the sampler"
             )
-        own = {id(p): p for p in model.parameters()}
+        own = {id(p): p for p in of_model}
         for block in self._bounded.blocks:
             for parameter in block.parameters:
                 if own.pop(id(parameter), None) is None:
@@ -102,27 +108,31 @@ class PendingRelease:
         number). The noise is addressed by it and by the mechanism's count of steps. So a seed that
         is used again on a ledger draws different noise: equal noise on two gradients would cancel.
         """
-        for parameter in self.uncovered(model):
+        own = parameters_of(model)
+        for parameter in self._uncovered(own):
             parameter.grad = None  # a gradient from elsewhere has not been charged
         if self.drawn is not None:
             self.drawn.released = True
         bounded, self._bounded = self._bounded, None
         assert bounded is not None
         address = (*charge, self._step)
-        self._release_blocks(bounded, model, self._randomness.stream("noise", *address))
+        place = {id(parameter): i for i, parameter in enumerate(own)}
+        self._release_blocks(bounded, place, self._randomness.stream("noise", *address))
         if bounded.statistics:
             stream = self._randomness.stream("statistics", *address)
             self._release_statistics(bounded.statistics, stream)
         for released in bounded.released:
             released()
 
-    def _release_blocks(self, bounded: BoundedGradient, model: nn.Module, stream: Stream) -> None:
+    def _release_blocks(
+        self, bounded: BoundedGradient, place: Mapping[int, int], stream: Stream
+    ) -> None:
         """Noise for all parameters in one draw: a GPU gets a few kernels, not hundreds.
 
-        A parameter's noise is at its place among the model's parameters. It is drawn and added in
-        float64, and the sum is rounded once, to the parameter's own type.
+        A parameter's noise is at its place among the model's parameters, which `place` says by
+        identity. It is drawn and added in float64, and the sum is rounded once, to the parameter's
+        own type.
         """
-        place = {id(parameter): i for i, parameter in enumerate(model.parameters())}
         by_kind: dict[object, list[tuple[Any, ...]]] = {}  # by device and precision
         for block, std in zip(bounded.blocks, self.stds, strict=True):
             factors = block.factors or (1.0,) * len(block.sums)
@@ -130,19 +140,23 @@ class PendingRelease:
             of_block = zip(block.parameters, block.sums, factors, masks, strict=True)
             for parameter, total, factor, mask in of_block:
                 kind = total.device, total.dtype, parameter.dtype
-                by_kind.setdefault(kind, []).append((parameter, total, std, factor, mask))
+                scale = std, bounded.divisor * factor
+                by_kind.setdefault(kind, []).append((parameter, total, mask, scale))
         for parts in by_kind.values():
-            parameters, sums, stds, factors, masks = zip(*parts, strict=True)
+            parameters, sums, masks, scales = zip(*parts, strict=True)
             sizes = [total.numel() for total in sums]
+            if sizes != [parameter.numel() for parameter in parameters]:
+                raise ValueError("a sum of gradients has another size than its parameter")
             device = sums[0].device
-            pieces = stream.normals(sizes, device, [place[id(p)] for p in parameters])
-            multiply_each(pieces, list(stds))
-            add_each(pieces, [total.reshape(-1).to(pieces[0]) for total in sums])
-            divide_each(pieces, [bounded.divisor * factor for factor in factors])
-            grads = torch.cat(pieces).to(device, parameters[0].dtype).split(sizes)
+            flat = stream.flat_normals(sizes, device, [place[id(p)] for p in parameters])
+            # Neighbours of equal scale are one piece: of a single block, everything is.
+            pieces, stds, divisors = _of_equal_scale(flat, sizes, scales)
+            multiply_each(pieces, stds)
+            flat += flattened(sums).to(flat)
+            divide_each(pieces, divisors)
+            grads = unflattened(flat.to(device, parameters[0].dtype), parameters)
             for parameter, grad, mask in zip(parameters, grads, masks, strict=True):
-                shaped = grad.view(parameter.shape)
-                parameter.grad = shaped if mask is None else torch.where(mask, shaped, 0.0)
+                parameter.grad = grad if mask is None else torch.where(mask, grad, 0.0)
 
     def _release_statistics(self, statistics: Sequence[Statistic], stream: Stream) -> None:
         values = torch.stack([statistic.value for statistic in statistics])
@@ -151,6 +165,18 @@ class PendingRelease:
         pairs = zip(statistics, values.tolist(), drawn.tolist(), strict=True)
         for statistic, value, normal in pairs:
             statistic.observe(value + statistic.std * normal)
+
+
+def _of_equal_scale(
+    flat: Tensor, sizes: Sequence[int], scales: Sequence[tuple[float, float]]
+) -> tuple[list[Tensor], list[float], list[float]]:
+    """The runs of equal (deviation, divisor) in a vector, with the two numbers of each."""
+    runs = [
+        (scale, sum(size for _, size in run))
+        for scale, run in groupby(zip(scales, sizes, strict=True), key=itemgetter(0))
+    ]
+    stds, divisors = zip(*(scale for scale, _ in runs), strict=True)
+    return list(flat.split([size for _, size in runs])), list(stds), list(divisors)
 
 
 class Mechanism:

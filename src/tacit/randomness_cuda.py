@@ -157,14 +157,14 @@ def blocks(key: bytes, parameter: int, offsets: Tensor) -> Tensor:
 
 def normals(
     key: bytes, parameters: tuple[int, ...], sizes: tuple[int, ...], device: torch.device
-) -> tuple[Tensor, ...]:
-    """Draws of N(0, 1) for each parameter, in one buffer and one launch."""
+) -> Tensor:
+    """Draws of N(0, 1) for each parameter, end to end, in one launch."""
     flat = torch.empty(sum(sizes), dtype=torch.float64, device=device)
     if flat.numel():
         table = _table(parameters, sizes, device)
         with torch.cuda.device(device):
             _normals_kernel[(len(table),)](flat, table, *_key_words(key), TILE=_TILE)
-    return flat.split(list(sizes))
+    return flat
 
 
 @lru_cache(maxsize=64)

@@ -189,8 +189,10 @@ class MersenneStream:
         self.generator = generator
 
     def normals(self, sizes, device, parameters=None) -> list[torch.Tensor]:
-        drawn = torch.randn(sum(sizes), generator=self.generator, dtype=torch.float64)
-        return list(drawn.split(list(sizes)))
+        return list(self.flat_normals(sizes, device, parameters).split(list(sizes)))
+
+    def flat_normals(self, sizes, device, parameters=None) -> torch.Tensor:
+        return torch.randn(sum(sizes), generator=self.generator, dtype=torch.float64)
 
 
 class MersenneRandomness:
