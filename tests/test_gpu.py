@@ -198,3 +198,41 @@ def test_masks_are_secret_in_recorded_steps_too(drop: float) -> None:
         assert torch.equal(before, torch.cuda.get_rng_state())
         sums.append(torch.cat([t.flatten() for b in private._bounded.blocks for t in b.sums]))
     assert torch.allclose(*sums, rtol=1e-3, atol=1e-5) is (drop == 0)
+
+
+def test_poisson_batches_have_one_shape() -> None:
+    """Another number of rows may mean another kernel, which rounds every record differently."""
+    sampler = tacit.PoissonSampler(records().to("cuda"), expected_batch_size=64, steps=200, seed=0)
+    rows = [len(batch) for batch in sampler]
+    pieces = {len(piece) for batch in sampler for piece in batch.physical()}
+    assert pieces == {64 + 2 * 8}
+    assert set(rows) == {80, 160}
+    assert rows.count(160) < 20
+    drawn = [int(batch.mask.sum()) for batch in sampler]
+    assert min(drawn) < 60 < 68 < max(drawn)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_record_more_in_a_sampled_batch_moves_the_sum_by_its_bound(dtype) -> None:
+    """4,000 identical records, whose roundings would all go the same way."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(),
+        torch.nn.Linear(16 * 64, 10),
+    ).to("cuda", dtype)  # fmt: skip
+    one, label = torch.randn(1, 3, 8, 8), torch.zeros(1, dtype=torch.int64)
+    inputs = one.expand(4200, -1, -1, -1).to("cuda", dtype)
+    data = tacit.Records(inputs, label.expand(4200).to("cuda"), public_size=4200)
+    sampler = tacit.PoissonSampler(data, expected_batch_size=4000, seed=0)
+    batch = sampler.next_batch()
+    query = tacit.PerSampleClip(1.0)
+
+    def total(mask: torch.Tensor) -> torch.Tensor:
+        bounded = query(model, tacit.losses.CrossEntropy(), batch.with_mask(mask))
+        return torch.cat([s.flatten().double() for b in bounded.blocks for s in b.sums])
+
+    place = int(batch.mask.nonzero()[-1])
+    fewer = batch.mask.clone()
+    fewer[place] = False
+    bound = query(model, tacit.losses.CrossEntropy(), batch).blocks[0].bound
+    assert float((total(batch.mask) - total(fewer)).norm()) <= bound

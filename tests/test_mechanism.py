@@ -21,7 +21,9 @@ from tacit import (
     Records,
     Relation,
 )
+from tacit.mechanism import PendingRelease
 from tacit.noise import joint_noise_multiplier, noise_left
+from tacit.queries.bounded_gradient import Block, BoundedGradient
 from tacit.randomness import Randomness
 
 torch.set_num_threads(1)
@@ -265,3 +267,31 @@ def test_reprs_on_the_way_to_a_release_show_no_records_and_no_sums():
         assert "tensor" not in shown
         assert "40" not in shown
     assert "names=('weight', 'bias'), bound=1.0" in repr(bounded)
+
+
+def test_blocks_of_several_scales_masks_and_types_are_released_as_each_parameter_alone():
+    sizes = [(3, 5), (5,), (7,), (2, 2), (1,)]
+    model = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes])
+    model[3] = nn.Parameter(torch.zeros(2, 2, dtype=torch.bfloat16))
+    parameters, generator = list(model), torch.Generator().manual_seed(0)
+    sums = [torch.randn(p.shape, dtype=torch.float64, generator=generator) for p in parameters]
+    mask = torch.tensor([True, False, True, True, False])
+    first, second = (
+        (tuple(parameters[i] for i in places), tuple(sums[i] for i in places))
+        for places in ((0, 1), (4, 2, 3))
+    )
+    blocks = (
+        Block(("0", "1"), *first, 1.0, active=(None, mask)),
+        Block(("4", "2", "3"), *second, 2.0, factors=(1, 3, 3)),
+    )
+    sampler = PoissonSampler(Records(torch.ones(4, 1), torch.ones(4)), 0.5, expected_batch_size=2)
+    plan = Mechanism(PerSampleClip(1.0), sampler, 1.0).plan
+    pending = PendingRelease(plan, BoundedGradient(blocks, 7.0), (0.3, 0.6), Randomness(5))
+    pending.draw_into(model, 1)
+    stream = Randomness(5).stream("noise", 1, 0)
+    for place, (std, factor) in enumerate([(0.3, 1), (0.3, 1), (0.6, 3), (0.6, 3), (0.6, 1)]):
+        (noise,) = stream.normals([sums[place].numel()], torch.device("cpu"), [place])
+        grad = (noise.view(sums[place].shape) * std + sums[place]) / (7.0 * factor)
+        expected = grad.to(parameters[place].dtype)
+        expected = torch.where(mask, expected, 0.0) if place == 1 else expected
+        assert torch.equal(parameters[place].grad, expected)

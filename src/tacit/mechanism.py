@@ -10,14 +10,17 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import dp_accounting as dpa
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tacit.accounting.plan import Plan
 from tacit.budget import Relation
+from tacit.checks.side_effects import parameters_of
 from tacit.errors import PlanChanged
 from tacit.noise import Allocation, GlobalNoise, joint_noise_multiplier, noise_left
 from tacit.queries.bounded_gradient import (
@@ -32,7 +35,7 @@ from tacit.randomness import ProcessLock, Randomness, Stream, step_draws
 from tacit.ranks import Ranks
 from tacit.sampling.sampler import Batch, Sampler
 from tacit.sampling.scheme import whole_number
-from tacit.torch_internals import add_each, divide_each, multiply_each
+from tacit.torch_internals import divide_each, flattened, multiply_each, unflattened
 
 _lock = ProcessLock()  # steps of one mechanism may come from several threads
 
@@ -80,6 +83,13 @@ class PendingRelease:
 
         The ledger calls this before it charges.
         """
+        return self._uncovered(self._parameters_of(model))
+
+    def _parameters_of(self, model: nn.Module) -> list[nn.Parameter]:
+        # What is known of a sharded model's modules is of the time when they had whole weights.
+        return parameters_of(model) if self._ranks is None else list(model.parameters())
+
+    def _uncovered(self, of_model: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         if self._bounded is None:
             raise RuntimeError("this gradient was released already; noise is drawn once")
         if self.drawn is not None and self.drawn.pid != os.getpid():
@@ -92,7 +102,7 @@ class PendingRelease:
                 "a gradient of this batch was released already, and a second one would be charged "
                 "as another draw, which it is not; take the next batch of the sampler"
             )
-        own = {id(p): p for p in model.parameters()}
+        own = {id(p): p for p in of_model}
         for block in self._bounded.blocks:
             for parameter in block.parameters:
                 if own.pop(id(parameter), None) is None:
@@ -106,27 +116,31 @@ class PendingRelease:
         number). The noise is addressed by it and by the mechanism's count of steps. So a seed that
         is used again on a ledger draws different noise: equal noise on two gradients would cancel.
         """
-        for parameter in self.uncovered(model):
+        own = self._parameters_of(model)
+        for parameter in self._uncovered(own):
             parameter.grad = None  # a gradient from elsewhere has not been charged
         if self.drawn is not None:
             self.drawn.released = True
         bounded, self._bounded = self._bounded, None
         assert bounded is not None
         address = (*charge, self._step)
-        self._release_blocks(bounded, model, self._randomness.stream("noise", *address))
+        place = {id(parameter): i for i, parameter in enumerate(own)}
+        self._release_blocks(bounded, place, self._randomness.stream("noise", *address))
         if bounded.statistics:
             stream = self._randomness.stream("statistics", *address)
             self._release_statistics(bounded.statistics, stream)
         for released in bounded.released:
             released()
 
-    def _release_blocks(self, bounded: BoundedGradient, model: nn.Module, stream: Stream) -> None:
+    def _release_blocks(
+        self, bounded: BoundedGradient, place: Mapping[int, int], stream: Stream
+    ) -> None:
         """Noise for all parameters in one draw: a GPU gets a few kernels, not hundreds.
 
-        A parameter's noise is at its place among the model's parameters. It is drawn and added in
-        float64, and the sum is rounded once, to the parameter's own type.
+        A parameter's noise is at its place among the model's parameters, which `place` says by
+        identity. It is drawn and added in float64, and the sum is rounded once, to the parameter's
+        own type.
         """
-        place = {id(parameter): i for i, parameter in enumerate(model.parameters())}
         by_kind: dict[object, list[tuple[Any, ...]]] = {}  # by device and precision
         for block, std in zip(bounded.blocks, self.stds, strict=True):
             factors = block.factors or (1.0,) * len(block.sums)
@@ -134,45 +148,41 @@ class PendingRelease:
             of_block = zip(block.parameters, block.sums, factors, masks, strict=True)
             for parameter, total, factor, mask in of_block:
                 kind = total.device, total.dtype, parameter.dtype
-                by_kind.setdefault(kind, []).append((parameter, total, std, factor, mask))
+                scale = std, bounded.divisor * factor
+                by_kind.setdefault(kind, []).append((parameter, total, mask, scale))
         for parts in by_kind.values():
-            if self._ranks is not None:
-                self._release_parts(self._ranks, parts, place, bounded.divisor, stream)
-                continue
-            parameters, sums, stds, factors, masks = zip(*parts, strict=True)
-            sizes = [total.numel() for total in sums]
-            device = sums[0].device
-            pieces = stream.normals(sizes, device, [place[id(p)] for p in parameters])
-            multiply_each(pieces, list(stds))
-            add_each(pieces, [total.reshape(-1).to(pieces[0]) for total in sums])
-            divide_each(pieces, [bounded.divisor * factor for factor in factors])
-            grads = torch.cat(pieces).to(device, parameters[0].dtype).split(sizes)
-            for parameter, grad, mask in zip(parameters, grads, masks, strict=True):
-                shaped = grad.view(parameter.shape)
-                parameter.grad = shaped if mask is None else torch.where(mask, shaped, 0.0)
+            self._release_kind(parts, place, stream)
 
-    @staticmethod
-    def _release_parts(
-        ranks: Ranks,
-        parts: Sequence[tuple[Any, ...]],
-        place: Mapping[int, int],
-        divisor: float,
-        stream: Stream,
+    def _release_kind(
+        self, parts: Sequence[tuple[Any, ...]], place: Mapping[int, int], stream: Stream
     ) -> None:
-        """The same for the part of each parameter that this rank owns, summed over all ranks."""
-        parameters, sums, stds, factors, masks = zip(*parts, strict=True)
-        own = [ranks.part(p) for p in parameters]
-        sizes = [part.stop - part.start for part in own]
-        places, starts = [place[id(p)] for p in parameters], [part.start for part in own]
-        pieces = stream.normals(sizes, sums[0].device, places, starts)
-        multiply_each(pieces, list(stds))
-        add_each(pieces, ranks.sum_of_parts(sums, parameters))
-        divide_each(pieces, [divisor * factor for factor in factors])
+        """The parameters of one device and precision. A rank draws for the parts that it owns."""
+        parameters, sums, masks, scales = zip(*parts, strict=True)
+        if [total.numel() for total in sums] != [parameter.numel() for parameter in parameters]:
+            raise ValueError("a sum of gradients has another size than its parameter")
+        ranks, device = self._ranks, sums[0].device
+        own = [slice(0, p.numel()) if ranks is None else ranks.part(p) for p in parameters]
+        sizes, starts = [part.stop - part.start for part in own], [part.start for part in own]
+        flat = stream.flat_normals(sizes, device, [place[id(p)] for p in parameters], starts)
+        # Neighbours of equal scale are one piece: of a single block, everything is.
+        pieces, stds, divisors = _of_equal_scale(flat, sizes, scales)
+        multiply_each(pieces, stds)
+        flat += (flattened(sums) if ranks is None else ranks.sum_of_parts(sums, parameters)).to(
+            flat
+        )
+        divide_each(pieces, divisors)
+        released = flat.to(device, parameters[0].dtype)
+        if ranks is None:
+            for p, grad, mask in zip(
+                parameters, unflattened(released, parameters), masks, strict=True
+            ):
+                p.grad = grad if mask is None else torch.where(mask, grad, 0.0)
+            return
         kept = [
             piece if mask is None else torch.where(mask.reshape(-1)[part], piece, 0.0)
-            for piece, mask, part in zip(pieces, masks, own, strict=True)
+            for piece, mask, part in zip(released.split(sizes), masks, own, strict=True)
         ]
-        ranks.set_gradients(parameters, [piece.to(parameters[0].dtype) for piece in kept])
+        ranks.set_gradients(parameters, kept)
 
     def _release_statistics(self, statistics: Sequence[Statistic], stream: Stream) -> None:
         values = torch.stack([statistic.value for statistic in statistics])
@@ -183,6 +193,18 @@ class PendingRelease:
         pairs = zip(statistics, values.tolist(), drawn.tolist(), strict=True)
         for statistic, value, normal in pairs:
             statistic.observe(value + statistic.std * normal)
+
+
+def _of_equal_scale(
+    flat: Tensor, sizes: Sequence[int], scales: Sequence[tuple[float, float]]
+) -> tuple[list[Tensor], list[float], list[float]]:
+    """The runs of equal (deviation, divisor) in a vector, with the two numbers of each."""
+    runs = [
+        (scale, sum(size for _, size in run))
+        for scale, run in groupby(zip(scales, sizes, strict=True), key=itemgetter(0))
+    ]
+    stds, divisors = zip(*(scale for scale, _ in runs), strict=True)
+    return list(flat.split([size for _, size in runs])), list(stds), list(divisors)
 
 
 class Mechanism:

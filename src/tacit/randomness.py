@@ -206,7 +206,7 @@ class Stream:
         return out
 
     def _cipher(self, parameter: int, first_block: int) -> Any:
-        place = first_block.to_bytes(8, "little") + parameter.to_bytes(8, "little")
+        place = _place(parameter, first_block)
         return Cipher(algorithms.ChaCha20(self.key, place), mode=None).encryptor()
 
     def words(self, count: int, dtype: type[np.unsignedinteger], parameter: int = 0) -> np.ndarray:
@@ -236,50 +236,54 @@ class Stream:
         for the last digits of log and cos). Without `parameters` they are numbered from 0. With
         `starts` they are the draws from there on.
         """
-        places = range(len(sizes)) if parameters is None else parameters
-        if starts is not None:
-            return self._normals_from(starts, sizes, device, places)
-        if device.type == "cuda" and _cuda() is not None:
-            return list(_cuda().normals(self.key, tuple(places), tuple(sizes), device))
-        return self._on_cpu(sizes, device, places, (0,) * len(sizes))
+        flat = self.flat_normals(sizes, device, parameters, starts)
+        return list(flat.split(list(sizes)))
 
-    def _normals_from(
+    def flat_normals(
         self,
-        starts: Sequence[int],
         sizes: Sequence[int],
         device: torch.device,
-        places: Sequence[int],
-    ) -> list[Tensor]:
-        """Whole blocks from the one that holds the first draw, of which what is before is cut."""
-        blocks = [start // NORMALS_PER_BLOCK for start in starts]
-        before = [start % NORMALS_PER_BLOCK for start in starts]
-        whole = tuple(size + more for size, more in zip(sizes, before, strict=True))
-        if device.type == "cuda" and _cuda() is not None:
-            drawn = _cuda().normals(self.key, tuple(places), whole, device, tuple(blocks))
-        else:
-            drawn = self._on_cpu(whole, device, places, blocks)
-        return [numbers[more:] for numbers, more in zip(drawn, before, strict=True)]
+        parameters: Sequence[int] | None = None,
+        starts: Sequence[int] | None = None,
+    ) -> Tensor:
+        """The numbers of `normals`, one parameter's after the other's, in one vector."""
+        places = range(len(sizes)) if parameters is None else parameters
+        first = [0] * len(sizes) if starts is None else starts
+        blocks = [start // NORMALS_PER_BLOCK for start in first]
+        before = [start % NORMALS_PER_BLOCK for start in first]
+        if any(before):  # whole blocks are drawn, and what is before the first number is cut
+            whole = [size + more for size, more in zip(sizes, before, strict=True)]
+            pieces = self._whole_blocks(whole, device, places, blocks).split(whole)
+            return torch.cat([piece[more:] for piece, more in zip(pieces, before, strict=True)])
+        return self._whole_blocks(sizes, device, places, blocks)
 
-    def _on_cpu(
+    def _whole_blocks(
         self,
         sizes: Sequence[int],
         device: torch.device,
         places: Sequence[int],
         blocks: Sequence[int],
-    ) -> list[Tensor]:
-        # The parameters lie one after the other in one buffer, each padded to whole blocks.
-        padded = [-(-size // NORMALS_PER_BLOCK) * NORMALS_PER_BLOCK for size in sizes]
-        numbers = np.empty(sum(padded))
-        drawn, start = [], 0
-        each = zip(places, blocks, sizes, padded, strict=True)
-        for parameter, first_block, size, whole in each:
-            bits = numbers[start : start + whole].view(np.uint8)
-            self._cipher(parameter, first_block).update_into(bytes(len(bits)), bits)
-            drawn.append(torch.from_numpy(numbers[start : start + size]))
-            start += whole
+    ) -> Tensor:
+        """So many numbers of each parameter, from the beginning of a block on."""
+        if device.type == "cuda" and _cuda() is not None:
+            return _cuda().normals(self.key, tuple(places), tuple(sizes), device, tuple(blocks))
+        # A number more where a size is odd, so that no pair lies in two parameters.
+        even = [size + size % 2 for size in sizes]
+        numbers = np.empty(sum(even) + NORMALS_PER_BLOCK)
+        bits, start = numbers.data.cast("B"), 0
+        zeros = memoryview(bytes(8 * (max(even, default=0) + NORMALS_PER_BLOCK)))
+        cipher = self._cipher(0, 0)  # one for all: to make one takes longer than to fill a bias
+        for parameter, first_block, size in zip(places, blocks, even, strict=True):
+            # Whole blocks: what is too much is overwritten by the next parameter.
+            whole = -(-size // NORMALS_PER_BLOCK) * 8 * NORMALS_PER_BLOCK
+            cipher.reset_nonce(_place(parameter, first_block))
+            cipher.update_into(zeros[:whole], bits[start : start + whole])
+            start += 8 * size
+        numbers = numbers[: sum(even)]
         for start in range(0, len(numbers), _CHUNK):
             _box_muller(numbers[start : start + _CHUNK])
-        return drawn if device.type in ("cpu", "mps") else [t.to(device) for t in drawn]
+        drawn = torch.from_numpy(_without_gaps(numbers, sizes))
+        return drawn if device.type in ("cpu", "mps") else drawn.to(device)
 
     def coins(self, count: int, probability: float) -> np.ndarray:
         """`count` independent coins, True with probability floor(2^80 p)/2^80: never above p.
@@ -330,6 +334,22 @@ class Stream:
             if not tied(keys[order]):
                 return order
             attempt += 1
+
+
+def _place(parameter: int, first_block: int) -> bytes:
+    """The nonce with which ChaCha20 starts at a block of a parameter."""
+    return first_block.to_bytes(8, "little") + parameter.to_bytes(8, "little")
+
+
+def _without_gaps(numbers: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+    """The numbers without the one that follows each piece of odd size."""
+    pieces, start, end = [], 0, 0
+    for size in sizes:
+        end += size
+        if size % 2:
+            pieces.append(numbers[start:end])
+            start = end = end + 1
+    return np.concatenate([*pieces, numbers[start:end]]) if pieces else numbers
 
 
 def _box_muller(numbers: np.ndarray) -> None:

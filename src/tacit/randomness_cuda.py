@@ -160,15 +160,15 @@ def normals(
     parameters: tuple[int, ...],
     sizes: tuple[int, ...],
     device: torch.device,
-    blocks: tuple[int, ...] | None = None,
-) -> tuple[Tensor, ...]:
-    """Draws of N(0, 1) for each parameter, from these blocks on, in one buffer and one launch."""
+    blocks: tuple[int, ...],
+) -> Tensor:
+    """Draws of N(0, 1) for each parameter, from these blocks on, end to end, in one launch."""
     flat = torch.empty(sum(sizes), dtype=torch.float64, device=device)
     if flat.numel():
-        table = _table(parameters, sizes, device, blocks or (0,) * len(sizes))
+        table = _table(parameters, sizes, device, blocks)
         with torch.cuda.device(device):
             _normals_kernel[(len(table),)](flat, table, *_key_words(key), TILE=_TILE)
-    return flat.split(list(sizes))
+    return flat
 
 
 @lru_cache(maxsize=64)

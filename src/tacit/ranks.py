@@ -149,8 +149,8 @@ class Ranks:
         each = math.ceil(size // row / self.count) * row if row else 0
         return slice(min(rank * each, size), min((rank + 1) * each, size))
 
-    def sum_of_parts(self, sums: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-        """This rank's part of each sum, added up over all ranks in float64."""
+    def sum_of_parts(self, sums: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
+        """This rank's part of each sum, end to end, added up over all ranks in float64."""
         flat = [total.detach().reshape(-1) for total in sums]
         own = [self.part(p) for p in like]
         sent = [
@@ -166,8 +166,7 @@ class Ranks:
             input_split_sizes=[len(t) for t in sent],
             group=self.group,
         )
-        total = received.view(self.count, size).sum(dim=0, dtype=torch.float64)
-        return list(total.split([part.stop - part.start for part in own]))
+        return received.view(self.count, size).sum(dim=0, dtype=torch.float64)
 
     def together(self, parts: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
         """Flattened parameters, put together from the parts of all ranks."""

@@ -8,6 +8,7 @@ recognise: a node of an unknown name has no rule and runs once per record.
 from __future__ import annotations
 
 import importlib
+import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,8 +52,14 @@ traced_assertion = torch._assert
 #: In-place arithmetic on a list of tensors, in one kernel on a GPU.
 copy_each = torch._foreach_copy_
 multiply_each = torch._foreach_mul_
-add_each = torch._foreach_add_
 divide_each = torch._foreach_div_
+
+#: Some tensors of one type end to end, as one vector; memory of its own unless there is only one.
+flattened: Callable[[Sequence[Tensor]], Tensor] = torch._utils._flatten_dense_tensors
+#: The pieces of a vector, as views in the shapes of some tensors.
+unflattened: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, ...]] = (
+    torch._utils._unflatten_dense_tensors
+)
 
 
 # --- memory -----------------------------------------------------------------------------------
@@ -70,9 +77,8 @@ def weak_memory(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())
 
 
-def version_of(tensor: Tensor) -> int:
-    """How often a tensor was written to, not counting writes through `.data` and some kernels."""
-    return tensor._version
+#: How often a tensor was written to, not counting writes through `.data` and some kernels.
+version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
 
 
 # --- modules ----------------------------------------------------------------------------------
@@ -95,6 +101,31 @@ def tables_of(module: nn.Module) -> ModuleTables:
     """
     unsaved = module._non_persistent_buffers_set
     return ModuleTables(module._parameters, module._buffers, module._modules, unsaved)
+
+
+#: Two tables of a module: its children, and its parameters.
+children_and_parameters = operator.attrgetter("_modules", "_parameters")
+
+
+def lists_parameters_plainly(modules: Sequence[nn.Module]) -> bool:
+    """Whether `parameters` and `named_parameters` of a model are PyTorch's own.
+
+    `modules` are the model, first, and all modules in it, whose `named_modules` they call.
+    """
+    model = modules[0]
+    return (
+        set(map(_walk_of, set(map(type, modules)))) == {_NAMED_MODULES}
+        and not any("named_modules" in vars(module) for module in modules)
+        and all(getattr(type(model), name) is listing for name, listing in _LISTINGS.items())
+        and vars(model).keys().isdisjoint(_LISTINGS)
+    )
+
+
+_NAMED_MODULES = nn.Module.named_modules
+_walk_of = operator.attrgetter("named_modules")
+_LISTINGS = {
+    name: getattr(nn.Module, name) for name in ("parameters", "named_parameters", "_named_members")
+}
 
 
 #: The method in which an InstanceNorm normalises.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tacit.checks.side_effects import contents_of
+from tacit.checks.side_effects import contents_of, named_parameters_of, parameters_of
 
 
 class Layer(nn.Module):
@@ -100,3 +100,34 @@ def test_scripted_modules_are_read_each_time() -> None:
     net = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.Linear(2, 2))
     assert set(contents_of(net).tensors()) == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert contents_of(net).recorded_state() == contents_of(net).recorded_state()
+
+
+LISTED_ANEW = CHANGES | {
+    "tied": lambda m: setattr(m[2], "weight", m[0].linear.weight),
+    "untied": lambda m: setattr(m[0], "twin", nn.Parameter(torch.zeros(3))),
+    "none": lambda m: setattr(m[2], "bias", None),
+    "gone": lambda m: m[0].__delattr__("linear"),
+    "frozen": lambda m: m[0].linear.weight.requires_grad_(False),
+    "own list": lambda m: setattr(m, "named_parameters", lambda *_, **__: iter(())),
+    "own walk of a child": lambda m: setattr(m[0], "named_modules", lambda *_, **__: iter(())),
+    "class with a list": lambda m: setattr(m, "__class__", ListsNothing),
+}
+
+
+class ListsNothing(nn.Sequential):
+    def parameters(self, recurse: bool = True):
+        return iter(())
+
+
+@pytest.mark.parametrize("change", LISTED_ANEW.values(), ids=LISTED_ANEW)
+def test_parameters_are_listed_as_the_model_lists_them(change) -> None:
+    net = model()
+    net[0].twin = net[2].bias
+    for step in (lambda _: None, change):
+        step(net)
+        own = dict(net.named_parameters())
+        listed = named_parameters_of(net)
+        assert list(listed) == list(own)
+        assert all(listed[name] is own[name] for name in own)
+        pairs = zip(parameters_of(net), net.parameters(), strict=True)
+        assert all(ours is theirs for ours, theirs in pairs)

@@ -19,7 +19,7 @@ def test_labels_are_sound(case: Case) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_labels_are_sound_on_cuda(case: Case) -> None:
-    if case.name == "flash cpu":
+    if case.name == "flash cpu" or case.name.startswith("fused lstm"):
         pytest.skip("an operator of the CPU")
     check(replace(case, inputs=[item.to("cuda") for item in case.inputs]))
 

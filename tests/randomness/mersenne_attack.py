@@ -188,9 +188,11 @@ class MersenneStream:
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
 
-    def normals(self, sizes, device, parameters=None) -> list[torch.Tensor]:
-        drawn = torch.randn(sum(sizes), generator=self.generator, dtype=torch.float64)
-        return list(drawn.split(list(sizes)))
+    def normals(self, sizes, device, parameters=None, starts=None) -> list[torch.Tensor]:
+        return list(self.flat_normals(sizes, device, parameters).split(list(sizes)))
+
+    def flat_normals(self, sizes, device, parameters=None, starts=None) -> torch.Tensor:
+        return torch.randn(sum(sizes), generator=self.generator, dtype=torch.float64)
 
 
 class MersenneRandomness:

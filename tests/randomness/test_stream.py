@@ -252,3 +252,20 @@ def test_empty_draws():
     stream = Randomness(0).stream("nothing")
     assert [t.numel() for t in stream.normals([0, 3, 0], CPU)] == [0, 3, 0]
     assert len(stream.coins(0, 0.5)) == len(stream.permutation(0)) == len(stream.subset(0, 0)) == 0
+
+
+@pytest.mark.parametrize("sizes", [[7, 1, 0, 8, 13, 2], [4, 2, 6], [1], [16, 3], [0], [20_001, 5]])
+def test_a_vector_of_draws_is_each_parameter_drawn_alone(sizes) -> None:
+    stream, places = Randomness(4).stream("noise", 2), [9 + 3 * i for i in range(len(sizes))]
+    alone = [
+        stream.normals([size], CPU, [place])[0] for size, place in zip(sizes, places, strict=True)
+    ]
+    flat = stream.flat_normals(sizes, CPU, places)
+    assert torch.equal(flat, torch.cat(alone))
+    for size, place, drawn in zip(sizes, places, alone, strict=True):
+        bits = stream.keystream(8 * (size + size % 2), parameter=place)  # from a cipher of its own
+        words = np.frombuffer(bits, np.uint64) & np.uint64((1 << 53) - 1)
+        radius = np.sqrt(-2 * np.log((words[::2] + 0.5) * 2.0**-53))
+        angle = words[1::2] * (math.pi * 2.0**-52)
+        expected = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).ravel()
+        np.testing.assert_allclose(drawn.numpy(), expected[:size], rtol=1e-13, atol=1e-15)

@@ -81,7 +81,7 @@ from tacit.pytrees import (
     tensors_of,
     with_tensors,
 )
-from tacit.torch_internals import Graph
+from tacit.torch_internals import Graph, unflattened
 
 if TYPE_CHECKING:
     from tacit.sampling.sampler import Batch
@@ -302,9 +302,8 @@ def run_recorded(
     )
     outputs = recorder(step)
     flat = outputs["sums"]
-    parts = flat.split([p.numel() for p in task.parameters.values()])
-    pairs = zip(task.parameters.items(), parts, strict=True)
-    sums = {name: part.view_as(p) for (name, p), part in pairs}
+    parts = unflattened(flat, list(task.parameters.values()))
+    sums = dict(zip(task.parameters, parts, strict=True))
     counts = tuple(output for name, output in outputs.items() if name != "sums")
     return Clipped(sums, counts, flat)
 

@@ -365,9 +365,12 @@ def compile_step(step: RecordedStep) -> tuple[Work, Work]:
         return dict(step.model.named_parameters()) | dict(step.model.named_buffers())
 
     names, order = list(weights()), list[str]()
+    # What a step's watch knows already, unless the model lists its weights in its own way.
+    known = contents_of(step.model).tensors()
+    is_known = all(known.get(name) is weight for name, weight in weights().items())
 
     def current() -> list[Tensor]:
-        now = weights()
+        now: Mapping[str, Tensor] = contents_of(step.model).tensors() if is_known else weights()
         return [now[name].detach() for name in names]
 
     def work(*tensors: Tensor) -> list[Tensor]:

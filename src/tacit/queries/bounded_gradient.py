@@ -14,8 +14,10 @@ from typing import Protocol, Self, runtime_checkable
 from torch import Tensor, nn
 
 from tacit.budget import Relation
+from tacit.checks.side_effects import named_parameters_of
 from tacit.sampling.sampler import Batch
 from tacit.sampling.scheme import Unit
+from tacit.torch_internals import unflattened
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ def blocks_from(
     With `factors` m_h, one per block, everything is one block with one bound: that of the whole
     vector (m_1·g_1 | … | m_L·g_L).
     """
-    pieces = total.split([p.numel() for p in parameters.values()])
-    sums = {n: t.view_as(p) for (n, p), t in zip(parameters.items(), pieces, strict=True)}
+    assert total.numel() == sum(p.numel() for p in parameters.values())
+    sums = dict(zip(parameters, unflattened(total, list(parameters.values())), strict=True))
     times: dict[str, float] | None = None
     if factors is not None:
         times = {n: m for names, m in zip(blocks, factors, strict=True) for n in names}
@@ -192,7 +194,7 @@ class Recording(Protocol):
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that training may change, by name, each once."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return {name: p for name, p in named_parameters_of(model).items() if p.requires_grad}
 
 
 Blocks = tuple[tuple[str, ...], ...]
