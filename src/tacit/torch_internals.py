@@ -191,6 +191,10 @@ class Graph:
     def dtype(self, index: int, output: int) -> torch.dtype:
         return self.nodes[index]._input_metadata[output].dtype
 
+    def dtypes(self) -> set[torch.dtype]:
+        """The types of all cotangents: what the program computes in, wherever it casts."""
+        return {m.dtype for node in self.nodes for m in node._input_metadata}
+
     def num_outputs(self, index: int) -> int:
         return len(self.nodes[index]._input_metadata)
 

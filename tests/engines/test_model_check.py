@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from engine_checks import batch_for, quadratic, run_engine
-from torch import nn
+from torch import Tensor, nn
 
+import tacit
 from tacit import PerSampleClip
 from tacit.engines import BookKeeping, PerRecord
 from tacit.errors import MixesRecords
@@ -64,3 +65,33 @@ def test_a_table_that_rewrites_itself_is_refused_by_every_engine(engine):
 def test_an_input_overwritten_after_use_is_refused():
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         run_engine(Overwrites().double(), batch_for(reals(1)))
+
+
+class Cast(nn.Module):
+    """Adapters in float32 on a frozen body in bfloat16, as peft makes them."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.body = nn.ModuleList(nn.Linear(32, 32).bfloat16() for _ in range(depth))
+        self.down = nn.ModuleList(nn.Linear(32, 4, bias=False) for _ in range(depth))
+        self.up = nn.ModuleList(nn.Linear(4, 32, bias=False) for _ in range(depth))
+        self.head = nn.Linear(32, 3)
+        self.body.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.bfloat16()
+        for body, down, up in zip(self.body, self.down, self.up, strict=True):
+            x = x + torch.tanh(body(x) + up(down(x.float())).bfloat16())
+        return self.head(x.float())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_comparison_allows_for_the_coarsest_type_of_the_program(seed):
+    """All trained weights are float32 here; the cotangents between them are bfloat16."""
+    torch.manual_seed(seed)
+    model, data = Cast(24), torch.randn(6, 32)
+    batch = tacit.sampling.batch_of(
+        data, torch.arange(6) % 3, divisor=6.0, scheme=tacit.sampling.Poisson(0.5)
+    )
+    bounded = tacit.PerSampleClip(1.0)(model, nn.CrossEntropyLoss(), batch)
+    assert all(bool(s.isfinite().all()) for s in bounded.blocks[0].sums)

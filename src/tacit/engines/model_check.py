@@ -45,7 +45,7 @@ from tacit.engines.rules import NotFinite
 from tacit.errors import MixesRecords, UnsupportedModule
 from tacit.precision import ieee_float32, no_autocast, wide
 from tacit.pytrees import Tree, device_of, map_tensors, num_rows, take_rows, tensors_of
-from tacit.torch_internals import has_gradient_hooks, swapped
+from tacit.torch_internals import Graph, has_gradient_hooks, swapped
 
 if TYPE_CHECKING:
     from tacit.sampling.sampler import Batch
@@ -228,7 +228,7 @@ class _Probe:
             found = record_gradients(plan, planned.graph, losses, task)
         except (NotFinite, ProgramChanged):  # which an engine runs record by record
             return
-        tolerance = _tolerance(task, losses)
+        tolerance = _tolerance(task, planned.graph)
         for pick in torch.eye(plan.num_records, device=losses.device)[[0, -1]]:
             grads: tuple[Tensor | None, ...] = (None,) * len(task.parameters)
             if losses.requires_grad:
@@ -396,8 +396,10 @@ def _square(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x.detach(), dtype=torch.float64)) ** 2
 
 
-def _tolerance(task: ClipTask, losses: Tensor) -> float:
-    bits = min(torch.finfo(p.dtype).bits for p in task.parameters.values())
-    if bits < 32 or torch.is_autocast_enabled(losses.device.type):
+def _tolerance(task: ClipTask, graph: Graph) -> float:
+    """By the coarsest type in the program, which may be that of frozen weights or of a cast."""
+    kinds = graph.dtypes() | {p.dtype for p in task.parameters.values()}
+    bits = min(torch.finfo(kind).bits for kind in kinds if kind.is_floating_point)
+    if bits < 32:
         return 1e-1
     return 5e-3 if bits == 32 else 1e-6
