@@ -1,9 +1,10 @@
 """Thin adapters between Tacit and the tools that people already use.
 
 `TacitClassifier` and `TacitRegressor` are scikit-learn estimators: they set up a `Trainer` from an
-array or a frame, and nothing here bounds a gradient or draws noise. The loggers are callbacks that
-hand what a run releases to TensorBoard, MLflow, trackio or wandb; each of these packages is
-optional. An adapter for another tool belongs here.
+array or a frame, and nothing here bounds a gradient or draws noise. `TacitTrainer` takes what
+`transformers.Trainer` takes, and `tacit finetune` is made of the same parts. The loggers are
+callbacks that hand what a run releases to TensorBoard, MLflow, trackio or wandb. All of these
+packages but scikit-learn are optional. An adapter for another tool belongs here.
 """
 
 from tacit.integrations.estimators import TacitClassifier, TacitRegressor
@@ -14,12 +15,14 @@ from tacit.integrations.experiment_loggers import (
     TrackioLogger,
     WandbLogger,
 )
+from tacit.integrations.transformers import TacitTrainer
 
 __all__ = [
     "MLflowLogger",
     "RunLogger",
     "TacitClassifier",
     "TacitRegressor",
+    "TacitTrainer",
     "TensorBoardLogger",
     "TrackioLogger",
     "WandbLogger",
