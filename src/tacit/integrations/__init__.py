@@ -2,9 +2,10 @@
 
 `TacitClassifier` and `TacitRegressor` are scikit-learn estimators: they set up a `Trainer` from an
 array or a frame, and nothing here bounds a gradient or draws noise. `TacitTrainer` takes what
-`transformers.Trainer` takes, and `tacit finetune` is made of the same parts. The loggers are
-callbacks that hand what a run releases to TensorBoard, MLflow, trackio or wandb. All of these
-packages but scikit-learn are optional. An adapter for another tool belongs here.
+`transformers.Trainer` takes, and `tacit finetune` is made of the same parts. `fit_lightning` trains
+a LightningModule. The loggers are callbacks that hand what a run releases to TensorBoard, MLflow,
+trackio or wandb. All of these packages but scikit-learn are optional. An adapter for another tool
+belongs here.
 """
 
 from tacit.integrations.estimators import TacitClassifier, TacitRegressor
@@ -15,6 +16,7 @@ from tacit.integrations.experiment_loggers import (
     TrackioLogger,
     WandbLogger,
 )
+from tacit.integrations.lightning import fit_lightning
 from tacit.integrations.transformers import TacitTrainer
 
 __all__ = [
@@ -26,4 +28,5 @@ __all__ = [
     "TensorBoardLogger",
     "TrackioLogger",
     "WandbLogger",
+    "fit_lightning",
 ]

@@ -22,10 +22,9 @@ from tacit.errors import argument, in_words
 from tacit.precision import wide
 
 TextTask = Literal["causal", "classification"]
-EXTRA = "transformers"
 
 
-def require(package: str) -> Any:
+def require(package: str, extra: str = "transformers") -> Any:
     """The optional package, or ImportError that says how to install it."""
     try:
         return importlib.import_module(package)
@@ -33,7 +32,7 @@ def require(package: str) -> Any:
         if error.name is not None and error.name.split(".")[0] != package:
             raise
         raise ImportError(
-            f"{package} is not installed; install it with: pip install 'tacit[{EXTRA}]'"
+            f"{package} is not installed; install it with: pip install 'tacit[{extra}]'"
         ) from error
 
 

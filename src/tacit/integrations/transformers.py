@@ -158,7 +158,7 @@ class TacitTrainer:
             config.use_cache = False  # of keys and values, which training has no use for
         if args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(
-                f"eval_strategy is {self.args.eval_strategy.value!r}, and there is no "
+                "eval_strategy asks for evaluations, and there is no "
                 "eval_dataset; give one, or eval_strategy='no'"
             )
 
