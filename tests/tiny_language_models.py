@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,14 @@ def write_lines(file: Path, count: int, *, users: int = 0, seed: int = 0) -> Pat
                 line["user"] = f"u{i % users}"
             opened.write(json.dumps(line) + "\n")
     return file
+
+
+def write_toy(folder: Path) -> None:
+    """What docs/language-models.md begins with: a model, and text of 300 users and of 40 more."""
+    saved(folder / "llama", llama())
+    write_lines(folder / "train.jsonl", 2000, users=300)
+    write_lines(folder / "test.jsonl", 200, users=40, seed=1)
+
+
+if __name__ == "__main__":
+    write_toy(Path(sys.argv[1]))

@@ -16,12 +16,14 @@ from tacit.integrations.experiment_loggers import (
     TrackioLogger,
     WandbLogger,
 )
+from tacit.integrations.language_models import StackedRows
 from tacit.integrations.lightning import fit_lightning
 from tacit.integrations.transformers import TacitTrainer
 
 __all__ = [
     "MLflowLogger",
     "RunLogger",
+    "StackedRows",
     "TacitClassifier",
     "TacitRegressor",
     "TacitTrainer",
