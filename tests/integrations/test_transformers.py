@@ -282,6 +282,16 @@ def test_a_collator_in_which_records_meet(tmp_path: Path, collator, says: str) -
         _ = trainer.records
 
 
+def test_padding_at_the_beginning_would_let_the_longest_text_move_all_others(tmp_path) -> None:
+    items = [{"input_ids": [3, 4, 5, 6]}, {"input_ids": [3, 4]}, {"input_ids": [3, 4, 5]}]
+    trainer = trainer_of(tmp_path, train=items)
+    trainer.data_collator.tokenizer.padding_side = "left"
+    with pytest.raises(ValueError, match="padding_side = 'right'"):
+        _ = trainer.records
+    trainer.data_collator.tokenizer.padding_side = "right"
+    assert trainer.records.shape["input_ids"] == (4,)
+
+
 def test_a_random_collator(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path)
     trainer.data_collator.mlm = True

@@ -1,8 +1,8 @@
 """Data as `Records`: tensors, with the constants about them that are public.
 
 `load` reads a named dataset and `load_file` a user's own table, whose columns a `Schema` may
-declare; `open_file` leaves a large one on disk. `read_lines` and `TextForm` make records of text: of
-lines, documents or users. Scalers rescale each record with public constants, or with constants that
+declare; `open_file` leaves a large one on disk. `read_lines` and `TextForm` make records of text:
+of lines, documents or users. Scalers rescale each record with public constants, or with those that
 `release_statistics` and its relatives release with noise and charge. `Preprocessing` keeps what a
 run's inputs went through in the run's folder.
 """

@@ -357,22 +357,26 @@ class TacitTrainer:
                 f"the data_collator makes {num_rows(tensors)} rows of {len(items)} items, and each "
                 "item must be one row: packing joins different records, and epsilon is for one"
             )
-        self._require_own_rows(items[:2], tensors)
+        self._require_own_rows(items, tensors)
         names = [name for name in ("labels", "label") if name in tensors]
         targets = tensors.pop(names[0]) if names else ()
         return Records(tensors, targets, name=called)
 
-    def _require_own_rows(self, few: list[Any], tensors: dict[str, Tensor]) -> None:
-        """An item that is collated alone is the same, up to padding at either end."""
-        for i, item in enumerate(few):
-            for name, alone in dict(self.data_collator([item])).items():
+    def _require_own_rows(self, items: list[Any], tensors: dict[str, Tensor]) -> None:
+        """An item that is collated alone is the same row, up to padding at its end.
+
+        Padding at the beginning would move the positions of a text, by as much as the longest text
+        is longer: one record would change the gradients of all others.
+        """
+        for i in {0, min(range(len(items)), key=lambda i: _length(items[i]))}:
+            for name, alone in dict(self.data_collator([items[i]])).items():
                 one, among = torch.as_tensor(alone)[0], tensors[name][i]
-                size = one.shape[-1] if one.dim() else None
-                ends = (among, among) if size is None else (among[..., :size], among[..., -size:])
-                if not any(end.shape == one.shape and torch.equal(end, one) for end in ends):
+                cut = among if one.dim() == 0 else among[..., : one.shape[-1]]
+                if one.shape != cut.shape or not torch.equal(cut, one):
                     raise ValueError(
                         f"the data_collator makes another {name!r} of an item when others are "
-                        "beside it, so records would not stay apart; give one that only pads"
+                        "beside it, so records would not stay apart; give one that only pads, and "
+                        "at the end: tokenizer.padding_side = 'right'"
                     )
 
     def _held_out(self, dataset: Any) -> Records:
@@ -471,6 +475,12 @@ def _taken(item: Any, model: nn.Module) -> Any:
         return item
     taken = set(inspect.signature(_base_of(model).forward).parameters)
     return {k: v for k, v in item.items() if k in taken or k in ("labels", "label")}
+
+
+def _length(item: Any) -> int:
+    """How much an item holds, to find a short one."""
+    values = item.values() if isinstance(item, Mapping) else ()
+    return sum(len(value) for value in values if hasattr(value, "__len__"))
 
 
 def _base_of(model: Any) -> Any:
