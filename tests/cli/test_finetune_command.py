@@ -195,6 +195,7 @@ def test_settings_in_a_file(given: Path, tmp_path: Path) -> None:
         (["--task", "classification", "--prompt", "x"], "which generates no text"),
         (["--task", "classification", "--classes", "bad,worse"], "label 'good', and the classes"),
         (["--task", "classification", "--classes", "bad"], "there is one class"),
+        (["--task", "classification", "--classes", "bad,good,bad"], "names a class twice"),
         (["--held-out", "{given}/train.jsonl"], "give other text with --held-out"),
         (["--held-out-fraction", "1e-9"], "leaves no held-out line"),
         (["--held-out-fraction", "2"], "--held-out-fraction is 2"),

@@ -27,16 +27,15 @@ ROWS_AT_ONCE = 32
 
 
 def finetune(s: FinetuneSettings) -> None:
-    """Fine-tune a language model with differential privacy, and save it in a folder.
+    r"""Fine-tune a language model with differential privacy, and save it in a folder.
 
     Example: tacit finetune --model gpt2 --data notes.jsonl --lora 16 --epsilon 8 --out runs/x
 
     Private for users: tacit finetune --model gpt2 --data notes.jsonl --record user --lora 16
 
     A classifier: tacit finetune --model roberta-base --task classification --data reviews.jsonl
-    --classes bad,good
 
-    Needs the extra: pip install 'tacit[transformers]'
+    Needs the extra transformers: pip install 'tacit\[transformers]'
     """
     from tacit.cli import run_directory
     from tacit.training.state_file import only_process
@@ -102,7 +101,11 @@ def _finetuned_in(folder: Path, s: FinetuneSettings) -> dict[str, Any]:
     if label is not None and classes is None:
         classes = text.classes_in(lines)
         notes.append("the classes were read from the file and are treated as public")
-    if classes is not None and len(set(classes)) < 2:
+    if classes is not None and len(set(classes)) < len(classes):
+        raise ValueError(
+            f"--classes is {','.join(classes)}, which names a class twice; name each once"
+        )
+    if classes is not None and len(classes) < 2:
         raise ValueError(
             f"there is one class, {classes[0]!r}, and nothing to tell apart; give lines of two "
             "classes or more, or declare all of them with --classes"
