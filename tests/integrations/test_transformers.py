@@ -249,6 +249,11 @@ def test_every_argument_is_followed_harmless_or_refused() -> None:
     assert len(_FOLLOWED & known) > 25
 
 
+def test_callbacks_of_transformers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"give a tacit\.Callback"):
+        trainer_of(tmp_path, callbacks=[transformers.EarlyStoppingCallback()])
+
+
 def test_data_that_cannot_be_private(tmp_path: Path) -> None:
     items = to_continue(64)
     with pytest.raises(NotPublic):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tacit.budget import Budget
 from tacit.data.text import IGNORED
 from tacit.integrations.language_models import StackedRows, checkpoint_layers, require
+from tacit.integrations.private_fit import SIZE_NOTE
 from tacit.integrations.training_arguments import interval_of, optimizer_of, refuse_arguments
 from tacit.losses.classification import CrossEntropy, MultiLabelCrossEntropy, TokenCrossEntropy
 from tacit.losses.regression import MeanSquaredError
@@ -46,7 +47,6 @@ from tacit.training.trainer import Trainer
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-SIZE_NOTE = "the number of records was counted and is taken as public; declare it with public_size"
 LEDGER = "ledger.sqlite"
 
 
@@ -104,10 +104,10 @@ class TacitTrainer:
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
+        *,
         compute_metrics: Callable[[Any], dict[str, float]] | None = None,
         callbacks: Sequence[Callback] = (),
         optimizers: tuple[Any, Any] = (None, None),
-        *,
         epsilon: float,
         delta: float,
         max_grad_norm: float | None = None,
@@ -134,6 +134,12 @@ class TacitTrainer:
         self.compute_metrics = compute_metrics
         self.data_collator = data_collator or _usual_collator(self.processing_class)
         self.budget = Budget(epsilon, delta)
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                raise TypeError(
+                    f"callbacks has a {type(callback).__name__}, and those of transformers are for "
+                    "its own loop; give a tacit.Callback"
+                )
         self.log_history: list[dict[str, Any]] = []
         self.run: Run | None = None
         self._callbacks, self._ledger, self._seed = list(callbacks), ledger, seed
