@@ -182,6 +182,21 @@ def test_a_user_that_is_none(tmp_path: Path, value: object, says: str) -> None:
         read_lines(file, user="user")
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"unit": "page", "max_length": 4}, "unit is 'page'"),
+        ({"unit": "line", "max_length": 1}, "max_length is 1; give a whole number, 2 or more"),
+        ({"unit": "user", "max_length": 4, "max_rows": 0}, "max_rows is 0"),
+        ({"unit": "line", "max_length": 4, "max_rows": 2}, "a line is one row"),
+        ({"unit": "document", "max_length": 4, "max_rows": 2, "pack": True}, "texts of one user"),
+    ],
+)
+def test_a_form_that_makes_no_sense(options: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        TextForm(**options)
+
+
 def test_classes_are_in_their_order() -> None:
     assert classes_in(TextLine("", label) for label in ("10", "2", "b", "a", "2")) == (
         *("2", "10"),

@@ -21,7 +21,6 @@ import torch
 
 from tacit.errors import DataError, argument, shown
 from tacit.records import Records
-from tacit.sampling.scheme import whole_number
 
 TextUnit = Literal["line", "document", "user"]
 # What one of each is, for statements of privacy.
@@ -193,8 +192,14 @@ class TextForm:
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
             raise ValueError(f"unit is {self.unit!r}; give one of {', '.join(UNITS)}")
-        whole_number("max_length", self.max_length, least=2 if self.classes is None else 1)
-        whole_number("max_rows", self.max_rows, least=1)
+        # A row of one token has nothing to predict from.
+        least = {"max_length": 2 if self.classes is None else 1, "max_rows": 1}
+        for name, at_least in least.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < at_least:
+                raise ValueError(
+                    f"{argument(name)} is {shown(value)}; give a whole number, {at_least} or more"
+                )
         if self.unit == "line" and self.max_rows != 1:
             raise ValueError(f"max_rows is {self.max_rows}, and a line is one row; leave it out")
         if self.pack and (self.unit != "user" or self.classes is not None):
