@@ -1,14 +1,15 @@
-"""Writes train.md: every option of `tacit train`, from its one definition."""
+"""Writes train.md and finetune.md: every option of the two, from its one definition."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tacit.cli.build_model import recipe_for
+from tacit.cli.finetune_settings import FinetuneSettings
 from tacit.cli.schema import Option, options_of, sections_of
 from tacit.cli.settings import TrainSettings
 
-PAGE = Path(__file__).parent / "train.md"
+FOLDER = Path(__file__).parent
 INTRODUCTION = """# Settings of `tacit train`
 
 Made by `python docs/reference/generate.py`; do not edit by hand.
@@ -32,16 +33,35 @@ is charged again, and equals the old run only if both had the same `--seed`.
 """
 
 
-def page() -> str:
-    lines = [INTRODUCTION]
-    for part in sections_of(TrainSettings):
+FINETUNE = """# Settings of `tacit finetune`
+
+Made by `python docs/reference/generate.py`; do not edit by hand.
+
+Each setting is an option of the command line and a key of a TOML file, in the section of its
+heading. Command-line options override `--config`, which overrides the defaults.
+[Fine-tuning a language model](../language-models.md) shows runs.
+"""
+
+
+def pages() -> dict[str, str]:
+    """Each page by the name of its file."""
+    train = [INTRODUCTION, *option_lines(TrainSettings), *recipe_lines()]
+    return {
+        "train.md": "\n".join(train),
+        "finetune.md": "\n".join([FINETUNE, *option_lines(FinetuneSettings)]),
+    }
+
+
+def option_lines(settings: type) -> list[str]:
+    lines = []
+    for part in sections_of(settings):
         lines += [f"## {part.title}: `[{part.name}]`", ""]
         lines += ["| setting | what it is | default | takes |", "|---|---|---|---|"]
-        for o in options_of(TrainSettings).values():
+        for o in options_of(settings).values():
             if o.section == part:
                 lines.append(f"| `{o.flag}` | {o.help} | {o.default_text()} | {takes(o)} |")
         lines.append("")
-    return "\n".join([*lines, *recipe_lines()])
+    return lines
 
 
 def recipe_lines() -> list[str]:
@@ -93,4 +113,5 @@ def takes(o: Option) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")

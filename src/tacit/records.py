@@ -57,6 +57,8 @@ class Records:
     records, from which rates and divisors may be derived; `len(records)` is private and is
     never used for either. Ids are below `num_ids`, by default below `public_size`.
 
+    `privacy_unit` says what one record is, such as "user": what ε protects. Reports repeat it.
+
     `class_names` are the names of classes 0..K-1, or of the labels that a record may have several
     of; `feature_names` those of the entries of one input. Both are public.
     """
@@ -69,6 +71,7 @@ class Records:
     record_ids: Tensor = field(default=None)  # type: ignore[assignment]
     num_ids: int | None = None
     notes: tuple[str, ...] = ()
+    privacy_unit: str = "record"
     class_names: tuple[str, ...] | None = None
     feature_names: tuple[str, ...] | None = None
     row_numbered: bool = False  # no ids were given, so they are the rows' numbers

@@ -26,6 +26,7 @@ from tacit.cli.accounting_commands import epsilon, noise, trade_off
 from tacit.cli.console import PLUGIN, import_plugin, is_first_rank
 from tacit.cli.data_commands import data_app
 from tacit.cli.doctor_command import doctor
+from tacit.cli.finetune_command import finetune_command
 from tacit.cli.model_commands import export, predict
 from tacit.cli.report_commands import compare, report
 from tacit.cli.show_commands import certify, inspect, ledger_app
@@ -47,6 +48,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="train")(train_command)
+app.command(name="finetune")(finetune_command)
 app.command()(predict)
 app.command()(export)
 app.command()(epsilon)
@@ -145,7 +147,8 @@ def _said(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename} cannot be used: {error.strerror}; check the path and its rights"
     if type(error).__name__ == "OutOfMemoryError":
-        return f"{str(error).splitlines()[0]}; give a smaller --max-physical-batch"
+        first = str(error).splitlines()[0]
+        return f"{first}; give a smaller --max-physical-batch, or --micro-batch of tacit finetune"
     return str(error)
 
 

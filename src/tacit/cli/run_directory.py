@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import secrets
+import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from tacit.data.download import whole_file
 from tacit.errors import BudgetExceeded, TacitError
 from tacit.ledger import Ledger, read_statement
 from tacit.ledger.store import sync_folder
-from tacit.report.folder_files import FILES, write_json
+from tacit.report.folder_files import FILES, LANGUAGE_MODEL, MODEL_FOLDER, write_json
 from tacit.report.page import PAGE
 from tacit.report.read_folder import read_facts
 from tacit.report.saved_facts import DIAGNOSTICS, plan_of, steps_of_epsilon
@@ -121,10 +122,21 @@ def clear_folder(folder: Path) -> bool:
     """Remove the files of an earlier run, and say whether there was one. Ledgers always stay."""
     names = (*FILES, *_DERIVED, *_UNFINISHED)
     files = [folder / name for name in names if (folder / name).exists()]
+    if _holds_language_model(folder):
+        shutil.rmtree(folder / MODEL_FOLDER, ignore_errors=True)
     for file in files:
         file.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     return any(file.name in FILES for file in files)
+
+
+def _holds_language_model(folder: Path) -> bool:
+    """Whether the run in `folder` is one of `tacit finetune`, which wrote a folder of its own."""
+    try:
+        kind = read_facts(folder)["model"]["architecture"]["kind"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return bool(kind == LANGUAGE_MODEL)
 
 
 def write_resume_file(folder: Path, settings: TrainSettings, run_name: str, seed: int) -> None:

@@ -143,6 +143,10 @@ class Option:
         """A value of the command line or of a file, as the field has it."""
         if self.kind is tuple:
             return self._read_items(value, where)
+        if self.kind is list:
+            if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+                raise ValueError(f"{where} is {value!r}; give {self.form}")
+            return list(value)
         taken, words = _TAKEN[self.kind]
         if not isinstance(value, taken) or (isinstance(value, bool) and self.kind is not bool):
             raise ValueError(f"{where} is {value!r}; give {words}")
@@ -171,6 +175,8 @@ class Option:
             self.range.require(self.flag, value)
 
 
+# What the command line gives where a field has another type.
+_TYPED: dict[type, type] = {tuple: str, list: list[str]}
 # What a file may give for a field of each type.
 _TAKEN: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
@@ -382,7 +388,10 @@ def command_of(
     options = options_of(settings)
 
     def command(config: Path | None, **given: Any) -> None:
-        typed = {n: options[n].read(v, options[n].flag) for n, v in given.items() if v is not None}
+        # An option that may be given several times and is not given is an empty list.
+        typed = {
+            n: options[n].read(v, options[n].flag) for n, v in given.items() if v not in (None, [])
+        }
         if "resume" in typed:
             if config is not None:
                 raise ValueError(
@@ -415,7 +424,7 @@ def command_of(
     for o in sorted(options.values(), key=lambda o: not o.common):
         names = f"{o.flag}/--no-{o.flag[2:]}" if o.kind is bool else o.flag
         declared[o.name] = (
-            str if o.kind is tuple else o.kind,
+            _TYPED.get(o.kind, o.kind),
             typer.Option(
                 None,
                 *([names, o.short] if o.short else [names]),

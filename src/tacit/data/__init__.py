@@ -1,9 +1,10 @@
 """Data as `Records`: tensors, with the constants about them that are public.
 
 `load` reads a named dataset and `load_file` a user's own table, whose columns a `Schema` may
-declare; `open_file` leaves a large one on disk. Scalers rescale each record with public constants,
-or with constants that `release_statistics` and its relatives release with noise and charge.
-`Preprocessing` keeps what a run's inputs went through in the run's folder.
+declare; `open_file` leaves a large one on disk. `read_lines` and `TextForm` make records of text:
+of lines, documents or users. Scalers rescale each record with public constants, or with those that
+`release_statistics` and its relatives release with noise and charge. `Preprocessing` keeps what a
+run's inputs went through in the run's folder.
 """
 
 from tacit.data.augmentation import Augmentation, RandomCropFlip
@@ -20,6 +21,7 @@ from tacit.data.table_columns import Boolean, Categorical, Date, Ignored, Numeri
 from tacit.data.table_description import describe
 from tacit.data.table_schema import Schema
 from tacit.data.tables import load_file
+from tacit.data.text import TextForm, TextLine, read_lines
 from tacit.records import Records, as_records
 from tacit.sources import RowSource
 
@@ -39,6 +41,8 @@ __all__ = [
     "Records",
     "RowSource",
     "Schema",
+    "TextForm",
+    "TextLine",
     "UnitNorm",
     "as_records",
     "available",
@@ -47,6 +51,7 @@ __all__ = [
     "load_file",
     "load_preprocessing",
     "open_file",
+    "read_lines",
     "register_dataset",
     "release_category_counts",
     "release_channel_scaler",

@@ -99,9 +99,11 @@ def _distributions(rows: Tensor) -> Tensor:
 class TokenCrossEntropy(LipschitzLoss):
     """ℓ(h, y) = (1/n) Σ_t −Σ_k q_tk log softmax(h_t)_k over the n tokens t with y_t ≠ ignore_index.
 
-    Outputs are (records, tokens, vocabulary) and targets (records, tokens). q_t is e_{y_t}, with
-    the smoothing s (1 − s)·e_{y_t} + s/V. A record without a token has loss 0. `shift=True` is for
-    causal language models, whose output at t predicts token t + 1: h_t is compared with y_{t+1}.
+    Outputs are (records, tokens, vocabulary) and targets (records, tokens); a record of several
+    rows of text has (records, rows, tokens, vocabulary) and (records, rows, tokens). q_t is
+    e_{y_t}, with the smoothing s (1 − s)·e_{y_t} + s/V. A record without a token has loss 0.
+    `shift=True` is for causal language models, whose output at t predicts token t + 1 of its row:
+    h_t is compared with y_{t+1}.
 
     n is the record's own count, so that records stay apart. The usual mean over all tokens of a
     batch divides by a number that depends on every record: one long text would change everyone's
@@ -125,7 +127,7 @@ class TokenCrossEntropy(LipschitzLoss):
         return CrossEntropy(smoothing=self.label_smoothing).lipschitz
 
     def per_record(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if outputs.dim() != 3 or targets.shape != outputs.shape[:2]:
+        if outputs.dim() not in (3, 4) or targets.shape != outputs.shape[:-1]:
             raise ValueError(
                 "TokenCrossEntropy takes outputs of shape (records, tokens, vocabulary) and "
                 f"targets of shape (records, tokens); these are {tuple(outputs.shape)} and "
@@ -133,21 +135,24 @@ class TokenCrossEntropy(LipschitzLoss):
             )
         targets = self.aligned(targets)
         losses_BT = F.cross_entropy(
-            outputs.flatten(0, 1),
+            outputs.flatten(0, -2),
             targets.flatten(),
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
             reduction="none",
-        ).view(targets.shape)
-        count_B = (targets != self.ignore_index).sum(dim=1)
-        return losses_BT.sum(dim=1) / count_B.clamp_min(1)
+        ).view(len(targets), -1)
+        return losses_BT.sum(dim=1) / self.counts(targets).clamp_min(1)
+
+    def counts(self, aligned: Tensor) -> Tensor:
+        """n of each record: (B,)."""
+        return (aligned != self.ignore_index).flatten(1).sum(dim=1)
 
     def aligned(self, targets: Tensor) -> Tensor:
         """The target of each position's output. With `shift` it is the next token, at last none."""
         if not self.shift:
             return targets
         # Shorter targets would ask for a copy of the outputs, which are far larger.
-        return F.pad(targets[:, 1:], (0, 1), value=self.ignore_index)
+        return F.pad(targets[..., 1:], (0, 1), value=self.ignore_index)
 
 
 @register_loss("binary-cross-entropy", task=Task.BINARY)

@@ -16,6 +16,8 @@ from tacit.training.state_file import CHECKPOINT
 WEIGHTS, SCHEMA = "weights.safetensors", "schema.json"
 # What a run writes into its folder.
 FILES = ("run.json", WEIGHTS, "progress.png", SCHEMA, PREPROCESSING)
+# Of a language model: the kind of its architecture in run.json, and the folder with its files.
+LANGUAGE_MODEL, MODEL_FOLDER = "transformers", "model"
 # The version of the "model" part of run.json.
 FORMAT = 1
 

@@ -110,6 +110,8 @@ def _unit(run: SavedFacts) -> list[object]:
         "One record of the training data: one row of its table, one image. A person with several "
         "records has a weaker promise."
     ]
+    if run.privacy_unit != "record":
+        words = [f"One record of the training data, which is one {run.privacy_unit}."]
     if run.plan is not None and run.plan.unit is Unit.MINI_SET:
         words.append(
             "Records were dealt into fixed mini-sets, and the bound is on what a whole set adds. "

@@ -29,7 +29,15 @@ from tacit.data.scattering import ScatteringMap
 from tacit.data.table_schema import Schema
 from tacit.errors import TacitError
 from tacit.models.architectures import Architecture, registered_models
-from tacit.report.folder_files import FORMAT, SCHEMA, WEIGHTS, digest_of, require_file
+from tacit.report.folder_files import (
+    FORMAT,
+    LANGUAGE_MODEL,
+    MODEL_FOLDER,
+    SCHEMA,
+    WEIGHTS,
+    digest_of,
+    require_file,
+)
 from tacit.report.saved_run import SavedRun
 
 
@@ -80,6 +88,12 @@ def load_model(
                 "wrote it"
             )
             + "; train the run again, or use the version that wrote it"
+        )
+    architecture = described.get("architecture")
+    if isinstance(architecture, dict) and architecture.get("kind") == LANGUAGE_MODEL:
+        raise ValueError(
+            f"{path} holds a language model, which transformers and peft load: its files, with a "
+            f"model card that says how, are in {path / MODEL_FOLDER}"
         )
     _check_files(path, described)
     weights = _weights(path)

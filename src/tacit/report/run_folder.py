@@ -295,11 +295,13 @@ def privacy_statement(
     text = (
         f"The weights are differentially private in the training records, with epsilon "
         f"{facts['epsilon']:.4g} at delta {facts['delta']:g}, for neighbours that "
+        f"differ by one {facts.get('privacy_unit', 'record')} that is "
         f"{_NEIGHBOURS[facts['relation']]}. The records that they were measured on are not covered."
     )
     return {
         "text": text,
         **{name: facts[name] for name in names},
+        "privacy_unit": facts.get("privacy_unit", "record"),
         "method": "PLD",
         "seeded": facts["seeded"],
         "ledger": stated,
@@ -307,6 +309,6 @@ def privacy_statement(
 
 
 _NEIGHBOURS = {
-    Relation.ADD_OR_REMOVE_ONE.value: "differ by one record that is added or removed",
-    Relation.REPLACE_ONE.value: "differ by one record that is replaced",
+    Relation.ADD_OR_REMOVE_ONE.value: "added or removed",
+    Relation.REPLACE_ONE.value: "replaced",
 }

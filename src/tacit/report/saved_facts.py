@@ -65,6 +65,7 @@ class SavedFacts:
     history: list[dict[str, float]]
     config: dict[str, Any]
     environment: dict[str, Any]
+    privacy_unit: str = "record"
     plan: Plan | None = None
     no_plan: str = ""
     answers_for: int = 0
@@ -213,6 +214,7 @@ def _checked(folder: Path, facts: dict[str, Any]) -> SavedFacts:
         planned_steps=optional("planned_steps", _count),
         stopped=read("stopped", _text),
         seeded=read("seeded", _flag),
+        privacy_unit=optional("privacy_unit", _text) or "record",
         notes=read("notes", _texts),
         answers_for=0 if plan is None else steps_of_epsilon(facts, plan),
         metrics=_metrics(facts),

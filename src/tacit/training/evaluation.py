@@ -34,7 +34,8 @@ class Metrics:
     absolute error, the root mean squared error and R² = 1 − Σ(h − y)² / Σ(y − ȳ)², with ȳ the mean
     of each output's own targets (None where all targets are equal). Where a record has several
     targets, such as tokens, `accuracy` is the share of right targets among all that the loss does
-    not ignore.
+    not ignore. A causal language model has a `perplexity`, exp of the mean loss over all tokens of
+    all records: long records weigh more in it than in `loss`.
 
     For classes and labels there are also
     - `balanced_accuracy`, the mean over classes of the share of each class that is right;
@@ -53,6 +54,7 @@ class Metrics:
     mean_absolute_error: float | None = None
     root_mean_squared_error: float | None = None
     r_squared: float | None = None
+    perplexity: float | None = None
     task: Task | None = None
 
     def facts(self) -> dict[str, float | None]:
@@ -92,6 +94,7 @@ def metric_rows(facts: dict[str, float | None]) -> list[tuple[str, str]]:
 
 
 _WORDS = {
+    "perplexity": ("perplexity", ".4g"),
     "accuracy": ("accuracy", ".2%"),
     "balanced_accuracy": ("balanced accuracy", ".2%"),
     "auroc": ("AUROC", ".4f"),
@@ -105,7 +108,9 @@ _IN_REPORTS_ALONE = ("balanced_accuracy", "auroc", "log_loss")
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2048) -> Metrics:
+def evaluate(
+    model: nn.Module, records: Records, loss: Loss, batch_size: int | None = None
+) -> Metrics:
     """The mean loss of the records, and the metrics of the loss's task (`tacit.losses.Task`).
 
     A record is classified by its largest output; a single output decides by its sign, between
@@ -117,17 +122,24 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
 
     The guarantee covers the training records only: metrics of other records are not private.
     """
+    batch_size = min(batch_size or _MOST_AT_ONCE, _MOST_AT_ONCE)
     records = as_records(records)
     if len(records) == 0:
         return Metrics()
     total, num_scored = 0.0, 0
+    over_tokens, num_tokens = 0.0, 0
     parts: list[_Part] = []
     kept: dict[str, Tensor] = {}
     with evaluating(model):
         for piece in pieces_of(records, batch_size, model):
             with watched(model, loss):
                 outputs = call_model(model, piece.inputs)
-                total += float(losses_of(loss, outputs, piece.targets).double().sum())
+                losses_B = losses_of(loss, outputs, piece.targets).double()
+                total += float(losses_B.sum())
+            counts_B = _token_counts(loss, piece)
+            if counts_B is not None:
+                over_tokens += float((losses_B * counts_B).sum())
+                num_tokens += int(counts_B.sum())
             part = _part_of(loss, outputs, piece)
             num_scored += part.scores is not None
             parts.append(_moved(part, kept, len(parts) * batch_size, len(records)))
@@ -145,11 +157,13 @@ def evaluate(model: nn.Module, records: Records, loss: Loss, batch_size: int = 2
     accuracy = sum(part.right for part in parts) / decided
     (task,) = tasks if len(tasks) == 1 else {None}
     if num_scored < len(parts):
-        return Metrics(accuracy, mean, task=task)
+        perplexity = _exp(over_tokens / num_tokens) if num_tokens else None
+        return Metrics(accuracy, mean, perplexity=perplexity, task=task)
     balanced, auroc, log_loss = _of_scores(kept["scores"], kept["truth"], temperature_of(loss))
     return Metrics(accuracy, mean, balanced, auroc, log_loss, task=task)
 
 
+_MOST_AT_ONCE = 2048
 _DECIDING = {Task.CLASSIFICATION, Task.BINARY, Task.MULTI_LABEL, Task.TOKENS}
 
 
@@ -348,7 +362,7 @@ def _part_of(loss: Loss, outputs: Tree, piece: Records) -> _Part:
     named = fields.get("logits") is h
     task = task_of(loss, h, y) or _undeclared(h, y, piece.num_classes, named)
     inner = _innermost(loss)
-    if isinstance(inner, TokenCrossEntropy) and y.dim() == 2:
+    if isinstance(inner, TokenCrossEntropy) and y.dim() > 1:
         y = inner.aligned(y)
     if task is Task.REGRESSION and h.numel() == y.numel():
         errors = h.double().reshape(-1) - y.double().reshape(-1)
@@ -370,6 +384,20 @@ def _part_of(loss: Loss, outputs: Tree, piece: Records) -> _Part:
     else:  # a class without an output
         return part
     return part._replace(scores=scores.float().cpu(), truth=truth.cpu())
+
+
+def _token_counts(loss: Loss, piece: Records) -> Tensor | None:
+    """How many tokens each record predicts; None unless the loss is that of a causal model."""
+    y = _only(piece.targets)
+    causal = isinstance(loss, TokenCrossEntropy) and loss.shift and not loss.label_smoothing
+    if not causal or y is None:
+        return None
+    assert isinstance(loss, TokenCrossEntropy)
+    return loss.counts(loss.aligned(y))
+
+
+def _exp(exponent: float) -> float:
+    return math.exp(exponent) if exponent < 700 else math.inf
 
 
 def _moved(part: _Part, kept: dict[str, Tensor], row: int, count: int) -> _Part:

@@ -54,6 +54,7 @@ def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("epsilon (RDP, cross-check)", f"{facts['epsilon_rdp']:.4g}"),
         ("delta", f"{facts['delta']:g}"),
         ("neighbouring relation", facts["relation"]),
+        *_unit(facts),
         ("sampling", facts["sampling"]),
         ("noise multiplier", f"{facts['noise_multiplier']:.5g}"),
         ("steps", _steps(facts)),
@@ -70,6 +71,11 @@ def _without_cap(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if uncapped is None:
         return []
     return [("epsilon without the cap on batches", f"{uncapped:.4g}")]
+
+
+def _unit(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    unit = facts.get("privacy_unit", "record")
+    return [] if unit == "record" else [("epsilon is for one", unit)]
 
 
 def _baseline_rows(baseline: dict[str, Any]) -> list[tuple[str, str]]:
@@ -136,6 +142,8 @@ class Run:
     notes: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     charged_steps: int | None = None
+    privacy_unit: str = "record"
+    max_physical_batch: int | None = None
 
     def __repr__(self) -> str:
         return (
@@ -159,7 +167,8 @@ class Run:
         return {name: value for name, value in vars(self).items() if name != "_records"}
 
     def evaluate(self, records: Records) -> Metrics:
-        return evaluate(self.model, records, self.loss)
+        """Metrics of held-out records, in pieces that training's memory had room for."""
+        return evaluate(self.model, records, self.loss, self.max_physical_batch)
 
     def certificate(self, test: Records) -> dict[str, Any] | None:
         """Certified accuracy on `test`, in units of its inputs.
@@ -207,6 +216,7 @@ class Run:
             "epsilon_rdp": self.epsilon_rdp,
             "delta": self.budget.delta,
             "relation": self.budget.relation.value,
+            "privacy_unit": self.privacy_unit,
             "sampling": self.plan.scheme.describe(),
             "noise_multiplier": self.plan.noise_multiplier,
             "steps": self.steps,

@@ -384,6 +384,8 @@ class Trainer:
             notes=[*self.notes, *(n for n, applies in about.items() if applies), *resumptions],
             config=self.config,
             charged_steps=self.plan.scheme.steps_within(counted),
+            privacy_unit=self.sampler.records.privacy_unit,
+            max_physical_batch=self.sampler.max_physical_batch,
         ).trained_on(*private.values())
         for callback in self.callbacks:
             callback.on_end(self, run)
@@ -499,7 +501,7 @@ class Trainer:
                 self._evaluate(self.evaluate_on, progress)
 
     def _evaluate(self, records: Records, progress: Progress) -> None:
-        metrics = evaluate(self.model, records, self.loss)
+        metrics = evaluate(self.model, records, self.loss, self.sampler.max_physical_batch)
         if metrics.loss is None:  # no records
             return
         evaluation = Evaluation(progress.step, self.epsilon_after(progress.step), metrics)
