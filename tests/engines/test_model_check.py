@@ -10,7 +10,10 @@ from torch import Tensor, nn
 import tacit
 from tacit import PerSampleClip
 from tacit.engines import BookKeeping, PerRecord
+from tacit.engines.clipping import ClipTask
+from tacit.engines.model_check import _tolerance
 from tacit.errors import MixesRecords
+from tacit.torch_internals import Graph
 
 D = 5
 
@@ -85,13 +88,34 @@ class Cast(nn.Module):
         return self.head(x.float())
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_comparison_allows_for_the_coarsest_type_of_the_program(seed):
-    """All trained weights are float32 here; the cotangents between them are bfloat16."""
-    torch.manual_seed(seed)
-    model, data = Cast(24), torch.randn(6, 32)
+def test_the_comparison_allows_for_the_coarsest_type_of_the_program():
+    """On a GPU two passes in bfloat16 differ by more than 1% of a gradient."""
+    torch.manual_seed(0)
+    model, data = Cast(4), torch.randn(6, 32)
+    task = clip_task(model)
+    assert _tolerance(task) == _tolerance(clip_task(nn.Linear(2, 2).bfloat16())) == 0.1
+    assert _tolerance(clip_task(nn.Linear(2, 2))) == 5e-3
+    assert _tolerance(clip_task(nn.Linear(2, 2).double())) == 1e-6
+    losses = nn.functional.cross_entropy(Casts()(data), torch.arange(6) % 3, reduction="none")
+    assert _tolerance(clip_task(Casts()), Graph(losses).dtypes()) == 0.1
     batch = tacit.sampling.batch_of(
         data, torch.arange(6) % 3, divisor=6.0, scheme=tacit.sampling.Poisson(0.5)
     )
     bounded = tacit.PerSampleClip(1.0)(model, nn.CrossEntropyLoss(), batch)
     assert all(bool(s.isfinite().all()) for s in bounded.blocks[0].sums)
+
+
+class Casts(nn.Module):
+    """Weights in float32, products in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x.bfloat16(), self.layer.weight.bfloat16()).float()
+
+
+def clip_task(model: nn.Module) -> ClipTask:
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    return ClipTask(model, nn.CrossEntropyLoss(), trained, (tuple(trained),), (1.0,))

@@ -19,7 +19,7 @@ There are three checks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ from tacit.engines.rules import NotFinite
 from tacit.errors import MixesRecords, UnsupportedModule
 from tacit.precision import ieee_float32, no_autocast, wide
 from tacit.pytrees import Tree, device_of, map_tensors, num_rows, take_rows, tensors_of
-from tacit.torch_internals import Graph, has_gradient_hooks, swapped
+from tacit.torch_internals import has_gradient_hooks, swapped
 
 if TYPE_CHECKING:
     from tacit.sampling.sampler import Batch
@@ -228,7 +228,7 @@ class _Probe:
             found = record_gradients(plan, planned.graph, losses, task)
         except (NotFinite, ProgramChanged):  # which an engine runs record by record
             return
-        tolerance = _tolerance(task, planned.graph)
+        tolerance = _tolerance(task, planned.graph.dtypes())
         for pick in torch.eye(plan.num_records, device=losses.device)[[0, -1]]:
             grads: tuple[Tensor | None, ...] = (None,) * len(task.parameters)
             if losses.requires_grad:
@@ -275,7 +275,7 @@ class _Probe:
 
     def _compare(self, some: Records, others: Records, alone: bool, double: bool) -> None:
         # The same operators on the same numbers: only the order of a GPU's additions may differ.
-        again = 1e-7 if double else _tolerance(self.task, tensors_of(some)[0]) / 50
+        again = 1e-7 if double else _tolerance(self.task) / 50
         beside = 1e-5 if double else 10 * again
         first, other = self._results(some, alone, double), self._results(others, alone, double)
         comparable = not alone and not self.state.drew()
@@ -351,7 +351,7 @@ class _Probe:
             if self.state.drew():
                 return
             answers.append(losses[:_COMPARED].detach())
-        if not _same(answers[:1], answers[1:], 10 * _tolerance(self.task, answers[0])):
+        if not _same(answers[:1], answers[1:], 10 * _tolerance(self.task)):
             raise MixesRecords(
                 f"what {type(self.task.model).__name__} (or its loss) gives for a record among "
                 f"{most} is not what it gives among {_COMPARED}, so it depends on the number of "
@@ -396,9 +396,15 @@ def _square(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x.detach(), dtype=torch.float64)) ** 2
 
 
-def _tolerance(task: ClipTask, graph: Graph) -> float:
-    """By the coarsest type in the program, which may be that of frozen weights or of a cast."""
-    kinds = graph.dtypes() | {p.dtype for p in task.parameters.values()}
+def _tolerance(task: ClipTask, computed: Iterable[torch.dtype] = ()) -> float:
+    """By the coarsest type: of the weights, frozen ones too, of autocast, or of what is computed.
+
+    A model may cast by itself, and adapters in float32 may lie on a body in bfloat16.
+    """
+    kinds = {*computed, *(p.dtype for p in task.model.parameters())}
+    device = next(iter(task.parameters.values())).device.type
+    if torch.is_autocast_enabled(device):
+        kinds.add(torch.get_autocast_dtype(device))
     bits = min(torch.finfo(kind).bits for kind in kinds if kind.is_floating_point)
     if bits < 32:
         return 1e-1
