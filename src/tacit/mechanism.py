@@ -147,7 +147,7 @@ class PendingRelease:
             masks = block.active or (None,) * len(block.sums)
             of_block = zip(block.parameters, block.sums, factors, masks, strict=True)
             for parameter, total, factor, mask in of_block:
-                kind = total.device, total.dtype, parameter.dtype
+                kind = total.device, total.dtype, parameter.dtype, type(parameter)
                 scale = std, bounded.divisor * factor
                 by_kind.setdefault(kind, []).append((parameter, total, mask, scale))
         for parts in by_kind.values():
@@ -167,22 +167,16 @@ class PendingRelease:
         # Neighbours of equal scale are one piece: of a single block, everything is.
         pieces, stds, divisors = _of_equal_scale(flat, sizes, scales)
         multiply_each(pieces, stds)
-        flat += (flattened(sums) if ranks is None else ranks.sum_of_parts(sums, parameters)).to(
-            flat
-        )
+        total = flattened(sums) if ranks is None else ranks.sum_of_parts(sums, parameters)
+        flat += total.to(flat)
         divide_each(pieces, divisors)
         released = flat.to(device, parameters[0].dtype)
         if ranks is None:
-            for p, grad, mask in zip(
-                parameters, unflattened(released, parameters), masks, strict=True
-            ):
-                p.grad = grad if mask is None else torch.where(mask, grad, 0.0)
+            grads = unflattened(released, parameters)
+            for parameter, grad, mask in zip(parameters, grads, masks, strict=True):
+                parameter.grad = grad if mask is None else torch.where(mask, grad, 0.0)
             return
-        kept = [
-            piece if mask is None else torch.where(mask.reshape(-1)[part], piece, 0.0)
-            for piece, mask, part in zip(released.split(sizes), masks, own, strict=True)
-        ]
-        ranks.set_gradients(parameters, kept)
+        ranks.set_gradients(parameters, released, masks)
 
     def _release_statistics(self, statistics: Sequence[Statistic], stream: Stream) -> None:
         values = torch.stack([statistic.value for statistic in statistics])

@@ -31,7 +31,7 @@ them. Run them on machines and a network of your own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -82,6 +82,11 @@ class Ranks:
         self.group = mesh.get_group()
         self.rank: int = mesh.get_local_rank()
         self.count: int = mesh.size()
+        # Answers of the first rank do not wait for what is queued on a GPU.
+        members = dist.get_process_group_ranks(self.group)
+        on_cpu = mesh.device_type == "cpu" or self.count == 1
+        self._answers = self.group if on_cpu else dist.new_group(members, backend="gloo")
+        self._known_cuts: dict[Hashable, _Cuts] = {}
         self._whole: WeakKeyDictionary[nn.Module, _WholeWeights] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -95,8 +100,10 @@ class Ranks:
 
     def from_first(self, value: T) -> T:
         """The first rank's value, on all ranks."""
+        if self.count == 1:
+            return value
         box = [value if self.is_first else None]
-        dist.broadcast_object_list(box, group_src=0, group=self.group)
+        dist.broadcast_object_list(box, group_src=0, group=self._answers)
         return box[0]  # type: ignore[return-value]
 
     def on_first(self, call: Callable[[], T]) -> T:
@@ -114,8 +121,9 @@ class Ranks:
 
     def any(self, *flags: bool) -> list[bool]:
         """Whether each flag is set on any rank."""
-        given = torch.tensor([int(flag) for flag in flags], device=self._device)
-        dist.all_reduce(given, dist.ReduceOp.MAX, group=self.group)
+        given = torch.tensor([int(flag) for flag in flags])
+        if self.count > 1:
+            dist.all_reduce(given, dist.ReduceOp.MAX, group=self._answers)
         return [bool(flag) for flag in given.tolist()]
 
     def sum(self, values: Tensor) -> Tensor:
@@ -125,6 +133,8 @@ class Ranks:
 
     def _from_all(self, own: Tensor) -> Tensor:
         """The vectors of all ranks, which have one length, in the order of ranks."""
+        if self.count == 1:
+            return own.unsqueeze(0)
         every = own.new_empty(self.count, len(own))
         dist.all_gather(list(every.unbind()), own, group=self.group)
         return every
@@ -151,44 +161,59 @@ class Ranks:
 
     def sum_of_parts(self, sums: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
         """This rank's part of each sum, end to end, added up over all ranks in float64."""
-        flat = [total.detach().reshape(-1) for total in sums]
-        own = [self.part(p) for p in like]
-        sent = [
-            torch.cat([t[self.part(p, r)] for t, p in zip(flat, like, strict=True)])
-            for r in range(self.count)
-        ]
-        size = sum(part.stop - part.start for part in own)
-        received = flat[0].new_empty(self.count * size)
+        flat = torch.cat([total.detach().reshape(-1) for total in sums])
+        if self.count == 1:
+            return flat.double()
+        cuts = self._cuts(like)
+        received = flat.new_empty(self.count * cuts.of_rank[self.rank])
         dist.all_to_all_single(
             received,
-            torch.cat(sent),
-            output_split_sizes=[size] * self.count,
-            input_split_sizes=[len(t) for t in sent],
+            cuts.by_rank(flat),
+            output_split_sizes=[cuts.of_rank[self.rank]] * self.count,
+            input_split_sizes=list(cuts.of_rank),
             group=self.group,
         )
-        return received.view(self.count, size).sum(dim=0, dtype=torch.float64)
+        return received.view(self.count, -1).sum(dim=0, dtype=torch.float64)
 
-    def together(self, parts: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-        """Flattened parameters, put together from the parts of all ranks."""
-        of_rank = [[self.part(p, r) for p in like] for r in range(self.count)]
-        sizes = [[part.stop - part.start for part in of] for of in of_rank]
-        longest = max(map(sum, sizes))
-        own = torch.cat([part.reshape(-1) for part in parts])
+    def together(self, own: Tensor, like: Sequence[Tensor]) -> Tensor:
+        """Flattened parameters, end to end, put together from the parts of all ranks."""
+        if self.count == 1:
+            return own
+        cuts = self._cuts(like)
+        longest = max(cuts.of_rank)
         own = torch.cat([own, own.new_zeros(longest - len(own))])  # of one size on every rank
-        every = self._from_all(own)
-        pieces = [every[r, : sum(sizes[r])].split(sizes[r]) for r in range(self.count)]
-        return [torch.cat(of_parameter) for of_parameter in zip(*pieces, strict=True)]
+        return cuts.by_parameter(self._from_all(own))
 
-    def set_gradients(self, parameters: Sequence[nn.Parameter], parts: Sequence[Tensor]) -> None:
-        """Hand released parts to `.grad`: of a sharded parameter its own, else all of it."""
-        whole = [i for i, p in enumerate(parameters) if not isinstance(p, DTensor)]
-        if whole:
-            like = [parameters[i] for i in whole]
-            for p, flat in zip(like, self.together([parts[i] for i in whole], like), strict=True):
-                p.grad = flat.view(p.shape)
-        for p, part in zip(parameters, parts, strict=True):
+    def _cuts(self, like: Sequence[Tensor]) -> _Cuts:
+        key = tuple((p.shape, isinstance(p, DTensor)) for p in like)
+        if key not in self._known_cuts:
+            parts = [[self.part(p, rank) for p in like] for rank in range(self.count)]
+            self._known_cuts[key] = _Cuts([[p.stop - p.start for p in of] for of in parts])
+        return self._known_cuts[key]
+
+    def set_gradients(
+        self,
+        parameters: Sequence[nn.Parameter],
+        released: Tensor,
+        masks: Sequence[Tensor | None],
+    ) -> None:
+        """Hand released parts to `.grad`: of sharded parameters their own, else all of them.
+
+        Either all of the parameters are sharded, or none is.
+        """
+        own = [slice(0, p.numel()) for p in parameters]
+        if isinstance(parameters[0], DTensor):
+            own = [self.part(p) for p in parameters]
+        else:
+            released = self.together(released, parameters)
+        pieces = released.split([part.stop - part.start for part in own])
+        for p, piece, mask, part in zip(parameters, pieces, masks, own, strict=True):
+            if mask is not None:
+                piece = torch.where(mask.reshape(-1)[part], piece, 0.0)
             if isinstance(p, DTensor):
-                p.grad = _local_like(p, part)
+                p.grad = _sharded_like(p, piece.view(p.to_local().shape))
+            else:
+                p.grad = piece.view(p.shape)
 
     # ---- models --------------------------------------------------------------------------------
 
@@ -235,7 +260,8 @@ class Ranks:
     def shared_out(self, state: Any, like: Any) -> Any:
         """The tree with whole tensors cut to this rank's part, where `like` has sharded ones."""
         if isinstance(like, DTensor) and isinstance(state, Tensor):
-            return _local_like(like, state.reshape(-1)[self.part(like)])
+            local = state.reshape(-1)[self.part(like)].view(like.to_local().shape)
+            return _sharded_like(like, local.to(like.dtype))
         if isinstance(like, dict) and isinstance(state, dict):
             return {key: self.shared_out(value, like.get(key)) for key, value in state.items()}
         if isinstance(like, list | tuple) and isinstance(state, list | tuple):
@@ -278,9 +304,12 @@ class _WholeWeights:
                     f"{sharded.device_mesh}; shard models by rows, on the mesh that the trainer "
                     "is given: fully_shard(model, mesh=mesh)"
                 )
+        self._is_alone = ranks.count == 1  # and its parts are the whole weights, in one memory
         self._whole = {
             id(p): nn.Parameter(
-                torch.empty(p.shape, dtype=p.dtype, device=p.to_local().device),
+                p.to_local().detach()
+                if self._is_alone
+                else torch.empty(p.shape, dtype=p.dtype, device=p.to_local().device),
                 requires_grad=p.requires_grad,
             )
             for p in self.sharded
@@ -291,13 +320,16 @@ class _WholeWeights:
         kinds: dict[torch.dtype, list[DTensor]] = {}
         for parameter in self.sharded:
             self._whole[id(parameter)].requires_grad_(parameter.requires_grad)
+            if self._is_alone:
+                continue
             version = version_of(parameter.to_local())
             if parameter.requires_grad or self._gathered.get(id(parameter)) != version:
                 kinds.setdefault(parameter.dtype, []).append(parameter)
                 self._gathered[id(parameter)] = version
         with torch.no_grad():
             for due in kinds.values():
-                flat = ranks.together([p.to_local().detach() for p in due], due)
+                own = torch.cat([p.to_local().detach().reshape(-1) for p in due])
+                flat = ranks.together(own, due).split([p.numel() for p in due])
                 for parameter, values in zip(due, flat, strict=True):
                     self._whole[id(parameter)].copy_(values.view(parameter.shape))
 
@@ -312,6 +344,8 @@ class _WholeWeights:
                 table[name] = parameter
 
     def write_back(self, ranks: Ranks) -> None:
+        if self._is_alone:
+            return
         with torch.no_grad():
             for parameter in self.sharded:
                 if parameter.requires_grad:
@@ -320,9 +354,8 @@ class _WholeWeights:
                     local.copy_(own.view(local.shape))
 
 
-def _local_like(parameter: DTensor, part: Tensor) -> DTensor:
+def _sharded_like(parameter: DTensor, local: Tensor) -> DTensor:
     """This rank's part as a tensor that is sharded as the parameter is."""
-    local = part.view(parameter.to_local().shape).to(parameter.dtype)
     return DTensor.from_local(
         local,
         parameter.device_mesh,
@@ -331,3 +364,26 @@ def _local_like(parameter: DTensor, part: Tensor) -> DTensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+
+
+class _Cuts:
+    """How the numbers of some parameters, end to end, are cut into the parts of all ranks."""
+
+    def __init__(self, sizes: list[list[int]]) -> None:
+        self._sizes = sizes  # by rank and parameter
+        self.of_rank = [sum(of_rank) for of_rank in sizes]
+        self._count = len(sizes)
+
+    def by_rank(self, flat: Tensor) -> Tensor:
+        """First the parts of the first rank, then those of the second, and so on."""
+        pieces = flat.split([size for of in zip(*self._sizes, strict=True) for size in of])
+        ordered = [piece for rank in range(self._count) for piece in pieces[rank :: self._count]]
+        return torch.cat(ordered)
+
+    def by_parameter(self, of_rank: Tensor) -> Tensor:
+        """The other way round, from a row for each rank that is filled up at its end."""
+        pieces = [
+            row[:size].split(sizes)
+            for row, size, sizes in zip(of_rank, self.of_rank, self._sizes, strict=True)
+        ]
+        return torch.cat([piece for of in zip(*pieces, strict=True) for piece in of])
