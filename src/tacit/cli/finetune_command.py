@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from tacit.cli.console import print_json
+from tacit.cli.console import print_json, ranks_started
 from tacit.cli.finetune_settings import FinetuneSettings
 from tacit.cli.schema import command_of, to_dict
 
@@ -40,6 +40,11 @@ def finetune(s: FinetuneSettings) -> None:
     from tacit.cli import run_directory
     from tacit.training.state_file import only_process
 
+    if ranks_started() > 1:
+        raise ValueError(
+            "tacit finetune runs in one process; leave torchrun out, or train on several with "
+            "tacit.Trainer(mesh=...)"
+        )
     for flag, given in (("--model", s.model), ("--data", s.data)):
         if given is None:
             raise ValueError(
