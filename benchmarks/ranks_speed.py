@@ -50,7 +50,7 @@ def private(setting, data, expected: int, device, mesh, sharded: bool):
     if ranks is not None:
         ranks.begin(model)
         sampler.share(ranks)
-    mechanism = tacit.Mechanism(tacit.PerSampleClip(1.0), sampler, 1.0, seed=0, ranks=ranks)
+    mechanism = tacit.Mechanism(tacit.PerSampleClip(1.0), sampler, 1.0, seed=0)
 
     def made() -> tacit.Ledger:
         return tacit.Ledger(None, tacit.Budget(1e4, 1e-6))

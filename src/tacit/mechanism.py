@@ -74,6 +74,23 @@ class PendingRelease:
         self._step = step
         self._ranks = ranks
 
+    @property
+    def ranks(self) -> Ranks | None:
+        """The ranks that each hold a share of the sum."""
+        return self._ranks
+
+    def agreed(self) -> list[object]:
+        """What must be the same on all ranks before one of them charges. All of it is public."""
+        bounded = self._bounded
+        if bounded is None:
+            return []
+        blocks = [
+            (block.names, [tuple(p.shape) for p in block.parameters], block.bound, block.factors)
+            for block in bounded.blocks
+        ]
+        statistics = [(one.name, one.bound, one.std) for one in bounded.statistics]
+        return [self.plan.to_json(), self.stds, self.divisor, self._step, blocks, statistics]
+
     def __repr__(self) -> str:
         state = "released" if self._bounded is None else "not charged, noise not drawn"
         return f"PendingRelease(blocks={len(self.stds)}, divisor={self.divisor:g}, {state})"
@@ -210,7 +227,7 @@ class Mechanism:
         1/z² = Σ_h (Δ_h/s_h)² + Σ_b (Δ_b/s_b)².
 
     Noise, masks and views come from one secret stream (`tacit.randomness`), whatever
-    `torch.manual_seed` was given. `ranks` that train together share its key. With a `seed` all of
+    `torch.manual_seed` was given. Ranks that share the sampler share its key. With a `seed` all of
     them can be repeated by anyone who knows the seed. On one ledger, no two steps ever draw the
     same noise from it.
 
@@ -232,7 +249,6 @@ class Mechanism:
         allocation: Allocation | None = None,
         prelude: tuple[dpa.DpEvent, ...] = (),
         seed: int | None = None,
-        ranks: Ranks | None = None,
     ) -> None:
         self.query: GradientQuery = query.fresh() if isinstance(query, Adapting) else query
         self.allocation = allocation or GlobalNoise()
@@ -247,9 +263,9 @@ class Mechanism:
         if isinstance(self.query, Recording):
             self.query.expect(sampler.steps)
         self._randomness = Randomness(seed)
-        self._ranks = ranks
-        if ranks is not None:
-            self._randomness.share(ranks)
+        self._ranks = sampler.ranks
+        if self._ranks is not None:
+            self._randomness.share(self._ranks)
         self._num_steps = 0
         # The standard deviation of the noise in each parameter's released gradient. Public.
         self.noise_of: dict[str, float] = {}
@@ -266,6 +282,12 @@ class Mechanism:
             raise PlanChanged(
                 f"the batch was drawn by {batch.scheme}, and {self.plan.scheme} is accounted for; "
                 "make the mechanism with the sampler that draws the batches"
+            )
+        shares = 1 if self._ranks is None else self._ranks.count
+        if batch.drawn is not None and batch.drawn.ranks != shares:
+            raise PlanChanged(
+                f"the batch is shared by {batch.drawn.ranks} ranks, and this mechanism releases "
+                f"for {shares}; call sampler.share(ranks) before the mechanism is made"
             )
         with _lock:
             step, self._num_steps = self._num_steps, self._num_steps + 1

@@ -30,7 +30,10 @@ them. Run them on machines and a network of your own.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import pickle
+import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -86,6 +89,8 @@ class Ranks:
         members = dist.get_process_group_ranks(self.group)
         on_cpu = mesh.device_type == "cpu" or self.count == 1
         self._answers = self.group if on_cpu else dist.new_group(members, backend="gloo")
+        self._asked = 0  # values that the first rank was asked for
+        self._depths: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
         self._known_cuts: dict[Hashable, _Cuts] = {}
         self._whole: WeakKeyDictionary[nn.Module, _WholeWeights] = WeakKeyDictionary()
 
@@ -98,26 +103,54 @@ class Ranks:
 
     # ---- values --------------------------------------------------------------------------------
 
-    def from_first(self, value: T) -> T:
-        """The first rank's value, on all ranks."""
+    def from_first(self, value: T, what: str = "a value") -> T:
+        """The first rank's value, on all ranks.
+
+        Each message says what it is. A rank that waits for something else is at another place of
+        the program, and must not take it for what it is not.
+        """
+        self._asked += 1
         if self.count == 1:
             return value
-        box = [value if self.is_first else None]
+        asked = self._asked, what
+        box = [(asked, value) if self.is_first else None]
         dist.broadcast_object_list(box, group_src=0, group=self._answers)
-        return box[0]  # type: ignore[return-value]
+        assert box[0] is not None
+        told, answer = box[0]
+        if told != asked:
+            raise RuntimeError(
+                f"the ranks are at different places: this one waits for {what}, and the first one "
+                f"sends {told[1]}; all of them must make the same calls in the same order"
+            )
+        return answer
 
-    def on_first(self, call: Callable[[], T]) -> T:
+    def on_first(self, call: Callable[[], T], what: str = "a value") -> T:
         """Run this on the first rank; all ranks get its result, or its error."""
         outcome: tuple[Any, Exception | None] = None, None
         if self.is_first:
             try:
                 outcome = call(), None
             except Exception as error:
-                outcome = None, error
-        result, raised = self.from_first(outcome)
+                outcome = None, _sendable(error)
+        result, raised = self.from_first(outcome, what)
         if raised is not None:
             raise raised
         return result
+
+    def require_same(self, facts: object, what: str) -> None:
+        """Raise ValueError on every rank unless all of them give the same facts, by their repr."""
+        if self.count == 1:
+            return
+        told = re.sub(r" at 0x[0-9a-f]+", "", repr(facts))  # where an object lies
+        digest = hashlib.blake2b(told.encode(), digest_size=16).digest()
+        own = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+        every = [torch.empty_like(own) for _ in range(self.count)]
+        dist.all_gather(every, own, group=self._answers)
+        if not all(torch.equal(one, own) for one in every):
+            raise ValueError(
+                f"the ranks differ in {what}; every rank must be given the same, and takes its "
+                "share by itself"
+            )
 
     def any(self, *flags: bool) -> list[bool]:
         """Whether each flag is set on any rank."""
@@ -234,13 +267,22 @@ class Ranks:
         Changes to trainable weights are written back to each rank's part at the end.
         """
         weights = self._weights_of(model)
-        if not weights.sharded:
+        depth = self._depths.get(model, 0)
+        if not weights.sharded or depth:
             yield
             return
         weights.gather(self)
-        with weights.in_place(), without_sharding_hooks(model):
-            yield
+        self._depths[model] = 1
+        try:
+            with weights.in_place(), without_sharding_hooks(model):
+                yield
+        finally:
+            self._depths[model] = 0
         weights.write_back(self)
+
+    def shards(self, model: nn.Module) -> bool:
+        """Whether the model keeps its weights in parts."""
+        return bool(self._weights_of(model).sharded)
 
     def _weights_of(self, model: nn.Module) -> _WholeWeights:
         if model not in self._whole:
@@ -257,16 +299,24 @@ class Ranks:
             return type(state)(self.whole(value) for value in state)
         return state
 
-    def shared_out(self, state: Any, like: Any) -> Any:
-        """The tree with whole tensors cut to this rank's part, where `like` has sharded ones."""
+    def shared_out(self, state: Any, like: Any, model: nn.Module | None = None) -> Any:
+        """The tree with whole tensors cut to this rank's part, where `like` has sharded ones.
+
+        Where `like` has nothing yet, a tensor under a parameter's name is cut as the parameter is.
+        """
         if isinstance(like, DTensor) and isinstance(state, Tensor):
             local = state.reshape(-1)[self.part(like)].view(like.to_local().shape)
             return _sharded_like(like, local.to(like.dtype))
-        if isinstance(like, dict) and isinstance(state, dict):
-            return {key: self.shared_out(value, like.get(key)) for key, value in state.items()}
+        if isinstance(state, dict):
+            named = {} if model is None else dict(model.named_parameters())
+            found = like if isinstance(like, dict) else {}
+            return {
+                key: self.shared_out(value, found.get(key, named.get(key)), model)
+                for key, value in state.items()
+            }
         if isinstance(like, list | tuple) and isinstance(state, list | tuple):
             pairs = zip(state, like, strict=True)
-            return type(state)(self.shared_out(value, other) for value, other in pairs)
+            return type(state)(self.shared_out(value, other, model) for value, other in pairs)
         return state
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer, state: Any) -> Any:
@@ -284,6 +334,15 @@ class Ranks:
         return {**state, "state": of_parameter}
 
 
+def _sendable(error: Exception) -> Exception:
+    """The error, or one that says the same where it cannot be sent to other ranks."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
 class _WholeWeights:
     """Whole parameters in the places of sharded ones. They stay the same objects in every step."""
 
@@ -291,7 +350,8 @@ class _WholeWeights:
         require_plain_sharding(model)
         self.sharded: list[DTensor] = []
         self._places: list[tuple[dict[str, Any], str, DTensor]] = []
-        self._gathered: dict[int, int] = {}
+        self._gathered: dict[int, int] = {}  # versions of the parts that were gathered last
+        self._written: dict[int, int] = {}  # and of the whole weights since then
         for module in model.modules():
             for name, parameter in module._parameters.items():
                 if isinstance(parameter, DTensor):
@@ -331,7 +391,9 @@ class _WholeWeights:
                 own = torch.cat([p.to_local().detach().reshape(-1) for p in due])
                 flat = ranks.together(own, due).split([p.numel() for p in due])
                 for parameter, values in zip(due, flat, strict=True):
-                    self._whole[id(parameter)].copy_(values.view(parameter.shape))
+                    whole = self._whole[id(parameter)]
+                    whole.copy_(values.view(parameter.shape))
+                    self._written[id(parameter)] = version_of(whole)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -344,14 +406,19 @@ class _WholeWeights:
                 table[name] = parameter
 
     def write_back(self, ranks: Ranks) -> None:
+        """Frozen weights are written only if they were changed, by a checkpoint for example."""
         if self._is_alone:
             return
         with torch.no_grad():
             for parameter in self.sharded:
-                if parameter.requires_grad:
-                    local = parameter.to_local()
-                    own = self._whole[id(parameter)].reshape(-1)[ranks.part(parameter)]
-                    local.copy_(own.view(local.shape))
+                whole, local = self._whole[id(parameter)], parameter.to_local()
+                if not parameter.requires_grad and self._written[id(parameter)] == version_of(
+                    whole
+                ):
+                    continue
+                local.copy_(whole.reshape(-1)[ranks.part(parameter)].view(local.shape))
+                self._gathered[id(parameter)] = version_of(local)
+                self._written[id(parameter)] = version_of(whole)
 
 
 def _sharded_like(parameter: DTensor, local: Tensor) -> DTensor:

@@ -579,6 +579,12 @@ def _sharding_state(module: nn.Module) -> Any:
     return getattr(module, "_get_fsdp_state", lambda: None)()
 
 
+def unsharded_class(value: object) -> type:
+    """The class of an object; of a module that `fully_shard` was called for, its class before."""
+    is_sharded = isinstance(value, nn.Module) and _sharding_state(value) is not None
+    return type(value).__mro__[2] if is_sharded and len(type(value).__mro__) > 2 else type(value)
+
+
 def require_plain_sharding(model: nn.Module) -> None:
     """Refuse FSDP2's own mixed precision, which is in the hooks that are left out."""
     for name, module in model.named_modules():
@@ -612,7 +618,7 @@ def without_sharding_hooks(model: nn.Module) -> Iterator[None]:
                     if getattr(hook, "__self__", None) is state:
                         del table[number]
             classes.append((module, type(module)))
-            module.__class__ = type(module).__mro__[2]
+            module.__class__ = unsharded_class(module)
         yield
     finally:
         for table, before in hooks:

@@ -21,7 +21,7 @@ import tacit
 from tacit.randomness import Randomness
 from tacit.ranks import Ranks, share_of
 from tacit.statistics import PublicStatistics
-from tacit.training import Callback, Checkpoint
+from tacit.training import Callback, Checkpoint, MovingAverage
 
 WORLDS = (1, 2, 4)
 STEPS = 4
@@ -145,6 +145,9 @@ def on_rank(rank: int, world: int, port: int, folder: str) -> None:
         for kind in KINDS:
             found[kind, mode] = train(kind, mode, mesh)
     found["refused"] = refused(mesh)
+    found["frozen resumed"] = frozen_resumed(mesh, Path(folder) / f"frozen{world}")
+    if world == 2:
+        found["mistakes"] = mistakes(mesh, rank)
     found["interrupted"] = interrupted(mesh, Path(folder) / f"interrupted{world}", world == 4)
     torch.save(found, f"{folder}/{world}_{rank}.pt")
     dist.destroy_process_group()
@@ -204,6 +207,96 @@ def interrupted(mesh: DeviceMesh, folder: Path, sharded: bool) -> dict[str, obje
     run = resumed.fit(resume=folder)
     weights = {name: whole(p) for name, p in resumed.model.named_parameters()}
     return {"steps": run.steps, "notes": run.notes, "weights": weights, "epsilon": run.epsilon}
+
+
+def frozen_resumed(mesh: DeviceMesh, folder: Path) -> dict[str, object]:
+    """A sharded run with a frozen layer and an average, resumed by a model with other weights."""
+
+    def trainer(seed: int, *callbacks: Callback) -> tacit.Trainer:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+        model[0].requires_grad_(False)
+        fully_shard(model, mesh=mesh)
+        sampler = tacit.PoissonSampler(records(40, "plain"), expected_batch_size=12, steps=STEPS)
+        return tacit.Trainer(
+            model,
+            nn.CrossEntropyLoss(),
+            tacit.PerSampleClip(1.0),
+            sampler,
+            torch.optim.SGD(model[2].parameters(), lr=0.1),
+            tacit.Budget(3.0, 1e-5),
+            moving_average=MovingAverage(0.5),
+            callbacks=callbacks,
+            ledger=folder.parent / f"{folder.name}.sqlite",
+            checkpoint=Checkpoint(folder, every=1),
+            mesh=mesh,
+        )
+
+    begun = trainer(0, Nested(), StopAt(3))
+    with pytest.raises(RuntimeError, match="stopped"):
+        begun.fit()
+    dist.barrier()
+    resumed = trainer(1)
+    resumed.fit(resume=folder)
+    same = torch.equal(whole(begun.model[0].weight), whole(resumed.model[0].weight))
+    return {"frozen": same}
+
+
+class StopAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, trainer: tacit.Trainer, step: int) -> None:
+        if step == self.step:
+            raise RuntimeError("stopped")
+
+
+class Nested(Callback):
+    def on_step(self, trainer: tacit.Trainer, step: int) -> None:
+        with trainer.whole_model():
+            with trainer.whole_model():
+                pass
+            trainer.model(torch.zeros(1, 6, dtype=torch.float64))
+
+
+def mistakes(mesh: DeviceMesh, rank: int) -> dict[str, str]:
+    """What two ranks say that were not given the same, and how much was charged."""
+    said = {}
+    ranks = Ranks(mesh)
+
+    def release(shared: bool, noise: float, order: bool) -> None:
+        model, data = network("plain"), records(40, "plain")
+        if order and rank:
+            data = tacit.Records(data.inputs.flip(0), data.targets.flip(0), public_size=40)
+        sampler = tacit.PoissonSampler(data, expected_batch_size=12, steps=STEPS)
+        if shared:
+            sampler.share(ranks)
+        mechanism = tacit.Mechanism(tacit.PerSampleClip(1.0), sampler, noise)
+        ledger = tacit.ledger.SharedLedger(
+            ranks, lambda: tacit.Ledger(None, tacit.Budget(100.0, 1e-5))
+        )
+        ledger.begin(mechanism.plan)
+        pending = mechanism.privatise(model, nn.CrossEntropyLoss(), sampler.next_batch())
+        try:
+            ledger.release(pending, into=model)
+        finally:
+            assert ledger.run_status()[0] == 0
+            assert all(p.grad is None for p in model.parameters())
+
+    for name, given in {
+        "not shared": (False, 1.0, False),
+        "noise": (True, 1.0 + rank, False),
+        "order": (True, 1.0, True),
+    }.items():
+        try:
+            release(*given)
+        except (ValueError, tacit.errors.TacitError) as error:
+            said[name] = str(error)
+    try:
+        ranks.from_first(1, "one thing" if rank else "another thing")
+    except RuntimeError as error:
+        said["place"] = str(error)
+    return said
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +372,28 @@ def test_a_run_of_many_ranks_goes_on_from_its_checkpoint(results):
             assert any("resumed from a checkpoint once at step" in note for note in found["notes"])
             first = results[world, 0]["interrupted"]["weights"]
             assert all(torch.equal(found["weights"][name], first[name]) for name in first)
+
+
+def test_frozen_weights_of_a_checkpoint_are_those_of_the_model(results):
+    assert all(found["frozen resumed"]["frozen"] for (w, _), found in results.items() if w)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("not shared", "one charge"),
+        ("noise", "differ in the step that they are about to release"),
+        ("order", "differ in their records"),
+    ],
+)
+def test_ranks_that_were_not_given_the_same_release_nothing(results, mistake, says):
+    for place in ranks_of(2):
+        assert says in results[place]["mistakes"][mistake]
+
+
+def test_an_answer_to_another_question_is_not_taken(results):
+    assert "place" not in results[2, 0]["mistakes"]
+    assert "waits for one thing" in results[2, 1]["mistakes"]["place"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])

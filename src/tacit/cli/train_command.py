@@ -83,7 +83,7 @@ def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
 
     if ranks_started() > 1:
         return _train_on_ranks(s)
-    if s.shard:
+    if s.shard and s.resume is None:
         raise ValueError(
             "--shard shares weights out over the ranks that torchrun starts, and this is one "
             "process; leave it out, or start: torchrun --nproc-per-node N -m tacit train ..."

@@ -45,6 +45,7 @@ from tacit.ledger.policy import LedgerState, RunState, budget_fields, event_limi
 from tacit.ledger.statement import Statement, statement_of
 from tacit.ledger.store import LedgerLog
 from tacit.randomness import ProcessLock, current_process
+from tacit.ranks import Ranks
 from tacit.sampling.scheme import UnregisteredScheme, whole_number
 
 
@@ -67,6 +68,15 @@ class Pending(Protocol):
     def draw_into(self, model: nn.Module, *charge: str | int) -> None:
         """Draw the noise, at an address that names this charge, and set `.grad`."""
         ...
+
+
+class SharedPending(Pending, Protocol):
+    """What several ranks release together. `agreed` are public facts that all must have."""
+
+    @property
+    def ranks(self) -> Ranks | None: ...
+
+    def agreed(self) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -272,6 +282,11 @@ class Ledger:
         A refusal draws no noise and leaves `.grad` as it was.
         """
         pending.uncovered(into)  # raises if the release cannot succeed
+        if getattr(pending, "ranks", None) is not None:
+            raise PlanChanged(
+                "this gradient is shared by several ranks, which have one ledger together; release "
+                "it by a tacit.ledger.SharedLedger"
+            )
         with self._lock:
             pending.draw_into(into, *self.charge(pending))
 

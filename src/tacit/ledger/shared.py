@@ -9,7 +9,8 @@ from torch import nn
 
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
-from tacit.ledger.charge import Ledger, Pending, RunPosition
+from tacit.errors import PlanChanged
+from tacit.ledger.charge import Ledger, RunPosition, SharedPending
 from tacit.ranks import Ranks
 
 
@@ -25,18 +26,18 @@ class SharedLedger:
         self._ranks = ranks
         self._kept: Ledger | None = None
         self._attempt: tuple[int, int] | None = None
-        self.identity: str = ranks.on_first(lambda: self._open(make))
+        self.identity: str = ranks.on_first(lambda: self._open(make), "the ledger")
 
     def _open(self, make: Callable[[], Ledger]) -> str:
         self._kept = make()
         return self._kept.identity
 
-    def _ask(self, question: Callable[[Ledger], Any]) -> Any:
+    def _ask(self, what: str, question: Callable[[Ledger], Any]) -> Any:
         def answer() -> Any:
             assert self._kept is not None
             return question(self._kept)
 
-        return self._ranks.on_first(answer)
+        return self._ranks.on_first(answer, what)
 
     def begin(
         self,
@@ -50,11 +51,18 @@ class SharedLedger:
             ledger.begin(plan, name=name, budget=budget, lease_steps=lease_steps)
             return ledger.attempt()
 
-        self._attempt = self._ask(begun)
+        self._attempt = self._ask("the run", begun)
 
-    def release(self, pending: Pending, into: nn.Module) -> None:
+    def release(self, pending: SharedPending, into: nn.Module) -> None:
         pending.uncovered(into)  # raises if the release cannot succeed
-        address = self._ask(lambda ledger: ledger.charge(pending))
+        if pending.ranks is not self._ranks:
+            raise PlanChanged(
+                "this gradient is not shared by the ranks of this ledger, so that every rank would "
+                "release one of its own for one charge; call sampler.share(ranks) before the "
+                "mechanism is made"
+            )
+        self._ranks.require_same(pending.agreed(), "the step that they are about to release")
+        address = self._ask("a charge", lambda ledger: ledger.charge(pending))
         pending.draw_into(into, *address)
 
     def attempt(self) -> tuple[int, int]:
@@ -69,18 +77,18 @@ class SharedLedger:
         return 1 if self._kept is None else self._kept.lease_left()
 
     def run_status(self) -> tuple[int, int]:
-        status: tuple[int, int] = self._ask(lambda ledger: ledger.run_status())
+        status: tuple[int, int] = self._ask("the status", lambda ledger: ledger.run_status())
         return status
 
     def planned_events(self) -> int:
-        return int(self._ask(lambda ledger: ledger.planned_events()))
+        return int(self._ask("the plan", lambda ledger: ledger.planned_events()))
 
     def position(self) -> RunPosition:
-        position: RunPosition = self._ask(lambda ledger: ledger.position())
+        position: RunPosition = self._ask("the position", lambda ledger: ledger.position())
         return position
 
     def charged_since(self, position: RunPosition) -> int:
-        return int(self._ask(lambda ledger: ledger.charged_since(position)))
+        return int(self._ask("a charge since", lambda ledger: ledger.charged_since(position)))
 
     def end(self) -> None:
         """Return what is left of the lease. Nothing is sent: another rank may be gone."""

@@ -8,6 +8,7 @@ the next steps ahead, so that they can be read while a step runs.
 from __future__ import annotations
 
 import abc
+import hashlib
 import math
 import os
 from collections import deque
@@ -22,13 +23,14 @@ from torch import Tensor
 
 from tacit.columns import LazyColumn, columns_of
 from tacit.prefetch import HeldRows, Rows, read_ahead
-from tacit.pytrees import Tree, map_tensors, take_rows
+from tacit.pytrees import Tree, map_tensors, take_rows, tensors_of
 from tacit.randomness import ProcessLock, Randomness, Stream
 from tacit.ranks import Ranks, share_of
 from tacit.records import Records, as_records
 from tacit.sampling.scheme import Scheme, require_batch_size, whole_number
 
 T = TypeVar("T")
+_COMPARED_ROWS, _COMPARED_LAZY = 256, 16
 _lock = ProcessLock()  # several threads may draw from one sampler
 
 
@@ -38,11 +40,13 @@ class Draw:
 
     The accountant treats steps as independent draws. Two releases of one draw contain the same
     records, so amplification by sampling does not hold for the second. `sampling` names the seeded
-    stream of the draw (None without a seed), and `step` is its place in that stream.
+    stream of the draw (None without a seed), and `step` is its place in that stream. Of a draw that
+    several ranks share, each has some of the rows.
     """
 
     sampling: str | None = None
     step: int | None = None
+    ranks: int = 1  # that share it
     released: bool = False
     pid: int = field(default_factory=os.getpid)
 
@@ -294,6 +298,34 @@ class Sampler(abc.ABC):
         self._ranks = ranks
         self.padded, self.pad_to = True, None
         self.reseed(self.seed, *self._context)
+        ranks.require_same(self._what_is_drawn(), "their records or samplers")
+
+    def _what_is_drawn(self) -> list[object]:
+        """What all ranks must agree on, with some of the records in full: a share is by position.
+
+        A rank with other records, or with the same ones in another order, could sum a record that
+        another rank sums too. The rows that are compared are secret and the same on all ranks.
+        """
+        ids = self.records.record_ids
+        facts: list[object] = [repr(self.scheme), self.steps, self.expected_batch_size, self.seed]
+        facts += [self.max_physical_batch, len(ids), self._digest(ids)]
+        if len(ids):
+            words = self._randomness.stream("compared rows").words(_COMPARED_ROWS, np.uint64)
+            rows = torch.from_numpy((words % np.uint64(len(ids))).astype(np.int64))
+            rows = rows[:_COMPARED_LAZY] if self._columns() else rows
+            some = self.records.take(rows.to(self.device)).read()
+            facts += [self._digest(t) for t in tensors_of((some.inputs, some.targets))]
+        return facts
+
+    @staticmethod
+    def _digest(values: Tensor) -> tuple[object, ...]:
+        content = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return values.dtype, tuple(values.shape), hashlib.blake2b(content).hexdigest()
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The ranks that share its draws."""
+        return self._ranks
 
     @property
     def _num_ranks(self) -> int:
@@ -407,7 +439,7 @@ class Sampler(abc.ABC):
             max_physical=self.capacity if has_one_shape else self.max_physical_batch,
             epoch=drawn.epoch,
             held=held,
-            drawn=Draw(self._randomness.fingerprint("sampling", *context), step),
+            drawn=Draw(self._randomness.fingerprint("sampling", *context), step, self._num_ranks),
         )
 
     def __getstate__(self) -> dict[str, object]:

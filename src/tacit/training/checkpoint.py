@@ -41,6 +41,7 @@ from tacit.ledger import RunPosition
 from tacit.losses import Task
 from tacit.sampling.scheme import whole_number
 from tacit.statistics.tracking import origins_of, refuse_private_statistics, set_origin
+from tacit.torch_internals import unsharded_class
 from tacit.training.callbacks import Evaluation
 from tacit.training.evaluation import Metrics
 from tacit.training.state_file import CHECKPOINT as FILE
@@ -292,7 +293,9 @@ def restore_state(stored: StoredState, trainer: Trainer) -> None:
                 if trainer.ranks is not None and name == "optimizer":
                     state = trainer.ranks.optimizer_state(trainer.optimizer, state)
             elif trainer.ranks is not None:
-                state = trainer.ranks.shared_out(_on_device(state, device), part.state_dict())
+                state = trainer.ranks.shared_out(
+                    _on_device(state, device), part.state_dict(), trainer.model
+                )
             else:  # PyTorch puts an optimizer's state where it belongs
                 state = _on_device(state, device)
             part.load_state_dict(state)
@@ -352,7 +355,7 @@ def describe(trainer: Trainer) -> dict[str, Any]:
 
 
 def _kind(part: object) -> str:
-    return type(part).__qualname__
+    return unsharded_class(part).__qualname__
 
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -26,6 +26,7 @@ from tacit.noise import Noise
 from tacit.queries.batch_clip import BatchClip
 from tacit.queries.bounded_gradient import GradientQuery, trainable
 from tacit.queries.record_overlap import require_public
+from tacit.ranks import Ranks
 from tacit.records import Records
 from tacit.sampling.mini_sets import MiniSets
 from tacit.sampling.sampler import Sampler
@@ -74,6 +75,25 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> str |
 
 
 # ---- the Trainer's arguments ---------------------------------------------------------------------
+
+
+def check_on_ranks(
+    ranks: Ranks,
+    model: nn.Module,
+    query: GradientQuery,
+    optimizer: torch.optim.Optimizer,
+    seed: int | None,
+) -> None:
+    """Raise ValueError unless all ranks train the same: model, query, optimizer and seed."""
+    if getattr(query, "frozen", None) is not None and ranks.shards(model):
+        raise ValueError(
+            "entries of a sharded model cannot be frozen one by one (Sparsification); leave that "
+            "out, or do not shard the model"
+        )
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    shapes = [(name, tuple(p.shape), p.dtype) for name, p in model.named_parameters()]
+    facts = shapes, repr(query), type(optimizer).__name__, groups, seed
+    ranks.require_same(facts, "their model, query, optimizer or seed")
 
 
 def check_arguments(given: dict[str, Any]) -> None:

@@ -141,6 +141,7 @@ class Trainer:
             sampler.reseed(seed)
         if self.ranks is not None:
             self.ranks.begin(model)
+            preconditions.check_on_ranks(self.ranks, model, query, optimizer, seed)
             sampler.share(self.ranks)
         self.notes = [*sampler.records.notes]
         self.evaluate_on = evaluate_on
@@ -169,7 +170,6 @@ class Trainer:
             allocation=noise.allocation,
             prelude=prelude,
             seed=seed,
-            ranks=self.ranks,
         )
         self._stop_asked = False
         self._charged_to: Hashable = None
@@ -454,6 +454,8 @@ class Trainer:
                 if over:
                     return "interrupted" if interrupted else "asked to"
         except KeyboardInterrupt:
+            if self.ranks is not None:
+                raise  # this process must end, so that the other ranks do not wait for it
             return "interrupted"
         return "plan complete"
 
