@@ -198,15 +198,16 @@ class Ranks:
         if self.count == 1:
             return flat.double()
         cuts = self._cuts(like)
-        received = flat.new_empty(self.count * cuts.of_rank[self.rank])
+        size = cuts.of_rank[self.rank]  # 0 for a rank that owns no row
+        received = flat.new_empty(self.count * size)
         dist.all_to_all_single(
             received,
             cuts.by_rank(flat),
-            output_split_sizes=[cuts.of_rank[self.rank]] * self.count,
+            output_split_sizes=[size] * self.count,
             input_split_sizes=list(cuts.of_rank),
             group=self.group,
         )
-        return received.view(self.count, -1).sum(dim=0, dtype=torch.float64)
+        return received.view(self.count, size).sum(dim=0, dtype=torch.float64)
 
     def together(self, own: Tensor, like: Sequence[Tensor]) -> Tensor:
         """Flattened parameters, end to end, put together from the parts of all ranks."""

@@ -50,6 +50,8 @@ def network(kind: str) -> nn.Module:
     if kind == "clipless":
         ordinary = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
         return tacit.lipschitz_twin(ordinary).model
+    if kind == "narrow":  # fewer rows than ranks
+        return nn.Linear(6, 3).double()
     model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3)).double()
     if kind == "frozen":
         model[0].requires_grad_(False)
@@ -131,7 +133,7 @@ def train(kind: str, mode: str, mesh: DeviceMesh | None, **more: object) -> dict
 
 KINDS = (
     "plain", "tied", "frozen", "layers", "adaptive", "clipless", "batch norm", "pieces",
-    "empty shares", "noise alone",
+    "empty shares", "noise alone", "narrow",
 )  # fmt: skip
 
 
