@@ -46,7 +46,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from tacit.torch_internals import require_plain_sharding, version_of, without_sharding_hooks
+from tacit.torch_internals import (
+    require_plain_sharding,
+    tables_of,
+    version_of,
+    without_sharding_hooks,
+)
 
 T = TypeVar("T")
 
@@ -354,9 +359,10 @@ class _WholeWeights:
         self._gathered: dict[int, int] = {}  # versions of the parts that were gathered last
         self._written: dict[int, int] = {}  # and of the whole weights since then
         for module in model.modules():
-            for name, parameter in module._parameters.items():
+            table = tables_of(module).parameters
+            for name, parameter in table.items():
                 if isinstance(parameter, DTensor):
-                    self._places.append((module._parameters, name, parameter))
+                    self._places.append((table, name, parameter))
         self.sharded = list({id(p): p for _, _, p in self._places}.values())
         for sharded in self.sharded:
             if sharded.device_mesh != ranks.mesh or sharded.placements != (Shard(0),):

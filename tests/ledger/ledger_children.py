@@ -25,13 +25,13 @@ CLEAN.set_forkserver_preload(["torch", "tacit.ledger", "tacit.mechanism", "scipy
 def record_draws(side_file: str) -> None:
     """From now on every draw of noise first leaves a byte that survives this process."""
     side = os.open(side_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    drawn = Stream.normals
+    drawn = Stream.flat_normals
 
     def draw(self, *args):
         os.write(side, b".")
         return drawn(self, *args)
 
-    Stream.normals = draw
+    Stream.flat_normals = draw
 
 
 def num_draws(side_file) -> int:
@@ -87,7 +87,7 @@ def _plant_kill(moment: str, countdown: int) -> None:
             now()
 
     LedgerLog.transaction = transaction
-    draw = Stream.normals
+    draw = Stream.flat_normals
 
     def normal(self, *args):
         if moment == "before draw":
@@ -97,7 +97,7 @@ def _plant_kill(moment: str, countdown: int) -> None:
             now()
         return result
 
-    Stream.normals = normal
+    Stream.flat_normals = normal
 
 
 def compete(gate, results, path, budget, name, plan_text, attempts, more) -> None:

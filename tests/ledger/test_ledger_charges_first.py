@@ -22,7 +22,7 @@ class Watch:
 
     def __init__(self, monkeypatch, path):
         self.shortfalls, self.draws = [], 0
-        drawn = Stream.normals
+        drawn = Stream.flat_normals
 
         def normal(source, *args):
             self.draws += 1
@@ -30,7 +30,7 @@ class Watch:
                 self.shortfalls.append(self.draws)
             return drawn(source, *args)
 
-        monkeypatch.setattr(Stream, "normals", normal)
+        monkeypatch.setattr(Stream, "flat_normals", normal)
 
 
 @pytest.mark.parametrize("lease_steps", [1, 5, 64])

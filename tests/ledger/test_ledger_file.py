@@ -256,8 +256,8 @@ def test_what_is_still_in_the_log_is_read(tmp_path):
 def fill_up(path):
     """In a process that may not let any file grow: a full disk, as SQLite sees it."""
     draws = []
-    drawn = Stream.normals
-    Stream.normals = lambda self, *args: draws.append(1) or drawn(self, *args)
+    drawn = Stream.flat_normals
+    Stream.flat_normals = lambda self, *args: draws.append(1) or drawn(self, *args)
     ledger = Ledger(path, ROOMY, lease_steps=1)
     assert release(ledger, LONG_PLAN, 3) == 3
     largest = max(

@@ -17,11 +17,11 @@ DATA = tacit.Records(torch.randn(40, 3), torch.randint(2, (40,)), public_size=40
 def trained(ledger, name, monkeypatch, epsilon=8.0, stop_after=None):
     """The run, and all noise and batches that it drew."""
     drawn, rows = [], []
-    normals, batch = Stream.normals, tacit.PoissonSampler.next_batch
+    normals, batch = Stream.flat_normals, tacit.PoissonSampler.next_batch
 
     def noted(stream, *args):
         found = normals(stream, *args)
-        drawn.append(torch.cat(found))
+        drawn.append(found.clone())
         return found
 
     def watched(sampler):
@@ -36,7 +36,7 @@ def trained(ledger, name, monkeypatch, epsilon=8.0, stop_after=None):
 
     model = nn.Linear(3, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(Stream, "normals", noted)
+        patch.setattr(Stream, "flat_normals", noted)
         patch.setattr(tacit.PoissonSampler, "next_batch", watched)
         run = tacit.Trainer(
             model,
