@@ -371,6 +371,11 @@ class _WholeWeights:
                     f"{sharded.device_mesh}; shard models by rows, on the mesh that the trainer "
                     "is given: fully_shard(model, mesh=mesh)"
                 )
+            if sharded.to_local().device.type != ranks.mesh.device_type:
+                raise ValueError(
+                    f"a sharded parameter is on {sharded.to_local().device}, and the mesh is of "
+                    f"{ranks.mesh.device_type}; leave out CPUOffloadPolicy"
+                )
         self._is_alone = ranks.count == 1  # and its parts are the whole weights, in one memory
         self._whole = {
             id(p): nn.Parameter(
