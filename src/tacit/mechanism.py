@@ -103,7 +103,7 @@ class PendingRelease:
         return self._uncovered(self._parameters_of(model))
 
     def _parameters_of(self, model: nn.Module) -> list[nn.Parameter]:
-        # What is known of a sharded model's modules is of the time when they had whole weights.
+        # `parameters_of` remembers a sharded model as the query saw it, with whole weights.
         return parameters_of(model) if self._ranks is None else list(model.parameters())
 
     def _uncovered(self, of_model: Sequence[nn.Parameter]) -> list[nn.Parameter]:

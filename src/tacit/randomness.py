@@ -144,7 +144,7 @@ class Randomness:
 
     def share(self, ranks: Ranks) -> None:
         """Take the first rank's key, so that all ranks make the same draws. The key is sent."""
-        self._master = ranks.from_first(self._master)
+        self._master = ranks.from_first(self._master, "the key of the random stream")
         self._is_shared = True
 
     def stream(self, purpose: str, *step: Address) -> Stream:

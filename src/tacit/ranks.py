@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import pickle
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +45,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from tacit import errors
 from tacit.torch_internals import (
     require_plain_sharding,
     tables_of,
@@ -131,16 +131,17 @@ class Ranks:
 
     def on_first(self, call: Callable[[], T], what: str = "a value") -> T:
         """Run this on the first rank; all ranks get its result, or its error."""
-        outcome: tuple[Any, Exception | None] = None, None
+        result, raised = None, None
         if self.is_first:
             try:
-                outcome = call(), None
+                result = call()
             except Exception as error:
-                outcome = None, _sendable(error)
-        result, raised = self.from_first(outcome, what)
-        if raised is not None:
-            raise raised
-        return result
+                raised = error
+        told = None if raised is None else (type(raised).__name__, str(raised))
+        result, told = self.from_first((result, told), what)
+        if told is not None:
+            raise raised or _raised_elsewhere(*told)
+        return result  # type: ignore[return-value]
 
     def require_same(self, facts: object, what: str) -> None:
         """Raise ValueError on every rank unless all of them give the same facts, by their repr."""
@@ -340,13 +341,13 @@ class Ranks:
         return {**state, "state": of_parameter}
 
 
-def _sendable(error: Exception) -> Exception:
-    """The error, or one that says the same where it cannot be sent to other ranks."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+def _raised_elsewhere(name: str, message: str) -> Exception:
+    """An error of the first rank, on another one: Tacit's own kinds and two of Python's."""
+    own = getattr(errors, name, None)
+    if isinstance(own, type) and issubclass(own, Exception):
+        return own(message)
+    kinds: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": TypeError}
+    return kinds.get(name, RuntimeError)(message)
 
 
 class _WholeWeights:

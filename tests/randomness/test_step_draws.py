@@ -245,3 +245,16 @@ def test_numpys_kept_number_survives_a_step() -> None:
     found = np.random.get_state(legacy=False)
     assert found["has_gauss"] == expected["has_gauss"] == 1
     assert np.random.randn() == expected["gauss"]
+
+
+def test_ranks_draw_masks_of_their_own() -> None:
+    """The masks of two records must be independent, also where two ranks run the records."""
+    source, found = Randomness(1), []
+    for rank in (0, 1, 2, 0):
+        with step_draws(source, 0, torch.device("cpu"), rank):
+            found.append((torch.rand(8), np.random.rand(8), random.random()))
+    assert torch.equal(found[0][0], found[3][0])
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.isclose(found[one][0], found[other][0]).any()
+        assert not np.isclose(found[one][1], found[other][1]).any()
+        assert found[one][2] != found[other][2]
