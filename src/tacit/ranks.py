@@ -11,9 +11,9 @@ A step on R ranks is the step on one, cut in two places:
    other, all parts are put together on all ranks, so that all have the same bits.
 
 **Why this is as private as one rank.** What is released is Σ_r Σ_{i in share r} s_i·g_i plus the
-noise. The shares are a partition of the step's rows that is made from their positions alone, so the
-sum has the same terms as on one rank. One record moves one of them, by at most its bound. The
-scale s_i depends on the record's own whole gradient, which one rank computes.
+noise. The shares are a partition of the step's rows: a record's own id says whose it is. So the sum
+has the same terms as on one rank, and one record moves one share, by at most its bound. The scale
+s_i depends on the record's own whole gradient, which one rank computes.
 
 No collective operation is in the part that depends on records, and every rank is given the same
 number of rows, padding included. So an empty share or a slow rank cannot make the others hang, and
@@ -57,18 +57,20 @@ T = TypeVar("T")
 
 
 def share_of(
-    rows: np.ndarray, sets: np.ndarray | None, rank: int, count: int
+    rows: np.ndarray, sets: np.ndarray | None, ids: np.ndarray, rank: int, count: int
 ) -> tuple[np.ndarray, np.ndarray | None, int]:
     """This rank's rows of a step, their mini-sets, and the most rows that any rank has.
 
-    Every `count`-th row belongs to a rank, or every `count`-th mini-set, which is never cut.
+    A record belongs to the rank that its id says, whoever else is drawn, and a mini-set to the one
+    that its number says. `ids` are those of all rows of the dataset. Ids are scattered first
+    (multiplied by 2⁶⁴/φ), so that ids that are all even still give two ranks a half each.
     """
-    if sets is None:
-        return rows[rank::count], None, math.ceil(len(rows) / count)
-    _, first, of_row = np.unique(sets, return_index=True, return_inverse=True)
-    owner = np.argsort(np.argsort(first))[of_row] % count  # sets in the order of their first rows
+    whose = ids[rows] if sets is None else sets
+    scattered = whose.astype(np.int64).view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    owner = ((scattered >> np.uint64(32)) % np.uint64(count)).astype(np.int64)
+    own = owner == rank
     most = int(np.bincount(owner, minlength=count).max(initial=0))
-    return rows[owner == rank], sets[owner == rank], most
+    return rows[own], None if sets is None else sets[own], most
 
 
 class Ranks:

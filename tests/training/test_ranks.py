@@ -401,17 +401,35 @@ def test_an_answer_to_another_question_is_not_taken(results):
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("rows", [0, 1, 7, 40])
 def test_shares_are_a_partition(rows, count):
-    drawn = np.random.RandomState(0).permutation(100)[:rows]
-    shares = [share_of(drawn, None, rank, count) for rank in range(count)]
+    drawn, ids = np.random.RandomState(0).permutation(100)[:rows], np.arange(100)
+    shares = [share_of(drawn, None, ids, rank, count) for rank in range(count)]
     assert sorted(np.concatenate([own for own, _, _ in shares])) == sorted(drawn)
     assert {most for _, _, most in shares} == {max(len(own) for own, _, _ in shares)}
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_no_record_moves_another_to_another_rank(count):
+    ids = np.random.RandomState(1).permutation(1000)[:50]
+    fewer = np.delete(ids, 20)
+    for rank in range(count):
+        own, _, _ = share_of(np.arange(50), None, ids, rank, count)
+        without, _, _ = share_of(np.arange(49), None, fewer, rank, count)
+        assert set(ids[own]) - set(fewer[without]) <= {ids[20]}
+        assert set(fewer[without]) <= set(ids[own])
+
+
+@pytest.mark.parametrize("step", [1, 2, 8, 1000])
+def test_shares_are_even_whatever_ids_have_in_common(step):
+    ids = step * np.arange(-500, 500)
+    sizes = [len(share_of(np.arange(1000), None, ids, rank, 4)[0]) for rank in range(4)]
+    assert min(sizes) > 200
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_a_mini_set_is_never_cut(count):
     sets = np.repeat([5, 2, 9, 4, 7], [3, 1, 4, 2, 3])
     rows = np.arange(len(sets))
-    shares = [share_of(rows, sets, rank, count) for rank in range(count)]
+    shares = [share_of(rows, sets, rows, rank, count) for rank in range(count)]
     owners = [set(own_sets) for _, own_sets, _ in shares]
     assert sum(map(len, owners)) == 5
     assert set().union(*owners) == {2, 4, 5, 7, 9}

@@ -187,4 +187,4 @@ class PoissonSampler(Sampler):
         cap = self._max_batch_size
         if cap is None or (self.max_physical_batch or cap) < cap:
             return super().capacity
-        return math.ceil(cap / self._num_ranks)
+        return min(cap, super().capacity) if self._num_ranks > 1 else cap

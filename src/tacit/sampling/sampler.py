@@ -255,6 +255,7 @@ class Sampler(abc.ABC):
         self.max_physical_batch = max_physical_batch
         self.padded, self.pad_to = padded, pad_to
         self._ranks: Ranks | None = None
+        self._ids: np.ndarray | None = None  # of all rows, where ranks share them
         self.reseed(seed)
 
     def __repr__(self) -> str:
@@ -295,15 +296,15 @@ class Sampler(abc.ABC):
 
         Shares are padded to one number of physical batches on all ranks, whatever was drawn.
         """
-        self._ranks = ranks
+        self._ranks, self._ids = ranks, self.records.record_ids.cpu().numpy()
         self.padded, self.pad_to = True, None
         self.reseed(self.seed, *self._context)
         ranks.require_same(self._what_is_drawn(), "their records or samplers")
 
     def _what_is_drawn(self) -> list[object]:
-        """What all ranks must agree on, with some of the records in full: a share is by position.
+        """What all ranks must agree on, with some of the records in full.
 
-        A rank with other records, or with the same ones in another order, could sum a record that
+        A rank with other records, or with the same ones under other ids, could sum a record that
         another rank sums too. The rows that are compared are secret and the same on all ranks.
         """
         ids = self.records.record_ids
@@ -394,7 +395,9 @@ class Sampler(abc.ABC):
         changed = {name: v for name, v in vars(self).items() if before.get(name, self) is not v}
         most = len(rows)
         if self._ranks is not None:
-            rows, sets, most = share_of(rows, sets, self._ranks.rank, self._ranks.count)
+            assert self._ids is not None
+            ranks = self._ranks
+            rows, sets, most = share_of(rows, sets, self._ids, ranks.rank, ranks.count)
         return _Drawn(step, rows, sets, most, self.current_epoch(), changed)
 
     def next_batch(self) -> Batch:
