@@ -20,8 +20,9 @@ number of rows, padding included. So an empty share or a slow rank cannot make t
 their messages have sizes that depend on the model alone.
 
 **Sharded models** (`torch.distributed.fsdp.fully_shard`, or parameters that are DTensors) keep
-their weights, gradients and the optimizer's state in parts. For the step itself each rank puts the
-weights together (`Ranks.gathered`), so the model must fit on one device. A gradient is then of the
+their weights, gradients and the optimizer's state in parts, on the CPU where FSDP2's
+`CPUOffloadPolicy` says so. For the step itself each rank puts the weights together on its device
+(`Ranks.gathered`), so the model must fit there. A gradient is then of the
 whole model, and no norm needs to be added up across ranks.
 
 The ranks trust each other: the secret of the random stream and the sums without noise pass between
@@ -48,6 +49,7 @@ from torch.distributed.tensor import DTensor, Shard
 from tacit import errors
 from tacit.torch_internals import (
     require_plain_sharding,
+    sharded_like,
     tables_of,
     version_of,
     without_sharding_hooks,
@@ -169,7 +171,7 @@ class Ranks:
 
     def sum(self, values: Tensor) -> Tensor:
         """Σ over ranks in float64, with the same bits on all of them."""
-        own = values.to(self._device, torch.float64)
+        own = values.to(self.device, torch.float64)
         return self._from_all(own.reshape(-1)).sum(dim=0).view(own.shape).to(values.device)
 
     def _from_all(self, own: Tensor) -> Tensor:
@@ -181,7 +183,8 @@ class Ranks:
         return every
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
+        """Where steps run. Parts of sharded weights may be kept on the CPU (CPUOffloadPolicy)."""
         kind = self.mesh.device_type
         return (
             torch.device(kind, torch.cuda.current_device())
@@ -253,7 +256,7 @@ class Ranks:
             if mask is not None:
                 piece = torch.where(mask.reshape(-1)[part], piece, 0.0)
             if isinstance(p, DTensor):
-                p.grad = _sharded_like(p, piece.view(p.to_local().shape))
+                p.grad = sharded_like(p, piece)
             else:
                 p.grad = piece.view(p.shape)
 
@@ -264,7 +267,7 @@ class Ranks:
         shared = [t for t in (*model.parameters(), *model.buffers()) if not isinstance(t, DTensor)]
         with torch.no_grad():
             for tensor in shared:
-                held = tensor.detach().to(self._device).contiguous()
+                held = tensor.detach().to(self.device).contiguous()
                 dist.broadcast(held, group_src=0, group=self.group)
                 tensor.copy_(held)
         self._weights_of(model)
@@ -301,7 +304,8 @@ class Ranks:
     def whole(self, state: Any) -> Any:
         """The same tree of lists, tuples and dicts with whole tensors where it has sharded ones."""
         if isinstance(state, DTensor):
-            return state.full_tensor()
+            own = state.to_local().detach().to(self.device)
+            return self.together(own.reshape(-1), [state]).view(state.shape)
         if isinstance(state, dict):
             return {key: self.whole(value) for key, value in state.items()}
         if isinstance(state, list | tuple):
@@ -314,8 +318,7 @@ class Ranks:
         Where `like` has nothing yet, a tensor under a parameter's name is cut as the parameter is.
         """
         if isinstance(like, DTensor) and isinstance(state, Tensor):
-            local = state.reshape(-1)[self.part(like)].view(like.to_local().shape)
-            return _sharded_like(like, local.to(like.dtype))
+            return sharded_like(like, state.reshape(-1)[self.part(like)])
         if isinstance(state, dict):
             named = {} if model is None else dict(model.named_parameters())
             found = like if isinstance(like, dict) else {}
@@ -374,17 +377,14 @@ class _WholeWeights:
                     f"{sharded.device_mesh}; shard models by rows, on the mesh that the trainer "
                     "is given: fully_shard(model, mesh=mesh)"
                 )
-            if sharded.to_local().device.type != ranks.mesh.device_type:
-                raise ValueError(
-                    f"a sharded parameter is on {sharded.to_local().device}, and the mesh is of "
-                    f"{ranks.mesh.device_type}; leave out CPUOffloadPolicy"
-                )
-        self._is_alone = ranks.count == 1  # and its parts are the whole weights, in one memory
+        kinds = {p.to_local().device.type for p in self.sharded}
+        # The parts of one rank are the whole weights, in one memory unless they are offloaded.
+        self._is_alone = ranks.count == 1 and kinds <= {ranks.mesh.device_type}
         self._whole = {
             id(p): nn.Parameter(
                 p.to_local().detach()
                 if self._is_alone
-                else torch.empty(p.shape, dtype=p.dtype, device=p.to_local().device),
+                else torch.empty(p.shape, dtype=p.dtype, device=ranks.device),
                 requires_grad=p.requires_grad,
             )
             for p in self.sharded
@@ -403,7 +403,8 @@ class _WholeWeights:
                 self._gathered[id(parameter)] = version
         with torch.no_grad():
             for due in kinds.values():
-                own = torch.cat([p.to_local().detach().reshape(-1) for p in due])
+                parts = [p.to_local().detach().to(ranks.device) for p in due]
+                own = torch.cat([part.reshape(-1) for part in parts])
                 flat = ranks.together(own, due).split([p.numel() for p in due])
                 for parameter, values in zip(due, flat, strict=True):
                     whole = self._whole[id(parameter)]
@@ -434,18 +435,6 @@ class _WholeWeights:
                 local.copy_(whole.reshape(-1)[ranks.part(parameter)].view(local.shape))
                 self._gathered[id(parameter)] = version_of(local)
                 self._written[id(parameter)] = version_of(whole)
-
-
-def _sharded_like(parameter: DTensor, local: Tensor) -> DTensor:
-    """This rank's part as a tensor that is sharded as the parameter is."""
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
 
 
 class _Cuts:

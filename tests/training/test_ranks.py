@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import tacit
@@ -457,3 +457,41 @@ def test_a_mesh_of_two_dimensions_is_refused(tmp_path):
             Ranks(init_device_mesh("cpu", (1, 1)))
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_parts_that_are_kept_on_the_cpu_are_trained_on_the_gpu(tmp_path):
+    def weights(mesh: DeviceMesh | None) -> list[Tensor]:
+        model = network("plain")
+        if mesh is None:
+            model.cuda()
+        else:
+            fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
+        trainer = tacit.Trainer(
+            model,
+            tacit.losses.CrossEntropy(0.5),
+            tacit.PerSampleClip(1.0),
+            tacit.PoissonSampler(records(40, "plain"), expected_batch_size=12, steps=STEPS),
+            torch.optim.Adam(model.parameters(), lr=0.1),
+            tacit.Budget(30.0, 1e-5),
+            noise=tacit.Noise(1.0),
+            callbacks=[],
+            mesh=mesh,
+            seed=3,
+        )
+        trainer.fit()
+        parts = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+        kept = {part.device.type for part in parts}
+        kept |= {p.grad.device.type for p in model.parameters() if p.grad is not None}
+        assert kept == {"cuda" if mesh is None else "cpu"}
+        return [part.detach().cpu() for part in parts]
+
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    try:
+        offloaded = weights(init_device_mesh("cuda", (1,)))
+    finally:
+        dist.destroy_process_group()
+    for one, other in zip(offloaded, weights(None), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)

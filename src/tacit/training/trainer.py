@@ -127,7 +127,9 @@ class Trainer:
         first = next(iter(model.parameters()), None)
         if first is None:
             raise ValueError("the model has no parameters to train")
-        self._device, self._floating = first.device, floating_type(model)
+        sharded = self.ranks is not None and self.ranks.shards(model)
+        self._device = self.ranks.device if self.ranks and sharded else first.device
+        self._floating = floating_type(model)
         preconditions.check_statistics(model, statistics, sampler.records, query)
         self.statistics = statistics
         self.evaluate_every = every or max(1, sampler.steps // 20)
