@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from engine_checks import assert_same, batch_for, one_by_one, recording_engine, sums_of
@@ -263,3 +265,17 @@ def test_a_compiled_step_gives_the_same_sums():
         found, expected = (sums_of(q, model, batch, LOSS) for q in (query, plain))
         assert_same(found, expected, tolerance=1e-3)
     assert query.engine.recorder.num_recorded == 1
+
+
+def test_a_step_whose_only_recording_was_dropped_is_recorded_again():
+    """A pool of CUDA graphs ends with its last graph, although a result in it may still live."""
+    query = PerSampleClip(1.0, engine=Automatic(Recorder(compile=False)))
+    model = nn.Sequential(nn.Linear(5, 4), nn.Softplus(), nn.Linear(4, 3)).cuda()
+    inputs = torch.randn(6, 5).cuda()
+    kept = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model[1].beta in (1.0, 2.0, 3.0):  # a recording depends on it
+            for _ in range(6):
+                kept.append(sums_of(query, model, batch_for(inputs)))
+            assert query.engine.recorder.num_recorded == 1

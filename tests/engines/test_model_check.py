@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from engine_checks import batch_for, quadratic, run_engine
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 
 import tacit
 from tacit import PerSampleClip
-from tacit.engines import BookKeeping, PerRecord
+from tacit.engines import BookKeeping, PerRecord, model_check
 from tacit.engines.clipping import ClipTask
 from tacit.engines.model_check import _tolerance
 from tacit.errors import MixesRecords
@@ -119,3 +121,52 @@ class Casts(nn.Module):
 def clip_task(model: nn.Module) -> ClipTask:
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     return ClipTask(model, nn.CrossEntropyLoss(), trained, (tuple(trained),), (1.0,))
+
+
+class PeekingAtTheBatch(nn.Module):
+    """Scales each record by what it reads of the whole batch, outside of PyTorch's dispatcher."""
+
+    def __init__(self, looks: bool) -> None:
+        super().__init__()
+        self.layer, self.looks = nn.Linear(D, 3), looks
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[0] if self.looks else 3
+        return self.layer(x.to(self.layer.weight.dtype)) / size
+
+
+@pytest.mark.parametrize("most", [0, 1 << 29])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_is_too_large_for_float64_is_compared_all_the_same(monkeypatch, most, dtype):
+    monkeypatch.setattr(model_check, "_MOST_DOUBLED", most)
+    kinds = []
+    cast = model_check._in_type
+    monkeypatch.setattr(
+        model_check, "_in_type", lambda finer, *rest: kinds.append(finer) or cast(finer, *rest)
+    )
+    batch = tacit.sampling.batch_of(
+        torch.randn(6, D), torch.arange(6) % 3, divisor=6.0, scheme=tacit.sampling.Poisson(0.5)
+    )
+    loss = nn.CrossEntropyLoss()
+    PerSampleClip(1.0)(PeekingAtTheBatch(looks=False).to(dtype), loss, batch)
+    with pytest.raises(MixesRecords, match="how many records"):
+        PerSampleClip(1.0)(PeekingAtTheBatch(looks=True).to(dtype), loss, batch)
+    copied = torch.float64 if most else torch.float32
+    assert set(kinds) == ({copied} if most or dtype is torch.bfloat16 else set())
+
+
+def test_a_check_that_ran_out_of_memory_begins_again_without_what_it_held(monkeypatch):
+    held, left = [], []
+    check = model_check._check_model
+
+    def once(task, batch, most, *rest):
+        left.extend(reference() is not None for reference in held)
+        if held:
+            return check(task, batch, most, *rest)
+        large = torch.zeros(1000)
+        held.append(weakref.ref(large))
+        raise torch.OutOfMemoryError("no memory is left")
+
+    monkeypatch.setattr(model_check, "_check_model", once)
+    PerSampleClip(1.0)(nn.Linear(D, 3).double(), quadratic, batch_for(reals(4)))
+    assert left == [False]

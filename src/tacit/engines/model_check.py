@@ -13,14 +13,15 @@ There are three checks.
   the number of records, what a program reads without PyTorch's dispatcher (in a thread, in a
   compiled extension), and numbers that Python keeps from pass to pass. So the same records run
   beside others, beside copies of themselves, and once more, with equal random draws, in float64
-  where the model runs in it. Three records are enough, as the proof says that they do not mix.
+  where the model runs in it and is not too large. Three records are enough, as the proof says that
+  they do not mix.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,9 @@ _MOST_IN_SETS = 16
 _COMPARED = 3  # records whose results are compared
 _MOST_ROWS = 4096  # of a batch whose losses are compared with those of a few
 _LAST_EXACT = 8  # the last step before which gradients are compared with autograd's
+_MOST_DOUBLED = 1 << 29  # weights of a model that is copied in float64: 4 GiB
+# How far the same pass may be off in a finer type than the model's, and one beside other records.
+_OFF = {torch.float64: (1e-7, 1e-5), torch.float32: (1e-4, 1e-3)}
 
 
 def check_model(
@@ -78,7 +82,8 @@ def check_model(
         try:
             return _check_model(task, batch, most, first_views, alone)
         except torch.OutOfMemoryError:
-            return _check_model(task, batch, 2, first_views, alone)
+            pass  # the error holds what was allocated, so the next try begins after it is gone
+        return _check_model(task, batch, 2, first_views, alone)
 
 
 def _check_model(
@@ -261,32 +266,35 @@ class _Probe:
         """Require the same losses and gradients of the same records, later and beside any others.
 
         `others` are copies of the last record of `some`, or any records for an engine that runs
-        records `alone`. Passes run in float64, unless the model only runs in its own type.
+        records `alone`. Passes run in a finer type than the model's, unless it does not run in
+        one, or there is no memory for a copy of its weights.
         """
-        try:
-            self._compare(some, others, alone, double=not alone)
-        except (MixesRecords, torch.OutOfMemoryError):
-            raise
-        except Exception:
-            if alone:
+        finer = None if alone else _finer_type(self.task)
+        if finer is not None:
+            try:
+                return self._compare(some, others, alone, finer)
+            except MixesRecords:
                 raise
-            self.state.restore_all()
-            self._compare(some, others, alone, double=False)
+            except Exception:
+                self.state.restore_all()
+        return self._compare(some, others, alone)
 
-    def _compare(self, some: Records, others: Records, alone: bool, double: bool) -> None:
+    def _compare(
+        self, some: Records, others: Records, alone: bool, finer: torch.dtype | None = None
+    ) -> None:
         # The same operators on the same numbers: only the order of a GPU's additions may differ.
-        again = 1e-7 if double else _tolerance(self.task) / 50
-        beside = 1e-5 if double else 10 * again
-        first, other = self._results(some, alone, double), self._results(others, alone, double)
+        own = _tolerance(self.task)
+        again, beside = (own / 50, own / 5) if finer is None else _OFF[finer]
+        first, other = self._results(some, alone, finer), self._results(others, alone, finer)
         comparable = not alone and not self.state.drew()
-        if not _same(first, self._results(some, alone, double), again):
+        if not _same(first, self._results(some, alone, finer), again):
             refuse_stateful(None, self.task.model)
         if alone and self.state.attributes_changed():
             self._compare_from_the_first(some, others, again)
         if not comparable or _same([first[0][-1:].repeat(2), *first[1:]], other, beside):
             return
         rows = torch.arange(num_rows(some[0]), device=device_of(some)).roll(1)
-        turned = self._results(take_rows(some, rows), alone, double)
+        turned = self._results(take_rows(some, rows), alone, finer)
         if _same([first[0].roll(1)], turned[:1], beside):
             depends = (
                 "how many records are beside it, a number that is private, or on what they hold. "
@@ -320,12 +328,18 @@ class _Probe:
                 refuse_stateful(None, self.task.model)
 
     def _results(
-        self, records: Records, alone: bool, double: bool = False, buffers: bool = True
+        self,
+        records: Records,
+        alone: bool,
+        finer: torch.dtype | None = None,
+        buffers: bool = True,
     ) -> list[Tensor]:
         """The losses, and the gradient of their sum or of the last one."""
         self.state.restore_entries() if buffers else self.state.restore_draws()
-        unchanged = nullcontext((self.task, records))
-        with _in_double(self.task, records) if double else unchanged as (task, rows), SteadyDraws():
+        given: AbstractContextManager[tuple[ClipTask, Records]] = nullcontext((self.task, records))
+        if finer is not None:
+            given = _in_type(finer, self.task, records)
+        with given as (task, rows), SteadyDraws():
             losses = run_program(task.model, task.loss, *rows)
             of = losses.sum() if alone else losses[-1]
             if not of.requires_grad:
@@ -360,21 +374,38 @@ class _Probe:
             )
 
 
-@contextmanager
-def _in_double(task: ClipTask, records: Records) -> Iterator[tuple[ClipTask, Records]]:
-    """The same task and records in float64, with float64 weights and buffers in the model."""
+def _finer_type(task: ClipTask) -> torch.dtype | None:
+    """A finer type than the model's that its weights are copied in; None if that takes too much.
 
-    def double(tensor: Tensor) -> Tensor:
-        return tensor.double() if tensor.is_floating_point() else tensor
+    A copy in float64 of 8 billion weights takes 64 GB, and the pass over it as much again.
+    """
+    tensors = [
+        t for t in (*task.model.parameters(), *task.model.buffers()) if t.is_floating_point()
+    ]
+    if sum(t.numel() for t in tensors) <= _MOST_DOUBLED:
+        return torch.float64
+    return torch.float32 if any(t.dtype.itemsize < 4 for t in tensors) else None
+
+
+@contextmanager
+def _in_type(
+    finer: torch.dtype, task: ClipTask, records: Records
+) -> Iterator[tuple[ClipTask, Records]]:
+    """The same task and records, with weights, buffers and real numbers in this type."""
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(finer) if tensor.is_floating_point() else tensor
 
     named = dict(task.model.named_parameters()) | dict(task.model.named_buffers())
     copies = {
-        name: double(t.detach()).clone().requires_grad_(t.requires_grad)
+        name: t.detach().to(finer if t.is_floating_point() else t.dtype, copy=True)
         for name, t in named.items()
     }
+    for name, copy in copies.items():
+        copy.requires_grad_(named[name].requires_grad)
     parameters: Any = {name: copies[name] for name in task.parameters}
     with swapped(task.model, copies), no_autocast(device_of(records)):
-        yield replace(task, parameters=parameters), map_tensors(double, records)
+        yield replace(task, parameters=parameters), map_tensors(cast, records)
 
 
 def _same(one: list[Tensor], other: list[Tensor], tolerance: float) -> bool:

@@ -154,7 +154,7 @@ class Recorder:
         self.steps_left: int | None = None
         self._recordings: dict[Hashable, _Recording] = {}
         self._progress: dict[tuple[Hashable, int], _Progress] = {}
-        self._pool: Any = None
+        self._latest: Any = None  # the CUDA graph captured last
 
     def __repr__(self) -> str:
         return f"Recorder(capture={self.capture}, compile={self.compile}, after={self.after})"
@@ -176,11 +176,11 @@ class Recorder:
         """Free the recordings' memory; later steps are recorded again."""
         self._recordings.clear()
         self._progress.clear()
-        self._pool = None
+        self._latest = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy makes its own recordings: they are of one model's tensors."""
-        return vars(self) | {"_recordings": {}, "_progress": {}, "_pool": None}
+        return vars(self) | {"_recordings": {}, "_progress": {}, "_latest": None}
 
     def wants(self, kind: Hashable, model: nn.Module) -> bool:
         """Whether a step of this kind should run here although it has just run to be planned.
@@ -300,8 +300,11 @@ class Recorder:
 
     def _captured(self, work: Work, batch: Sequence[Tensor]) -> Work:
         inputs = [t.clone() for t in batch]
-        graph, outputs = capture(lambda: work(inputs), pool=self._pool)
-        self._pool = graph.pool()  # recordings take turns, so they may share their memory
+        # Recordings take turns, so they may share their memory. It lives as long as a graph that
+        # uses it, and a recording that is made anew has dropped its own.
+        pool = None if self._latest is None else self._latest.pool()
+        graph, outputs = capture(lambda: work(inputs), pool=pool)
+        self._latest = graph
 
         def replay(batch: Sequence[Tensor]) -> Outputs:
             copy_each(inputs, list(batch))
