@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from any_model import alone
 from any_model_settings import SETTINGS
 from timing import wait
 from torch.distributed.device_mesh import init_device_mesh
@@ -92,20 +93,23 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--blocks", type=int, default=9)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument(
+        "--together", nargs="+", metavar="DIR N [TIME]", help="as any_model.py has it"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     device = torch.device(args.device)
-    alone = "WORLD_SIZE" not in os.environ
-    if alone:
+    single = "WORLD_SIZE" not in os.environ
+    if single:
         os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29541")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for name in args.models:
         setting = SETTINGS[name]
         data = map_tensors(lambda t: t.to(device), setting.batch(args.records))
-        made = {"plain": plain(setting, data, args.records, device, None if alone else mesh)}
-        if alone:
+        made = {"plain": plain(setting, data, args.records, device, None if single else mesh)}
+        if single:
             made["no mesh"] = private(setting, data, args.records, device, None, False)
             made["sharded"] = private(setting, data, args.records, device, mesh, True)
         made["replicated"] = private(setting, data, args.records, device, mesh, False)
@@ -113,15 +117,16 @@ def main() -> None:
             for _ in range(70):
                 step()
         times: dict[str, list[float]] = {kind: [] for kind in made}
-        for _ in range(args.blocks):
-            for kind, step in made.items():
-                dist.barrier()
-                wait(device)
-                started = time.perf_counter()
-                for _ in range(args.steps):
-                    step()
-                wait(device)
-                times[kind].append(1e3 * (time.perf_counter() - started) / args.steps)
+        with alone(args.together):
+            for _ in range(args.blocks):
+                for kind, step in made.items():
+                    dist.barrier()
+                    wait(device)
+                    started = time.perf_counter()
+                    for _ in range(args.steps):
+                        step()
+                    wait(device)
+                    times[kind].append(1e3 * (time.perf_counter() - started) / args.steps)
         row = {
             "model": name,
             "records": args.records,

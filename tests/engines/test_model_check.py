@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import tacit
 from tacit import PerSampleClip
 from tacit.engines import BookKeeping, PerRecord, model_check
+from tacit.engines.book_keeping import planned_pass, record_gradients
 from tacit.engines.clipping import ClipTask
 from tacit.engines.model_check import _tolerance
 from tacit.errors import MixesRecords
@@ -170,3 +172,33 @@ def test_a_check_that_ran_out_of_memory_begins_again_without_what_it_held(monkey
     monkeypatch.setattr(model_check, "_check_model", once)
     PerSampleClip(1.0)(nn.Linear(D, 3).double(), quadratic, batch_for(reals(4)))
     assert left == [False]
+
+
+class Remembered(nn.Module):
+    """Keeps weak references to its activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(D, D)
+        object.__setattr__(self, "activations", [])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.layer(x))
+        self.activations.append(weakref.ref(y))
+        return self.layer(y)
+
+
+def test_a_planned_pass_leaves_no_activations_to_the_garbage_collector():
+    """They are as large as those of plain training, and a check makes several such passes."""
+    model = Remembered()
+    task = clip_task(model)
+    gc.collect()
+    gc.disable()
+    try:
+        planned = planned_pass(task, torch.randn(4, D), torch.arange(4), 4)
+        record_gradients(planned.plan, planned.graph, planned.losses, task)
+        assert any(kept() is not None for kept in model.activations)
+        del planned
+        assert not any(kept() is not None for kept in model.activations)
+    finally:
+        gc.enable()

@@ -219,6 +219,7 @@ def make_plan(
         in_python=frozenset(backward_pass.in_python),
         dynamic=bool(isolation.reorders),
     )
+    shadow.forget()
     return Planned(plan, losses, graph)
 
 

@@ -450,8 +450,13 @@ def _watched(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if not calls.any:
             return result
     mode.caller = sys._getframe()
-    with mode:
-        return call(*args, **kwargs)
+    try:
+        with mode:
+            return call(*args, **kwargs)
+    finally:
+        mode.caller = (
+            None  # a frame holds its callers', and so the whole graph with its activations
+        )
 
 
 class _CallsBack:

@@ -117,6 +117,12 @@ class Shadow(TorchDispatchMode):
         self._watch.__exit__(*exc)
         super().__exit__(*exc)
 
+    def forget(self) -> None:
+        """Free the labels. They take up to 4 bytes per number, and this object is in a cycle."""
+        self._memory = LabelMemory()
+        self._results.clear()
+        self._counting.clear()
+
     def mark(self, tensor: Tensor, labels: Tensor | None = None) -> None:
         """Give row k of `tensor` the label `labels[k]`, by default k + 1."""
         if tensor.dim() == 0:
