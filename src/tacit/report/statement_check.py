@@ -308,15 +308,18 @@ def _other_run(told: Mapping[str, Any], now: RunCharge | None, where: str) -> li
             ("started", now.started),
             ("sampling", now.plan.scheme.describe()),
             ("noise_multiplier", now.plan.noise_multiplier),
+            ("step_limit", now.step_limit),
+            ("exclusive", now.exclusive),
         )
-        if told[name] != found
+        if told.get(name) != found
     ]
     if told["charged_steps"] > now.steps:
         wrong.append(
             f"{where}.charged_steps is {told['charged_steps']}, and {now.steps} in the ledger"
         )
     if told["charged_steps"] == now.steps:
-        wrong += _differences(told["epsilon"], plain_values(now.epsilon), f"{where}.epsilon")
+        for name, found in (("epsilon", now.epsilon), ("epsilon_planned", now.epsilon_planned)):
+            wrong += _differences(told.get(name), plain_values(found), f"{where}.{name}")
     return wrong
 
 
