@@ -214,6 +214,7 @@ def sections(
     relation, unit = Relation(facts["relation"]), facts.get("privacy_unit") or "record"
     sets = plan is not None and plan.unit is Unit.MINI_SET
     search = facts.get("search")
+    event_from_fields(search or [])  # refuses what is no list of events
     epsilon, delta = float(facts["epsilon"]), float(facts["delta"])
     renyi = facts.get("epsilon_rdp")
     return {
