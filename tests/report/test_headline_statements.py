@@ -43,10 +43,10 @@ def test_the_statement_of_a_headline_holds_and_a_changed_digit_does_not(
     assert changed_sections(content) == wrong_figures(content) == by_dp_accounting(content) == []
     changed = copy.deepcopy(content)
     changed["guarantee"]["epsilon"] = round(content["guarantee"]["epsilon"] - 0.1, 6)
-    for wrong in (wrong_figures(changed), wrong_figures(dict(sealed(changed).content))):
-        assert any(text.startswith("guarantee.epsilon") for text in wrong)
-    assert "digest" in by_dp_accounting(changed)
-    assert any("epsilon" in text for text in by_dp_accounting(dict(sealed(changed).content)))
+    assert changed_sections(changed)[0].startswith("guarantee was changed")
+    changed = dict(sealed(changed).content)
+    assert any(text.startswith("guarantee.epsilon") for text in wrong_figures(changed))
+    assert any("epsilon" in text for text in by_dp_accounting(changed))
 
 
 def test_every_headline_of_the_results_page_has_a_statement_or_a_reason() -> None:
