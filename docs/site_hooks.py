@@ -7,6 +7,7 @@ of the site. There such a link becomes the path as text, so that the site has no
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ def on_config(config: Any, **_: Any) -> Any:
 
     complete(config["nav"])
     return config
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Publish the schema of privacy statements beside the pages. Called by mkdocs."""
+    shutil.copy(_ROOT / "src/tacit/report/statement.schema.json", config["site_dir"])
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

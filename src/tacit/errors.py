@@ -61,6 +61,10 @@ class LedgerDamaged(TacitError, ValueError):
     """A ledger's file is not one, was changed or cut short, or is not the newest copy."""
 
 
+class StatementRefused(TacitError, ValueError):
+    """A privacy statement does not follow from its events, its ledger or its model."""
+
+
 class CheckpointRefused(TacitError, ValueError):
     """A checkpoint is damaged, belongs to another ledger, plan, model, optimizer or data, or is in
     use by another process."""

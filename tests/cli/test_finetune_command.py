@@ -98,7 +98,7 @@ def test_users_are_what_is_protected(given: Path, tmp_path: Path) -> None:
     facts = facts_of(given, *told, "--held-out-fraction", "0.2")
     assert facts["privacy_unit"] == "user (all of their lines)"
     assert "differ by one user (all of their lines) that is added" in facts["statement"]["text"]
-    assert facts["statement"]["privacy_unit"] == facts["privacy_unit"]
+    assert facts["statement"]["unit"]["name"] == facts["privacy_unit"]
     # 60 users, less those that are held out; and nothing says who wrote more than four lines.
     assert 40 <= facts["config"]["used"]["public_size"] <= 56
     assert facts["config"]["used"]["rows_per_record"] == 4

@@ -165,7 +165,7 @@ def test_rare_categories_are_merged_by_counts_that_are_charged(folder: Path) -> 
     stored, ranges = facts(folder), usual_range_noise(3.0, 1e-5)
     assert stored["plan"]["prelude"] == [ranges, 3.0]
     assert stored["epsilon"] > facts(folder, "plain")["epsilon"]
-    assert stored["statement"]["epsilon"] == stored["epsilon"]
+    assert stored["statement"]["guarantee"]["epsilon"] == stored["epsilon"]
     told = [note for note in stored["notes"] if "1 of 4 categories" in note]
     assert len(told) == 1
     assert "its event is charged" in told[0]

@@ -20,6 +20,7 @@ import tacit
 from tacit.data import Numeric, PublicScaler, Schema
 from tacit.errors import TacitError
 from tacit.report import save_run
+from tacit.report.privacy_statement import sealed
 
 FEW = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -57,21 +58,25 @@ def loads_or_says_why(folder: Path) -> str:
     return ""
 
 
-@pytest.mark.parametrize("where", ["statement", "facts", "both", "sentence"])
+@pytest.mark.parametrize("where", ["statement", "facts", "both", "sentence", "file"])
 def test_a_folder_states_no_other_epsilon_than_its_plan(folder, where):
+    """Also if somebody has computed the digests of the statement again."""
     facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    honest = tacit.load_run(folder).statement
-    assert honest["text"] == facts["statement"]["text"]
+    assert tacit.load_run(folder).statement == facts["statement"]
+    content = facts["statement"]
     if where in ("statement", "both"):
-        facts["statement"]["epsilon"] = 0.1
+        content["guarantee"]["epsilon"] = 0.1
     if where in ("facts", "both"):
         facts["epsilon"] = 0.1
-    facts["statement"]["text"] = "The weights are private, with epsilon 0.1."
+    content["text"] = "The weights are private, with epsilon 0.1."
+    words = "text was changed"
+    if where != "sentence":
+        words = "epsilon" if where != "file" else "statement.json is not the statement in run.json"
+        content = facts["statement"] = dict(sealed(content).content)
+    if where == "both":
+        (folder / "statement.json").write_text(json.dumps(content), encoding="utf-8")
     (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
-    if where == "sentence":
-        assert tacit.load_run(folder).statement == honest
-    else:
-        assert "epsilon" in loads_or_says_why(folder)
+    assert words in loads_or_says_why(folder)
 
 
 @pytest.mark.parametrize("hidden", [[1] * 10**6, [10**9]])

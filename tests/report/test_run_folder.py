@@ -35,7 +35,8 @@ def test_a_saved_run_is_kept_unless_it_may_be_overwritten(tmp_path):
     x = torch.randn(6, 3)
     save_run(finished(test=tacit.Records(x, (x[:, 0] > 0).long(), 2)), tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert set(before) == {"run.json", "weights.safetensors", "progress.png"}
+    names = {"run.json", "weights.safetensors", "statement.json", "progress.png"}
+    assert set(before) == names
     other = finished(steps=3)
     with pytest.raises(ValueError, match=r"holds a run already.*overwrite=True"):
         save_run(other, tmp_path)
@@ -46,7 +47,8 @@ def test_a_saved_run_is_kept_unless_it_may_be_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["run.json", "weights.safetensors", "progress.png", "preprocessing.json"]
+    "name",
+    ["run.json", "weights.safetensors", "statement.json", "progress.png", "preprocessing.json"],
 )
 def test_a_part_of_a_run_is_a_run(name, tmp_path):
     (tmp_path / name).touch()

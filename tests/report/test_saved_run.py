@@ -149,6 +149,7 @@ def test_the_statement_and_the_ledgers_head_are_there(tmp_path) -> None:
     with tacit.Ledger(tmp_path / "ledger.sqlite") as ledger:
         assert found.statement["ledger"]["head"] == ledger.head
     assert "differentially private" in found.statement["text"]
+    assert found.statement == json.loads((tmp_path / "statement.json").read_text("utf-8"))
     assert found.facts["config"]["settings"]["data" if "data" in facts["config"] else "privacy"]
 
 

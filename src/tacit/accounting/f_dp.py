@@ -195,7 +195,17 @@ def trade_off(
         >>> curve(0.01)  # 0.97: the least type II error at a type I error of 1%
     """
     plan = Plan(scheme_of(sampling), noise_multiplier, relation, steps, unit, tuple(prelude))
-    return _composed([(AccountedEvent(plan.event(steps), plan.accounted_relation), 1)], relation)
+    return trade_off_of_event(plan.event(steps), plan.accounted_relation, relation)
+
+
+def trade_off_of_event(
+    event: dpa.DpEvent, accounted: Relation, relation: Relation | None = None
+) -> TradeOff:
+    """The curve of an event whose parameters were all fixed beforehand.
+
+    `accounted` is the relation between sampled units, and `relation` the one that the curve is for.
+    """
+    return _composed([(AccountedEvent(event, accounted), 1)], relation or accounted)
 
 
 def gaussian_trade_off(mu: float) -> TradeOff:

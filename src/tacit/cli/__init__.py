@@ -28,7 +28,7 @@ from tacit.cli.data_commands import data_app
 from tacit.cli.doctor_command import doctor
 from tacit.cli.finetune_command import finetune_command
 from tacit.cli.model_commands import export, predict
-from tacit.cli.report_commands import compare, report
+from tacit.cli.report_commands import compare, report, statement, verify
 from tacit.cli.show_commands import certify, inspect, ledger_app
 from tacit.cli.train_command import train_command
 from tacit.errors import TacitError, naming_options
@@ -61,6 +61,8 @@ app.command()(inspect)
 app.command()(doctor)
 app.command()(report)
 app.command()(compare)
+app.command()(statement)
+app.command()(verify)
 
 
 def _print_release(wanted: bool) -> None:

@@ -82,6 +82,7 @@ def _finetuned_in(folder: Path, s: FinetuneSettings) -> dict[str, Any]:
     from tacit.errors import NotPublic
     from tacit.integrations import language_models as models
     from tacit.noise import Noise
+    from tacit.report.run_folder import declared
     from tacit.training import Callback, HeldOut, LedgerRun, ProgressBar
     from tacit.training.evaluation import Metrics, evaluate
     from tacit.training.trainer import Trainer
@@ -235,6 +236,9 @@ def _finetuned_in(folder: Path, s: FinetuneSettings) -> dict[str, Any]:
     run.notes += run_directory.no_step_note(run, charged, limit)
     facts = run.facts(trainer.evaluate_on)
     facts["before"] = before.facts()
+    facts["public"] = declared(data.train, None)
+    if classes is not None:
+        facts["public"].append(f"the classes are {', '.join(classes)}")
     facts["samples"] = []
     if s.prompt:
         drawn: dict[str, Any] = {"new_tokens": s.new_tokens, "temperature": s.temperature}
@@ -330,13 +334,13 @@ def _save(
         write_json,
     )
     from tacit.report.model_card import model_card
-    from tacit.report.run_folder import environment, plot_history, privacy_statement
+    from tacit.report.privacy_statement import state
+    from tacit.report.run_folder import environment, plot_history
 
     assert s.model is not None
     base = None if Path(s.model).exists() else s.model  # a folder's path is this machine's own
     causal = s.task == "causal"
     facts["environment"] = environment()
-    facts["statement"] = privacy_statement(facts, ledger)
     facts["model"] = {
         "format": FORMAT,
         "architecture": {
@@ -349,11 +353,16 @@ def _save(
         "class_names": None if classes is None else list(classes),
     }
     target = folder / MODEL_FOLDER
-    card = model_card(facts, base, adapter=s.lora > 0)
-    names = save_language_model(model, tokenizer, target, card)
+    names = save_language_model(model, tokenizer, target)
     facts["model"]["files"] = {f"{MODEL_FOLDER}/{n}": digest_of(target / n) for n in names}
     if facts["history"]:
         plot_history(facts, folder / "progress.png")
+    statement = state(facts, ledger)
+    facts["statement"] = dict(statement.content)
+    card = model_card(statement, facts, base, adapter=s.lora > 0)
+    (target / "README.md").write_text(card, encoding="utf-8")
+    for place in (folder, target):  # beside the facts, and beside the weights that are given away
+        statement.save(place)
     write_json(facts, folder / "run.json")
 
 

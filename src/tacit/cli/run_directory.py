@@ -28,8 +28,9 @@ from tacit.ledger import Ledger, read_statement
 from tacit.ledger.store import sync_folder
 from tacit.report.folder_files import FILES, LANGUAGE_MODEL, MODEL_FOLDER, write_json
 from tacit.report.page import PAGE
+from tacit.report.privacy_statement import plan_of, steps_of_epsilon
 from tacit.report.read_folder import read_facts
-from tacit.report.saved_facts import DIAGNOSTICS, plan_of, steps_of_epsilon
+from tacit.report.saved_facts import DIAGNOSTICS
 from tacit.report.saved_run import SavedRun
 from tacit.training.run import Run
 from tacit.training.state_file import CHECKPOINT

@@ -302,8 +302,8 @@ def prompt_ids(tokenizer: Any, prompt: str) -> Tensor:
     return torch.tensor([ids])
 
 
-def save_language_model(model: StackedRows, tokenizer: Any, folder: Path, card: str) -> list[str]:
-    """Write weights or adapter, tokenizer and model card as `from_pretrained` reads them.
+def save_language_model(model: StackedRows, tokenizer: Any, folder: Path) -> list[str]:
+    """Write weights or adapter and tokenizer as `from_pretrained` reads them.
 
     Returns the names of the files.
     """
@@ -316,5 +316,5 @@ def save_language_model(model: StackedRows, tokenizer: Any, folder: Path, card: 
     finally:
         inner.config.use_cache = False
     # peft has written a card of its own, without a word on privacy.
-    (folder / "README.md").write_text(card, encoding="utf-8")
+    (folder / "README.md").unlink(missing_ok=True)
     return sorted(file.name for file in folder.iterdir() if file.is_file())

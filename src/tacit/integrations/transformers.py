@@ -27,8 +27,10 @@ from tacit.queries.bounded_gradient import Loss
 from tacit.queries.per_sample_clip import PerSampleClip
 from tacit.queries.record_overlap import require_held_out
 from tacit.records import Records
+from tacit.report.folder_files import digest_of
 from tacit.report.model_card import model_card
-from tacit.report.run_folder import environment
+from tacit.report.privacy_statement import state
+from tacit.report.run_folder import declared, environment
 from tacit.sampling.poisson import PoissonSampler
 from tacit.training import (
     Callback,
@@ -217,7 +219,13 @@ class TacitTrainer:
             "class_names": None,
         }
         adapter = _base_of(model) is not model
-        (folder / "README.md").write_text(model_card(facts, None, adapter), encoding="utf-8")
+        weights = [*folder.glob("model*.safetensors"), *folder.glob("adapter*.safetensors")]
+        facts["model"]["files"] = {file.name: digest_of(file) for file in sorted(weights)}
+        facts["public"] = declared(self.records, None)
+        statement = state(facts, self.private.ledger)
+        statement.save(folder)
+        card = model_card(statement, facts, None, adapter)
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
     # ---- what it is made of --------------------------------------------------------------------
 

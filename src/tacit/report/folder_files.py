@@ -13,9 +13,9 @@ from tacit.data.preprocessing import FILE as PREPROCESSING
 from tacit.errors import in_words
 from tacit.training.state_file import CHECKPOINT
 
-WEIGHTS, SCHEMA = "weights.safetensors", "schema.json"
+WEIGHTS, SCHEMA, STATEMENT = "weights.safetensors", "schema.json", "statement.json"
 # What a run writes into its folder.
-FILES = ("run.json", WEIGHTS, "progress.png", SCHEMA, PREPROCESSING)
+FILES = ("run.json", WEIGHTS, STATEMENT, "progress.png", SCHEMA, PREPROCESSING)
 # Of a language model: the kind of its architecture in run.json, and the folder with its files.
 LANGUAGE_MODEL, MODEL_FOLDER = "transformers", "model"
 # The version of the "model" part of run.json.
@@ -49,14 +49,15 @@ def write_json(facts: dict[str, Any], path: Path) -> None:
 
 def to_json(value: Any) -> str:
     """JSON that any reader takes: an infinite ε is the string "inf", which JSON numbers lack."""
-    return json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    return json.dumps(plain_values(value), indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
+    """The value as it is read back from `to_json`."""
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain_values(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain_values(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, int | float | bool | str | None) else str(value)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tacit.report.run_folder import privacy_statement
+from tacit.report import statement_words
+from tacit.report.privacy_statement import PrivacyStatement
+from tacit.report.statement_words import markdown_table
 
 
 def promise(facts: dict[str, Any]) -> str:
@@ -16,7 +18,19 @@ def promise(facts: dict[str, Any]) -> str:
     return f"ε = {facts['epsilon']:.4g} for one {facts['privacy_unit']}, δ = {facts['delta']:g}"
 
 
-def model_card(facts: dict[str, Any], base: str | None, adapter: bool) -> str:
+def model_card_block(statement: PrivacyStatement) -> str:
+    """The section of a Hugging Face model card that states the privacy of a model, as Markdown.
+
+    Put statement.json beside the card: its last line says how to compute the figures again.
+
+        block = tacit.report.model_card_block(tacit.report.statement("runs/x"))
+    """
+    return statement_words.model_card_block(statement.content)
+
+
+def model_card(
+    statement: PrivacyStatement, facts: dict[str, Any], base: str | None, adapter: bool
+) -> str:
     """A README.md in the form of the Hugging Face hub, with a statement of privacy.
 
     `base` is the name of the model that was fine-tuned, or None where that is a private folder.
@@ -31,19 +45,13 @@ def model_card(facts: dict[str, Any], base: str | None, adapter: bool) -> str:
         "\n".join(["---", *front, "---"]),
         f"# {what}{of}, fine-tuned with differential privacy",
         f"**{promise(facts)}.** Trained with Tacit {facts['environment']['tacit']}.",
-        "## Privacy statement",
-        privacy_statement(facts)["text"],
-        _table(_guarantee(facts)),
-        "ε does not cover:",
-        "\n".join(f"- {line}" for line in _not_covered(facts)),
+        model_card_block(statement),
     ]
-    if facts["notes"]:
-        parts += ["Notes of the run:", "\n".join(f"- {note}" for note in facts["notes"])]
     measured = _measured(facts)
     if measured:
         parts += [
             "## Held-out text",
-            _table(measured, ("", "before", "after")),
+            markdown_table(measured, ("", "before", "after")),
         ]
     if facts.get("samples"):
         parts.append("## Samples")
@@ -54,36 +62,6 @@ def model_card(facts: dict[str, Any], base: str | None, adapter: bool) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _guarantee(facts: dict[str, Any]) -> list[tuple[str, ...]]:
-    charged = facts["charged_steps"]
-    steps = f"{facts['steps']}"
-    if charged not in (None, facts["steps"]):
-        steps += f" ({charged} are charged)"
-    rows: list[tuple[str, ...]] = [
-        ("unit of privacy", f"one {facts['privacy_unit']}"),
-        ("neighbouring relation", facts["relation"]),
-        ("ε", f"{facts['epsilon']:.6g}"),
-        ("δ", f"{facts['delta']:g}"),
-        ("noise multiplier", f"{facts['noise_multiplier']:.6g}"),
-        ("clipping norm", f"{facts['config']['used']['max_norm']:g}"),
-        ("sampling", facts["sampling"]),
-        ("steps", steps),
-        ("accounting", "privacy loss distributions (PLD)"),
-        ("random draws", "from a seed" if facts["seeded"] else "secret, from the operating system"),
-    ]
-    return rows
-
-
-def _not_covered(facts: dict[str, Any]) -> list[str]:
-    return [
-        "what the base model was pretrained on, and whoever's text was in it",
-        "choices that were made by looking at the training text: hyperparameters that were "
-        "searched in other runs, prompts, filters",
-        "the held-out text, and the figures measured on it",
-        "text of a person in a record of somebody else",
-    ]
-
-
 def _measured(facts: dict[str, Any]) -> list[tuple[str, ...]]:
     rows = []
     before = facts.get("before") or {}
@@ -92,11 +70,6 @@ def _measured(facts: dict[str, Any]) -> list[tuple[str, ...]]:
         if any(value is not None for value in pair):
             rows.append((name, *("–" if v is None else format(float(v), form) for v in pair)))
     return rows
-
-
-def _table(rows: list[tuple[str, ...]], header: tuple[str, ...] = ("", "")) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _use(facts: dict[str, Any], base: str | None, adapter: bool) -> str:

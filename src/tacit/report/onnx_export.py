@@ -181,11 +181,11 @@ def _describe(model: Any, run: SavedRun) -> None:
         "class_names": "\n".join(run.class_names or ()),
         "feature_names": "\n".join(run.feature_names or ()),
         "inputs": "" if run.schema is None else "\n".join(_fed(run)),
-        "privacy": str(run.statement.get("text", "")),
-        "epsilon": str(run.statement.get("epsilon", "")),
-        "delta": str(run.statement.get("delta", "")),
-        "relation": str(run.statement.get("relation", "")),
-        "ledger_head": str((run.statement.get("ledger") or {}).get("head", "")),
+        "privacy": str(run.statement["text"]),
+        "epsilon": str(run.epsilon),
+        "delta": str(run.delta),
+        "relation": str(run.statement["relation"]["name"]),
+        "ledger_head": str((run.statement["ledger"] or {}).get("head", "")),
     }
     del model.metadata_props[:]
     for key, value in entries.items():

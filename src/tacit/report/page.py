@@ -28,13 +28,14 @@ from tacit.report.page_privacy import (
     calibration_charts,
     curve_of,
     disagreement,
-    in_one_sentence,
     not_covered,
     statement,
     trade_off_chart,
+    words_of,
 )
 from tacit.report.page_shell import PageSection, chart_grid, document, warning
 from tacit.report.saved_facts import SavedFacts, read_facts
+from tacit.report.statement_words import in_one_sentence
 from tacit.training.evaluation import metric_rows
 
 PAGE = "report.html"
@@ -76,31 +77,32 @@ def write_text(text: str, target: Path) -> Path:
 def page_of(run: SavedFacts) -> str:
     """The page as text."""
     curve = curve_of(run)
+    words = words_of(run, curve)
     sections = [
         PageSection("results", "Results", _results(run)),
-        PageSection("privacy", "Privacy", _privacy(run, curve)),
+        PageSection("privacy", "Privacy", _privacy(run, curve, words)),
         PageSection("not-covered", "What ε does not cover", not_covered(run)),
     ]
     if run.diagnostics:
         sections.append(PageSection("not-private", NOT_PRIVATE, _diagnostics(run), private=True))
     sections.append(PageSection("settings", "Settings", _settings(run)))
-    header = _header(run, curve)
+    header = _header(run, words)
     return document(f"{run.name}: report of a private run", "run report", header, sections)
 
 
 # ---- the top -------------------------------------------------------------------------------------
 
 
-def _header(run: SavedFacts, curve: TradeOff | None) -> Markup:
+def _header(run: SavedFacts, words: Mapping[str, Any]) -> Markup:
     parts = [tag("h1", run.name), tag("p", about(run), class_="lead")]
-    if curve is not None:
-        parts.append(tag("p", in_one_sentence(run, curve), class_="promise"))
+    if (promise := in_one_sentence(words)) is not None:
+        parts.append(tag("p", promise, class_="promise"))
     parts.append(_figures(run))
     parts += warnings_of(run)
     if any(found.get("private") for found in run.diagnostics):
-        words = "The part with a dashed border reads training records. Delete diagnostics.json "
-        words += "and write the page again before you give it to anybody."
-        parts.append(warning("This page holds figures that are not private", words))
+        told = "The part with a dashed border reads training records. Delete diagnostics.json "
+        told += "and write the page again before you give it to anybody."
+        parts.append(warning("This page holds figures that are not private", told))
     return joined(parts)
 
 
@@ -297,10 +299,10 @@ def _confusion(counts: Sequence[Sequence[float]], names: Sequence[str] | None) -
 # ---- privacy, diagnostics ------------------------------------------------------------------------
 
 
-def _privacy(run: SavedFacts, curve: TradeOff | None) -> Markup:
+def _privacy(run: SavedFacts, curve: TradeOff | None, words: Mapping[str, Any]) -> Markup:
     charts = [trade_off_chart([(run.name, curve)])] if curve is not None else []
     charts += calibration_charts(run)
-    return joined([statement(run, curve), chart_grid(charts)])
+    return joined([statement(words), chart_grid(charts)])
 
 
 def _diagnostics(run: SavedFacts) -> Markup:

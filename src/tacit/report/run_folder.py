@@ -1,7 +1,8 @@
 """A finished run as a folder, which is enough to use its model; `load_run` reads it back.
 
 run.json holds the facts of the run, how to build its network, its task and names, the statement of
-its privacy, and the SHA-256 of the other files; weights are safetensors, the rest is JSON.
+its privacy, and the SHA-256 of the other files; weights are safetensors, the rest is JSON. The
+statement is also a file of its own, statement.json, to be given away with the model.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 import tacit
-from tacit.budget import Relation
 from tacit.canvas import blank
 from tacit.data.download import whole_file
 from tacit.data.preprocessing import FILE as PREPROCESSING
@@ -32,7 +32,6 @@ from tacit.data.preprocessing import Preprocessing, Stage
 from tacit.data.table_schema import Schema
 from tacit.diagnostics.predictions import confusion_matrix
 from tacit.ledger import Ledger
-from tacit.ledger.statement import read_statement
 from tacit.losses.registry import Task
 from tacit.models.architectures import architecture_of, plain_arguments
 from tacit.records import Records, as_records
@@ -44,6 +43,7 @@ from tacit.report.folder_files import (
     digest_of,
     write_json,
 )
+from tacit.report.privacy_statement import state
 from tacit.statistics.tracking import refuse_private_statistics
 from tacit.training.evaluation import temperature_of
 from tacit.training.run import Run
@@ -146,7 +146,7 @@ def save_run(
         preprocessing: what the inputs went through: the scalers given to `tacit.load`, a released
             mean and std, scattering features.
         schema: of the table that was trained on.
-        ledger: what the run was charged to; its statement and head go into run.json.
+        ledger: what the run was charged to; its runs and head go into the privacy statement.
         arguments: the keyword arguments that a model of your own class was made with.
 
     A run that is there already is kept, and ValueError raised, unless `overwrite`; other files,
@@ -165,7 +165,7 @@ def save_run(
     described = describe_model(run, test, schema, arguments)
     facts = run.facts(test, target_unit(schema))
     facts["environment"] = environment()
-    facts["statement"] = privacy_statement(facts, ledger)
+    facts["public"] = declared(next(iter(run.known_records()), None), schema)
     facts["confusion"] = _confusion(run, test, facts)
     target.mkdir(parents=True, exist_ok=True)
     # Copies, since safetensors refuses the shared memory of tied weights.
@@ -192,6 +192,10 @@ def save_run(
         (target / "progress.png").unlink(missing_ok=True)  # of a run that is overwritten
     described["files"] = {name: digest_of(target / name) for name in written}
     facts["model"] = described
+    # run.json last: a folder with one is whole, and holds the statement beside it.
+    statement = state(facts, ledger)
+    facts["statement"] = dict(statement.content)
+    statement.save(target)
     write_json(facts, target / "run.json")
     return facts
 
@@ -242,6 +246,22 @@ def describe_model(
     }
 
 
+def declared(records: Records | None, schema: Schema | None) -> list[str]:
+    """What the user declared public about the training records, in sentences."""
+    found = []
+    if records is not None and records.public_size is not None:
+        found.append(f"the number of training records, declared as {records.public_size:,}")
+    if records is not None and records.num_classes is not None:
+        named = f": {', '.join(records.class_names)}" if records.class_names else ""
+        found.append(f"there are {records.num_classes} classes{named}")
+    if schema is not None:
+        found.append("the names, kinds and categories of the columns in schema.json")
+        ranged = [c.name for c in schema.columns if isinstance(getattr(c, "range", None), tuple)]
+        if ranged:
+            found.append(f"the ranges of {', '.join(ranged)}, as schema.json has them")
+    return found
+
+
 def _task_of(run: Run, test: Records | None) -> Task | None:
     """What the loss declares, or what it is for held-out records of this kind."""
     task = getattr(run.loss, "task", None)
@@ -279,36 +299,3 @@ def target_unit(schema: Schema | None) -> float:
         return 1.0
     lower, upper = schema.target_range
     return (upper - lower) / 2
-
-
-def privacy_statement(
-    facts: dict[str, Any], ledger: Ledger | str | os.PathLike[str] | None = None
-) -> dict[str, Any]:
-    """What the run guarantees, in a sentence and in numbers, and its ledger's own statement."""
-    if ledger is None:
-        stated = None
-    elif isinstance(ledger, Ledger):
-        stated = ledger.statement().facts()
-    else:
-        stated = read_statement(ledger).facts()
-    names = ("epsilon", "epsilon_rdp", "delta", "relation", "sampling", "noise_multiplier")
-    text = (
-        f"The weights are differentially private in the training records, with epsilon "
-        f"{facts['epsilon']:.4g} at delta {facts['delta']:g}, for neighbours that "
-        f"differ by one {facts.get('privacy_unit', 'record')} that is "
-        f"{_NEIGHBOURS[facts['relation']]}. The records that they were measured on are not covered."
-    )
-    return {
-        "text": text,
-        **{name: facts[name] for name in names},
-        "privacy_unit": facts.get("privacy_unit", "record"),
-        "method": "PLD",
-        "seeded": facts["seeded"],
-        "ledger": stated,
-    }
-
-
-_NEIGHBOURS = {
-    Relation.ADD_OR_REMOVE_ONE.value: "added or removed",
-    Relation.REPLACE_ONE.value: "replaced",
-}

@@ -21,16 +21,24 @@ from tacit.diagnostics.gradient_norms import (
     GradientNormHistory,
     whole_norms,
 )
-from tacit.report.folder_files import require_file, write_json
-from tacit.report.run_folder import privacy_statement
+from tacit.report.folder_files import STATEMENT, require_file, write_json
+from tacit.report.privacy_statement import FORMAT as STATEMENT_FORMAT
+from tacit.report.privacy_statement import (
+    ROUNDING,
+    PrivacyStatement,
+    plan_of,
+    read_stored,
+    sections,
+    state,
+    steps_of_epsilon,
+)
+from tacit.report.statement_check import changed_sections
 from tacit.sampling.scheme import UnregisteredScheme
 from tacit.training.evaluation import Metrics
 
 T = TypeVar("T")
 
 DIAGNOSTICS = "diagnostics.json"
-# Two computations of one ε differ by rounding alone.
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -45,8 +53,8 @@ class SavedFacts:
     Facts that not every run has: `confusion`, counts as a square list of lists, a row for each
     true class, beside `class_names` (of the facts or of their "model"); `baseline`, metrics by
     name of a model that ignores its inputs, and its "predictor" in words; `task`, a word;
-    `certificate`; `ledger`, what the "statement" says of all runs on the ledger; and `diagnostics`,
-    from the file diagnostics.json.
+    `certificate`; and `diagnostics`, from the file diagnostics.json. `words` holds the sections of
+    a privacy statement that are made from these facts, with the ledger that the stored one names.
     """
 
     folder: Path
@@ -74,7 +82,7 @@ class SavedFacts:
     task: str | None = None
     baseline: dict[str, float] = field(default_factory=dict)
     predictor: str = "baseline"
-    ledger: dict[str, Any] | None = None
+    words: dict[str, Any] = field(default_factory=dict)
     certificate: dict[str, Any] | None = None
     confusion: list[list[float]] | None = None
     class_names: list[str] | None = None
@@ -94,7 +102,7 @@ class SavedFacts:
         """Whether ε was computed anew and is the one that run.json reports, up to rounding."""
         computed = self.computed_epsilon
         return computed is not None and (
-            self.epsilon == computed or math.isclose(self.epsilon, computed, rel_tol=_ROUNDING)
+            self.epsilon == computed or math.isclose(self.epsilon, computed, rel_tol=ROUNDING)
         )
 
     def used(self, name: str) -> Any:
@@ -116,29 +124,61 @@ def read_facts(folder: str | Path) -> SavedFacts:
         ) from error
 
 
-def stated(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """The privacy statement of a run: of its facts, never the sentence that run.json has for it.
+def stated(folder: Path, facts: dict[str, Any]) -> PrivacyStatement:
+    """The privacy statement of a run, checked against its facts and with ε computed again.
 
-    Raises ValueError where run.json reports less than its plan costs, or states another ε than it
-    reports. A larger one stands: a run that was resumed answers for what it lost, too.
+    Raises ValueError where run.json reports less than its plan costs, or where the statement was
+    changed or is not of these facts.
     """
-    stored = _object(facts["statement"], "'statement'")
+    content = _object(facts["statement"], "'statement'")
+    if content.get("format") != STATEMENT_FORMAT:
+        raise ValueError(f"'statement' is not of the format {STATEMENT_FORMAT!r}")
     run = _checked(folder, facts)
     computed = run.computed_epsilon
-    if computed is not None and not run.epsilon >= computed * (1 - _ROUNDING):
+    if computed is not None and not run.epsilon >= computed * (1 - ROUNDING):
         raise ValueError(
             f"'epsilon' is {run.epsilon:.4g}, and {run.answers_for:,} steps of its plan have "
             f"epsilon {computed:.4g}"
         )
-    of_facts = {"epsilon": run.epsilon, "epsilon_rdp": run.epsilon_rdp, "delta": run.delta}
-    found = privacy_statement({**facts, **of_facts})
-    for name, value in of_facts.items():
-        told = None if stored[name] is None else _number(stored[name], f"{name!r} of 'statement'")
-        if told != value:
-            raise ValueError(f"{name!r} of 'statement' is {told}, and {value} in the facts")
-    if run.no_plan:
-        found["text"] += f" Epsilon was not computed again: {run.no_plan}."
-    return found | {"ledger": stored["ledger"]}
+    if (wrong := changed_sections(content)) or (wrong := other_facts(content, run)):
+        raise ValueError(f"'statement' was changed, or is not of this run: {'; '.join(wrong)}")
+    if (folder / STATEMENT).exists() and read_stored(folder).content != content:
+        raise ValueError(f"{STATEMENT} is not the statement in run.json")
+    return PrivacyStatement(content)
+
+
+def statement(folder: str | os.PathLike[str]) -> PrivacyStatement:
+    """The privacy statement of the run in `folder`, checked against run.json.
+
+    Of a run that was saved without one it is made from run.json, and names no ledger. Raises
+    ValueError where it was changed, or is not of the run.
+
+        print(tacit.report.statement("runs/x").markdown())
+    """
+    folder = Path(folder)
+    facts = read_object(folder, "run.json")
+    read_facts(folder)  # every fact is of the type that it must have
+    try:
+        stored = facts.get("statement")
+        made_here = isinstance(stored, dict) and stored.get("format") == STATEMENT_FORMAT
+        return stated(folder, facts) if made_here else state(facts)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{folder}/run.json has no privacy statement: {what}") from error
+
+
+def other_facts(content: Mapping[str, Any], run: SavedFacts) -> list[str]:
+    """Where a statement says something else than the facts of the run."""
+    guarantee = _object(content["guarantee"], "'guarantee'")
+    found = {
+        "epsilon": (_number(guarantee["epsilon"], "'epsilon' of 'statement'"), run.epsilon),
+        "delta": (_number(guarantee["delta"], "'delta' of 'statement'"), run.delta),
+        "relation": (content["relation"]["name"], run.relation.value),
+        "unit": (content["unit"]["name"], run.privacy_unit),
+        "steps": (content["sampling"]["steps"], run.steps),
+        "seeded": (content["randomness"]["seeded"], run.seeded),
+    }
+    return [f"{n} is {a!r}, and {b!r} in the facts" for n, (a, b) in found.items() if a != b]
 
 
 def read_object(folder: Path, name: str) -> dict[str, Any]:
@@ -153,24 +193,6 @@ def read_object(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise ValueError(f"{folder}/{name} holds no JSON object; it was not made by tacit")
     return facts
-
-
-def plan_of(facts: Mapping[str, Any]) -> Plan:
-    """The plan in a run's facts."""
-    stored = facts["plan"] if "plan" in facts else facts["config"]["used"]["plan"]
-    return Plan.from_json(stored if isinstance(stored, str) else json.dumps(stored))
-
-
-def steps_of_epsilon(facts: Mapping[str, Any], plan: Plan) -> int:
-    """How many steps the reported ε is of.
-
-    Those that were charged; what an interruption lost is among them. Runs of earlier versions do
-    not tell: they answer for the steps that they took if the budget ended them, else for the plan.
-    """
-    if facts.get("charged_steps") is not None:
-        return _count(facts["charged_steps"], "'charged_steps'")
-    taken = _count(facts["steps"], "'steps'")
-    return taken if facts["stopped"] == "budget" or plan.steps is None else plan.steps
 
 
 def _checked(folder: Path, facts: dict[str, Any]) -> SavedFacts:
@@ -202,6 +224,7 @@ def _checked(folder: Path, facts: dict[str, Any]) -> SavedFacts:
     ledger = (optional("statement", _object) or {}).get("ledger")
     if confusion and class_names and len(class_names) != len(confusion):
         raise ValueError(f"{len(class_names)} 'class_names', and {len(confusion)} in 'confusion'")
+    answers_for = 0 if plan is None else steps_of_epsilon(facts, plan)
     return SavedFacts(
         folder=folder,
         epsilon=epsilon,
@@ -216,7 +239,7 @@ def _checked(folder: Path, facts: dict[str, Any]) -> SavedFacts:
         seeded=read("seeded", _flag),
         privacy_unit=optional("privacy_unit", _text) or "record",
         notes=read("notes", _texts),
-        answers_for=0 if plan is None else steps_of_epsilon(facts, plan),
+        answers_for=answers_for,
         metrics=_metrics(facts),
         history=[_evaluation(point) for point in read("history", _list)],
         config=read("config", _object),
@@ -228,7 +251,7 @@ def _checked(folder: Path, facts: dict[str, Any]) -> SavedFacts:
         task=optional("task", _text),
         baseline=_numbers(baseline),
         predictor=_text(baseline.get("predictor", "baseline"), "'predictor'"),
-        ledger=None if ledger is None else _ledger(ledger),
+        words=sections(facts, plan, answers_for, None if ledger is None else _ledger(ledger)),
         certificate=optional("certificate", _certificate),
         confusion=confusion or None,
         class_names=class_names,

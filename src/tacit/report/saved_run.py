@@ -84,21 +84,18 @@ class SavedRun:
 
     @cached_property
     def statement(self) -> dict[str, Any]:
-        """Of its privacy, with ε computed again from the plan."""
+        """Of its privacy: what statement.json holds, with ε computed again from the plan."""
         from tacit.report.saved_facts import stated
 
-        found = stated(self.folder, self.facts)
-        if not isinstance(found["ledger"], dict | None):
-            raise TypeError(f"ledger is {found['ledger']!r}")
-        return found
+        return dict(stated(self.folder, self.facts).content)
 
     @property
     def epsilon(self) -> float:
-        return float(self.statement["epsilon"])
+        return float(self.statement["guarantee"]["epsilon"])
 
     @property
     def delta(self) -> float:
-        return float(self.statement["delta"])
+        return float(self.statement["guarantee"]["delta"])
 
     @property
     def device(self) -> torch.device:
