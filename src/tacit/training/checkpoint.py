@@ -338,7 +338,7 @@ def describe(trainer: Trainer) -> dict[str, Any]:
         "data": {
             "name": records.name,
             "shape": str(records.shape),
-            "classes": records.num_classes,
+            "classes": list(records.class_names or ()) or records.num_classes,
             "public size": records.public_size,
             "batch size": trainer.sampler.expected_batch_size,
         },
