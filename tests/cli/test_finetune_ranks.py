@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tacit.cli import app, main
 from tacit.ledger import read_statement
 from tacit.mechanism import PendingRelease
 from tacit.report.saved_facts import plan_of
+from tacit.training.state_file import read_state
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -196,6 +198,8 @@ def test_a_killed_run_is_resumed_on_another_number_of_ranks(
         survivors = [code for rank, code in enumerate(ended.codes) if rank != killed[0]]
         assert survivors == [2] * (count - 1), ended.printed
         assert not (out / "run.json").exists()
+        kept = read_state(out / "checkpoint.safetensors")["model"]["tensors"]  # no base model
+        assert kept.keys() == trained_parameters(kept)
         told = ["--resume", out]
     facts, (run,) = facts_of(out), read_statement(out / "ledger.sqlite").runs
     kills = len(attempts) - 1
@@ -213,6 +217,10 @@ def test_a_killed_run_is_resumed_on_another_number_of_ranks(
 
     refused = in_this_process("--resume", out)
     assert "holds a run that is complete" in str(refused.exception)
+
+
+def trained_parameters(names: Iterable[str]) -> set[str]:
+    return {name for name in names if "lora_" in name or "modules_to_save" in name}
 
 
 def test_what_would_make_it_another_run_is_refused(given: Path, tmp_path: Path) -> None:

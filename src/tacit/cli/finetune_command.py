@@ -193,7 +193,7 @@ def _finetuned_in(folder: Path, s: FinetuneSettings, mesh: DeviceMesh | None) ->
             evaluate_on=held_out,
             callbacks=callbacks,
             ledger=LedgerRun(name=launch.run_name(folder, s, ranks)),
-            checkpoint=launch.checkpoint_in(folder, s),
+            checkpoint=launch.checkpoint_in(folder, s, with_frozen=False),
             mesh=mesh,
             seed=s.seed,
         )

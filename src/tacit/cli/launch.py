@@ -160,12 +160,13 @@ def run_name(folder: Path, s: S, ranks: Ranks | None) -> str:
     return name if ranks is None else ranks.from_first(name)
 
 
-def checkpoint_in(folder: Path, s: S) -> Checkpoint | None:
+def checkpoint_in(folder: Path, s: S, with_frozen: bool = True) -> Checkpoint | None:
+    """Where the run keeps its checkpoint, as the settings say; None for none."""
     from tacit.training import Checkpoint
 
     if s.checkpoint_every == 0:
         return None
-    return Checkpoint(folder, s.checkpoint_every, s.checkpoint_minutes)
+    return Checkpoint(folder, s.checkpoint_every, s.checkpoint_minutes, with_frozen)
 
 
 def fitted(
