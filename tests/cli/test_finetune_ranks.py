@@ -199,7 +199,7 @@ def test_a_killed_run_is_resumed_on_another_number_of_ranks(
         assert survivors == [2] * (count - 1), ended.printed
         assert not (out / "run.json").exists()
         kept = read_state(out / "checkpoint.safetensors")["model"]["tensors"]  # no base model
-        assert kept.keys() == trained_parameters(kept)
+        assert kept.keys() == trained_parameters_and_buffers(kept)
         told = ["--resume", out]
     facts, (run,) = facts_of(out), read_statement(out / "ledger.sqlite").runs
     kills = len(attempts) - 1
@@ -219,8 +219,9 @@ def test_a_killed_run_is_resumed_on_another_number_of_ranks(
     assert "holds a run that is complete" in str(refused.exception)
 
 
-def trained_parameters(names: Iterable[str]) -> set[str]:
-    return {name for name in names if "lora_" in name or "modules_to_save" in name}
+def trained_parameters_and_buffers(names: Iterable[str]) -> set[str]:
+    marks = ("lora_", "modules_to_save", "inv_freq")
+    return {name for name in names if any(mark in name for mark in marks)}
 
 
 def test_what_would_make_it_another_run_is_refused(given: Path, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""The command line: `tacit train` and the commands around it.
+"""The command line: `tacit train`, `tacit finetune` and the commands around them.
 
-`settings` declares the options of `tacit train` once, and `schema` makes the command line, files of
-settings and checks from them. The `build_*` modules turn settings into objects, `train_command`
-runs them, and the other `*_commands` print what the library computes. Modules that are imported
+`settings`, `finetune_settings` and `run_settings`, which the two share, declare each option once,
+and `schema` makes the command line, files of settings and checks from them. The `build_*` modules
+turn settings into objects, `train_command` and `finetune_command` run them, `launch` starts a run
+in one process or on several ranks and resumes it, and the other `*_commands` print what the library
+computes. Modules that are imported
 here import torch, SciPy and matplotlib inside their functions, so that `--help` is fast.
 """
 

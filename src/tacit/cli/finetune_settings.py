@@ -1,6 +1,7 @@
 """The settings of `tacit finetune`: each option once, in the section under which it is shown.
 
-`tacit.cli.schema` makes the command line, files of settings and the reference page from them.
+Options that `tacit train` has too are in `tacit.cli.run_settings`. `tacit.cli.schema` makes the
+command line, files of settings and the reference page from all of them.
 """
 
 from __future__ import annotations

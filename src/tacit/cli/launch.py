@@ -97,7 +97,7 @@ def _launched_on_ranks(
         ranks = Ranks(mesh)
 
         def found() -> str:
-            if _started_again() and is_unfinished(folder):
+            if _started_again() and s.resume is None and is_unfinished(folder):
                 return "go on"
             if ended_meanwhile(folder):
                 return "done"
