@@ -10,19 +10,21 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from click.testing import Result
 from safetensors.torch import load_file
 from tiny_language_models import llama, saved, write_lines
 from typer.testing import CliRunner
 
-from tacit.cli import app, main
+from tacit.cli import app, launch, main
 from tacit.ledger import read_statement
 from tacit.mechanism import PendingRelease
 from tacit.report.saved_facts import plan_of
@@ -75,8 +77,16 @@ def free_port() -> int:
         return opened.getsockname()[1]
 
 
-def finetune(count: int, *arguments: object, killed: tuple[int, int] | None = None) -> Ended:
-    """The command on so many ranks; `killed` is a rank, and the step that it does not survive."""
+def finetune(
+    count: int,
+    *arguments: object,
+    killed: tuple[int, int] | None = None,
+    prepare: Callable[[int], None] = lambda rank: None,
+) -> Ended:
+    """The command on so many ranks; `killed` is a rank, and the step that it does not survive.
+
+    `prepare` is called on each rank, with its number.
+    """
     read, write = os.pipe()
     port = str(free_port())
     pids = []
@@ -91,6 +101,7 @@ def finetune(count: int, *arguments: object, killed: tuple[int, int] | None = No
                     as_torchrun_does(rank, count, port)
                 kill_at = killed[1] if killed is not None and killed[0] == rank else 0
                 watched(rank, kill_at)
+                prepare(rank)
                 code = exit_code([str(a) for a in ("finetune", *arguments, "--quiet")])
             except BaseException:
                 traceback.print_exc()
@@ -163,7 +174,8 @@ def test_one_rank_two_ranks_and_two_sharded_release_the_same_weights(
     assert all(float(change.abs().max()) > 1e-3 for change in moved)
     for number, more in enumerate(([], ["--shard"])):
         out = tmp_path / f"together{number}"
-        ended = finetune(2, *settings(given, kind, out), "--seed", 3, *more)
+        told = [*settings(given, kind, out), "--seed", 3, *more]
+        ended = finetune(2, *told, prepare=begin_with_other_weights)
         assert ended.codes == [0, 0], ended.printed
         assert ended.printed.count("private training run") == 1  # one rank speaks
         assert not {"resume.json", "checkpoint.safetensors"} & {f.name for f in out.iterdir()}
@@ -174,6 +186,12 @@ def test_one_rank_two_ranks_and_two_sharded_release_the_same_weights(
         assert of_run["loss"] == pytest.approx(facts["loss"], abs=1e-5)
         for same in ("epsilon", "noise_multiplier", "samples", "steps", "stopped"):
             assert of_run[same] == facts[same]
+
+
+def begin_with_other_weights(rank: int) -> None:
+    """Adapters and new layers are drawn from another seed on each rank."""
+    seed_of = launch.initial_seed
+    launch.initial_seed = lambda *given: seed_of(*given) + rank
 
 
 @pytest.mark.parametrize(
@@ -228,8 +246,9 @@ def test_what_would_make_it_another_run_is_refused(given: Path, tmp_path: Path) 
     out, text = tmp_path / "x", tmp_path / "train.jsonl"
     lines = (given / "train.jsonl").read_text().splitlines(keepends=True)
     text.write_text("".join(lines))
+    body = saved(tmp_path / "llama", llama(16, 2))
     told = settings(given, "classifier", out)
-    told[told.index("--data") + 1] = str(text)
+    told[told.index("--data") + 1], told[told.index("--model") + 1] = str(text), str(body)
     for option in ("--classes", "--held-out"):  # the classes are those of the file
         del told[told.index(option) : told.index(option) + 2]
     ended = finetune(1, *told, killed=(0, 4))
@@ -251,9 +270,15 @@ def test_what_would_make_it_another_run_is_refused(given: Path, tmp_path: Path) 
     assert "began with another number of records" in refusal("finetune")
     text.write_text("".join(lines).replace('"good"', '"fine"'))
     assert "is of another data (classes: ['bad', 'good'] there" in refusal("finetune")
+    text.write_text("".join(lines))
+    other = llama(16, 2)
+    with torch.no_grad():
+        other.model.layers[1].mlp.up_proj.weight[0, 0] += 1e-3
+    saved(body, other)
+    assert "other values in 'model.base_model.model.model.layers.1.mlp" in refusal("finetune")
     assert before == {name: (out / name).read_bytes() for name in before}
 
-    text.write_text("".join(lines))
+    saved(body, llama(16, 2))
     result = in_this_process("--resume", out)
     assert result.exit_code == 0, result.exception
     assert read_statement(out / "ledger.sqlite").runs[0].steps == STEPS
@@ -265,6 +290,22 @@ def test_a_mistake_is_said_once(given: Path, tmp_path: Path) -> None:
     assert ended.codes == [2, 2]
     assert ended.printed.count("error:") == 1
     assert "has no field 'body'" in ended.printed
+    assert not out.exists()
+
+    # Only one rank does not find the text; it says so, and not that another is gone.
+    told = settings(given, "full", out)
+    told[told.index("--data") + 1] = "train.jsonl"
+
+    def be_elsewhere(rank: int) -> None:
+        os.chdir(tmp_path if rank else given)
+        if rank:  # and the other one sees that it is gone before it has ended
+            leave = dist.destroy_process_group
+            dist.destroy_process_group = lambda: (leave(), time.sleep(2))
+
+    ended = finetune(2, *told, prepare=be_elsewhere)
+    assert ended.codes == [2, 2]
+    assert ended.printed.count("error:") == 1
+    assert "error: train.jsonl cannot be used: No such file" in ended.printed
     assert not out.exists()
 
     told = [*settings(given, "full", out), "--shard"]

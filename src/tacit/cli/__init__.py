@@ -25,7 +25,7 @@ import typer
 
 import tacit
 from tacit.cli.accounting_commands import epsilon, noise, trade_off
-from tacit.cli.console import PLUGIN, import_plugin, is_first_rank
+from tacit.cli.console import PLUGIN, import_plugin, is_first_rank, tells_error
 from tacit.cli.data_commands import data_app
 from tacit.cli.doctor_command import doctor
 from tacit.cli.finetune_command import finetune_command
@@ -102,10 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exc()
     else:
         return
-    if not is_first_rank():
-        time.sleep(OTHERS_WAIT)  # the first rank says the same, before torchrun ends all of them
-    if is_first_rank() or not mistake:
+    if tells_error():
         typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    else:
+        time.sleep(OTHERS_WAIT)  # another rank says why, before torchrun ends all of them
     sys.exit(MISTAKE if mistake else OURS)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from tacit.cli.console import device_for, join_ranks, ranks_started
+from tacit.cli.console import device_for, join_ranks, ranks_started, tells_error
 from tacit.cli.finetune_settings import FinetuneSettings
 from tacit.cli.schema import read_resumed
 from tacit.cli.settings import TrainSettings
@@ -117,8 +117,10 @@ def _launched_on_ranks(
             facts = train_in(folder, s, mesh)
         dist.barrier()
         return facts, folder
-    except RuntimeError as error:
-        if not any(word in str(error) for word in ("gloo", "NCCL", "Connection closed by peer")):
+    except Exception as error:
+        lost = ("gloo", "NCCL", "Connection closed by peer")
+        if not isinstance(error, RuntimeError) or not any(word in str(error) for word in lost):
+            tells_error()  # before the others see that this rank is gone
             raise
         raise TacitError(
             "another rank has ended, and with it this step: what was charged stays charged, and "
