@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from safetensors.torch import load_file
 from tiny_language_models import llama, saved, write_lines
 from typer.testing import CliRunner
 
-from tacit.cli import app, launch, main
+from tacit.cli import app, console, launch, main
 from tacit.ledger import read_statement
 from tacit.mechanism import PendingRelease
 from tacit.report.saved_facts import plan_of
@@ -298,12 +297,17 @@ def test_a_mistake_is_said_once(given: Path, tmp_path: Path) -> None:
 
     def be_elsewhere(rank: int) -> None:
         os.chdir(tmp_path if rank else given)
-        if rank:  # and the other one sees that it is gone before it has ended
-            leave = dist.destroy_process_group
-            dist.destroy_process_group = lambda: (leave(), time.sleep(2))
+        leave = dist.destroy_process_group
+
+        def tell_and_leave() -> None:
+            print(f"rank {rank} leaves, and is to say why: {console._tells}")
+            leave()
+
+        dist.destroy_process_group = tell_and_leave
 
     ended = finetune(2, *told, prepare=be_elsewhere)
     assert ended.codes == [2, 2]
+    assert "rank 1 leaves, and is to say why: True" in ended.printed
     assert ended.printed.count("error:") == 1
     assert "error: train.jsonl cannot be used: No such file" in ended.printed
     assert not out.exists()
