@@ -219,9 +219,3 @@ def test_without_a_model_or_a_file() -> None:
     for arguments, missing in ((["--data", "x.jsonl"], "--model"), (["--model", "x"], "--data")):
         result = CliRunner().invoke(app, ["finetune", *arguments])
         assert f"{missing} is not given" in str(result.exception)
-
-
-def test_several_ranks_are_refused(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    assert "leave torchrun out" in refusal(given)

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tacit.cli import app
-from tacit.cli.train_command import ended_meanwhile
+from tacit.cli.launch import ended_meanwhile
 from tacit.ledger import Ledger
 
 SETTINGS = ["--dataset", "digits", "--epsilon", "3", "--delta", "1e-5", "--steps", "12", "--quiet"]

@@ -23,7 +23,7 @@ from tacit.randomness import Randomness, Stream
 from tacit.sampling import FixedSizeSampler, MiniSetSampler, PoissonSampler, ShuffleSampler
 from tacit.training import Checkpoint, LedgerRun, MovingAverage, Sparsification
 from tacit.training.checkpoint import FILE
-from tacit.training.state_file import only_process
+from tacit.training.state_file import only_process, read_state
 
 REPLACE = tacit.Budget(1000.0, 1e-3, tacit.Relation.REPLACE_ONE)
 
@@ -550,3 +550,49 @@ def test_errors_are_of_the_kind_that_callers_catch():
     assert issubclass(CheckpointRefused, TacitError)
     assert issubclass(CheckpointRefused, ValueError)
     assert not issubclass(CheckpointRefused, PlanChanged)
+
+
+def half_frozen(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    return model
+
+
+def of_half_frozen(folder, model, *callbacks):
+    checkpoint = Checkpoint(folder, every=2, with_frozen=False)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    return trainer_on(
+        folder, model, optimizer=optimizer, checkpoint=checkpoint, callbacks=callbacks
+    )
+
+
+def test_frozen_parameters_that_are_left_out_are_compared(tmp_path):
+    with pytest.raises(OSError, match="as if the machine"):
+        of_half_frozen(tmp_path, half_frozen(), At(5, fail)).fit()
+    state = read_state(tmp_path / FILE)
+    assert state["model"]["tensors"].keys() == {"2.weight", "2.bias"}
+    assert state["model"]["frozen"].keys() == {"0.weight", "0.bias"}
+    before = read_statement(tmp_path / "ledger.sqlite").runs[0].steps
+    with pytest.raises(CheckpointRefused, match=r"other values in '0\.weight', which is frozen"):
+        of_half_frozen(tmp_path, half_frozen(seed=1)).fit(resume=tmp_path)
+    assert read_statement(tmp_path / "ledger.sqlite").runs[0].steps == before
+
+    model = half_frozen(seed=1)
+    model[0].load_state_dict(half_frozen()[0].state_dict())
+    run = of_half_frozen(tmp_path, model).fit(resume=tmp_path)
+    assert run.steps >= 6
+    assert torch.equal(model[0].weight, half_frozen()[0].weight)
+
+
+def test_a_frozen_parameter_that_changed_is_not_left_out(tmp_path):
+    def change(trainer):
+        with torch.no_grad():
+            trainer.model[0].bias.add_(1.0)
+
+    with pytest.raises(OSError, match="as if the machine"):
+        of_half_frozen(tmp_path, half_frozen(), At(1, change), At(5, fail)).fit()
+    assert read_state(tmp_path / FILE)["model"]["frozen"].keys() == {"0.weight"}
+    model = half_frozen()
+    of_half_frozen(tmp_path, model).fit(resume=tmp_path)
+    assert torch.equal(model[0].bias, half_frozen()[0].bias + 1.0)

@@ -1,8 +1,10 @@
-"""The command line: `tacit train` and the commands around it.
+"""The command line: `tacit train`, `tacit finetune` and the commands around them.
 
-`settings` declares the options of `tacit train` once, and `schema` makes the command line, files of
-settings and checks from them. The `build_*` modules turn settings into objects, `train_command`
-runs them, and the other `*_commands` print what the library computes. Modules that are imported
+`settings`, `finetune_settings` and `run_settings`, which the two share, declare each option once,
+and `schema` makes the command line, files of settings and checks from them. The `build_*` modules
+turn settings into objects, `train_command` and `finetune_command` run them, `launch` starts a run
+in one process or on several ranks and resumes it, and the other `*_commands` print what the library
+computes. Modules that are imported
 here import torch, SciPy and matplotlib inside their functions, so that `--help` is fast.
 """
 
@@ -23,7 +25,7 @@ import typer
 
 import tacit
 from tacit.cli.accounting_commands import epsilon, noise, trade_off
-from tacit.cli.console import PLUGIN, import_plugin, is_first_rank
+from tacit.cli.console import PLUGIN, import_plugin, is_first_rank, tells_error
 from tacit.cli.data_commands import data_app
 from tacit.cli.doctor_command import doctor
 from tacit.cli.finetune_command import finetune_command
@@ -102,10 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exc()
     else:
         return
-    if not is_first_rank():
-        time.sleep(OTHERS_WAIT)  # the first rank says the same, before torchrun ends all of them
-    if is_first_rank() or not mistake:
+    if tells_error():
         typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    else:
+        time.sleep(OTHERS_WAIT)  # another rank says why, before torchrun ends all of them
     sys.exit(MISTAKE if mistake else OURS)
 
 

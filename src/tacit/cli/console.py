@@ -15,7 +15,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ import typer
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
 JSON = typer.Option(False, "--json", help="Print one JSON object and nothing else.")
@@ -35,6 +36,8 @@ PLUGIN: list[str] = typer.Option(
 )
 
 _imported: dict[str, str] = {}
+_store: dist.Store | None = None  # that the ranks have met at
+_tells: bool | None = None
 
 
 def print_json(facts: dict[str, Any]) -> None:
@@ -90,6 +93,19 @@ def is_first_rank() -> bool:
     return ranks_started() == 1 or os.environ.get("RANK") == "0"
 
 
+def tells_error() -> bool:
+    """Whether this process tells why it fails: of several ranks, the one that asks first.
+
+    A rank asks before it leaves the others, which only see that it is gone. Ranks that have not
+    met leave it to the first.
+    """
+    global _tells
+    if _tells is None and _store is not None:
+        with suppress(RuntimeError):  # the store is gone, and the first rank with it
+            _tells = _store.add("errors", 1) == 1
+    return is_first_rank() if _tells is None else _tells
+
+
 def join_ranks(device: torch.device) -> DeviceMesh:
     """Meet the other ranks that `torchrun` has started.
 
@@ -104,6 +120,8 @@ def join_ranks(device: torch.device) -> DeviceMesh:
     rank, count = int(os.environ["RANK"]), ranks_started()
     whole = dist.TCPStore(address, port, count, is_master=rank == 0 and not held_by_agent)
     store = dist.PrefixStore(f"tacit {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", whole)
+    global _store
+    _store = store
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=count)
     return init_device_mesh(device.type, (count,))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from tacit.cli.console import print_json, ranks_started
+from tacit.cli import launch
+from tacit.cli.console import is_first_rank, print_json
 from tacit.cli.finetune_settings import FinetuneSettings
 from tacit.cli.schema import command_of, to_dict
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
     from tacit.data.text import TextForm
     from tacit.integrations.language_models import StackedRows
@@ -35,16 +36,13 @@ def finetune(s: FinetuneSettings) -> None:
 
     A classifier: tacit finetune --model roberta-base --task classification --data reviews.jsonl
 
+    Resume a run that was killed: tacit finetune --resume runs/x
+
+    On several GPUs: torchrun --nproc-per-node 8 -m tacit finetune --model gpt2 --data notes.jsonl
+    --out runs/x
+
     Needs the extra transformers: pip install 'tacit\[transformers]'
     """
-    from tacit.cli import run_directory
-    from tacit.training.state_file import only_process
-
-    if ranks_started() > 1:
-        raise ValueError(
-            "tacit finetune runs in one process; leave torchrun out, or train on several with "
-            "tacit.Trainer(mesh=...)"
-        )
     for flag, given in (("--model", s.model), ("--data", s.data)):
         if given is None:
             raise ValueError(
@@ -52,10 +50,9 @@ def finetune(s: FinetuneSettings) -> None:
                 "tacit finetune --model gpt2 --data notes.jsonl --lora 16"
             )
     assert s.data is not None
-    folder = s.out or run_directory.new_folder(s.data.stem)
-    run_directory.check_folder(folder, s.overwrite, s.ledger)
-    with only_process(folder):
-        facts = _finetuned_in(folder, s)
+    facts, folder = launch.launched(s, _finetuned_in, s.data.stem)
+    if not is_first_rank():
+        return
     if s.json:
         print_json(facts)
     else:
@@ -72,8 +69,9 @@ class _Text(NamedTuple):
     notes: list[str]
 
 
-def _finetuned_in(folder: Path, s: FinetuneSettings) -> dict[str, Any]:
+def _finetuned_in(folder: Path, s: FinetuneSettings, mesh: DeviceMesh | None) -> dict[str, Any]:
     import torch
+    from torch.distributed.fsdp import fully_shard
 
     import tacit
     from tacit.cli import run_directory
@@ -82,6 +80,7 @@ def _finetuned_in(folder: Path, s: FinetuneSettings) -> dict[str, Any]:
     from tacit.errors import NotPublic
     from tacit.integrations import language_models as models
     from tacit.noise import Noise
+    from tacit.ranks import Ranks
     from tacit.report.run_folder import declared
     from tacit.training import Callback, HeldOut, LedgerRun, ProgressBar
     from tacit.training.evaluation import Metrics, evaluate
@@ -94,7 +93,8 @@ def _finetuned_in(folder: Path, s: FinetuneSettings) -> dict[str, Any]:
         models.require("peft")
     budget = tacit.Budget(s.epsilon, s.delta)
     device = device_for(s.device)
-    initial = secrets.randbits(63) if s.seed is None else s.seed
+    ranks = None if mesh is None else Ranks(mesh)
+    initial = launch.initial_seed(folder, s, ranks)
     torch.manual_seed(initial)
 
     label = (s.label_field or "label") if s.task == "classification" else None
@@ -155,6 +155,9 @@ def _finetuned_in(folder: Path, s: FinetuneSettings) -> dict[str, Any]:
     if s.gradient_checkpointing:
         models.checkpoint_layers(network)
     model = models.StackedRows(network, torch.bfloat16 if s.bf16 else None).to(device)
+    if ranks is not None and s.shard:
+        ranks.begin(model)  # all cut the first rank's weights
+        fully_shard(model, mesh=mesh)
     loss = tacit.losses.TokenCrossEntropy(shift=s.task == "causal")
     size = data.train.require_public_size("a sampling rate")
     batch = s.batch_size or min(USUAL_BATCH, max(1, size // 4))
@@ -176,8 +179,7 @@ def _finetuned_in(folder: Path, s: FinetuneSettings) -> dict[str, Any]:
     trained = [p for p in model.parameters() if p.requires_grad]
     rate = s.lr or USUAL_RATES["adapter" if s.lora else "full"]
     optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=s.weight_decay)
-    callbacks: list[Callback] = [] if s.quiet else [ProgressBar()]
-    run_name = s.run_name or f"{folder.name}-{secrets.token_hex(3)}"
+    callbacks: list[Callback] = [] if s.quiet or not is_first_rank() else [ProgressBar()]
     held_out = None if data.held_out is None else HeldOut(data.held_out, max(1, steps // 5))
     try:
         trainer = Trainer(
@@ -191,7 +193,9 @@ def _finetuned_in(folder: Path, s: FinetuneSettings) -> dict[str, Any]:
             scheduler=_schedule(s, optimizer, steps),
             evaluate_on=held_out,
             callbacks=callbacks,
-            ledger=LedgerRun(name=run_name),
+            ledger=LedgerRun(name=launch.run_name(folder, s, ranks)),
+            checkpoint=launch.checkpoint_in(folder, s, with_frozen=False),
+            mesh=mesh,
             seed=s.seed,
         )
     except NotPublic as error:
@@ -221,30 +225,26 @@ def _finetuned_in(folder: Path, s: FinetuneSettings) -> dict[str, Any]:
     trainer.rehearse()
     before = Metrics()
     if trainer.evaluate_on is not None:
-        before = evaluate(model, trainer.evaluate_on, loss, micro)
-    charged, limit = 0, 0
-    file = s.ledger or folder / "ledger.sqlite"
-    may_hold_runs = file.exists() or s.ledger is not None
-    with run_directory.removed_if_unused(folder, file):
-        ledger = run_directory.open_ledger(file, budget)
-        if may_hold_runs:
-            charged, limit = run_directory.admit_run(ledger, trainer.plan, trainer.run_name, budget)
-        trainer.ledger = ledger
-        if run_directory.clear_folder(folder) and s.ledger is None:
-            trainer.notes.append(run_directory.REPLACED_NOTE)
-        run = trainer.fit()
-    run.notes += run_directory.no_step_note(run, charged, limit)
-    facts = run.facts(trainer.evaluate_on)
-    facts["before"] = before.facts()
-    facts["public"] = declared(data.train, None)
-    if classes is not None:
-        facts["public"].append(f"the classes are {', '.join(classes)}")
-    facts["samples"] = []
-    if s.prompt:
-        drawn: dict[str, Any] = {"new_tokens": s.new_tokens, "temperature": s.temperature}
-        texts = models.generate(model, tokenizer, s.prompt, **drawn, seed=s.seed)
-        facts["samples"] = [{"prompt": p, "text": t} for p, t in zip(s.prompt, texts, strict=True)]
-    _save(folder, s, facts, model, tokenizer, classes, ledger)
+        with trainer.whole_model():
+            before = evaluate(model, trainer.evaluate_on, loss, micro)
+    run, ledger = launch.fitted(folder, s, trainer, initial)
+    with trainer.whole_model():
+        # Every rank evaluates and generates: one that waited for the first could wait too long.
+        facts = run.facts(trainer.evaluate_on)
+        facts["before"] = before.facts()
+        facts["public"] = declared(data.train, None)
+        if classes is not None:
+            facts["public"].append(f"the classes are {', '.join(classes)}")
+        facts["samples"] = []
+        if s.prompt:
+            drawn: dict[str, Any] = {"new_tokens": s.new_tokens, "temperature": s.temperature}
+            texts = models.generate(model, tokenizer, s.prompt, **drawn, seed=s.seed)
+            pairs = zip(s.prompt, texts, strict=True)
+            facts["samples"] = [{"prompt": prompt, "text": text} for prompt, text in pairs]
+        if ledger is not None:  # on the first rank
+            _save(folder, s, facts, model, tokenizer, classes, ledger)
+    if ledger is not None and run.stopped in ("plan complete", "budget"):
+        run_directory.remove_unfinished(folder)
     return facts
 
 
@@ -386,8 +386,10 @@ def _print(facts: dict[str, Any], folder: Path) -> None:
         told.append(f"held-out text, before → after: {', '.join(measured)}")
     told += [f"{sample['prompt']}▸{sample['text']}" for sample in facts["samples"]]
     told.append(f"written to {folder}/; the model, with its card, is in {folder}/model/")
+    if launch.is_unfinished(folder):
+        told.append(f"the run is not complete; resume it with: tacit finetune --resume {folder}")
     for line in told:
         console.print(escape(line), highlight=False, soft_wrap=True)
 
 
-finetune_command = command_of(FinetuneSettings, finetune)
+finetune_command = command_of(FinetuneSettings, finetune, launch.ended_meanwhile)

@@ -1,26 +1,27 @@
 """The settings of `tacit finetune`: each option once, in the section under which it is shown.
 
-`tacit.cli.schema` makes the command line, files of settings and the reference page from them.
+Options that `tacit train` has too are in `tacit.cli.run_settings`. `tacit.cli.schema` makes the
+command line, files of settings and the reference page from all of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
+from tacit.cli.run_settings import BudgetOptions, FolderOptions, StepOptions
 from tacit.cli.schema import (
     BELOW_ONE,
-    NOISE,
     NORM,
     ONE_OR_MORE,
     POSITIVE,
-    SEED,
     SHARE,
     ZERO_OR_MORE,
     Range,
     Rule,
     option,
+    overridden,
     section,
 )
 
@@ -96,19 +97,8 @@ class TextSettings:
 
 
 @section("privacy", "Privacy")
-class TextPrivacySettings:
-    epsilon: float = option("Privacy budget ε of the run.", 8.0, range=POSITIVE, common=True)
-    delta: float = option(
-        "Privacy budget δ; choose it well below 1 / number of records.",
-        1e-5,
-        range=SHARE,
-        common=True,
-    )
-    noise_multiplier: float | None = option(
-        "Noise multiplier. The run stops before a step that would exceed the budget.",
-        usual="calibrated to the budget",
-        range=NOISE,
-    )
+class TextPrivacySettings(BudgetOptions):
+    epsilon: float = overridden(8.0)
     max_norm: float = option("Clipping norm of a record's gradient.", 1.0, range=NORM)
 
 
@@ -147,23 +137,15 @@ class LanguageModelSettings:
 
 
 @section("training", "Training")
-class FinetuneTrainingSettings:
-    batch_size: int | None = option(
-        "Expected number of records in a batch. Noise is added once per step: larger is better.",
+class FinetuneTrainingSettings(StepOptions):
+    batch_size: int | None = overridden(
+        help="Expected number of records in a batch. Noise is added once per step: larger is "
+        "better.",
         usual="1024, or a quarter of the records if that is fewer",
-        range=ONE_OR_MORE,
-        common=True,
     )
-    epochs: float | None = option(
-        "Expected passes over the data.", usual="5", range=POSITIVE, common=True
-    )
-    steps: int | None = option(
-        "Number of steps, instead of --epochs.",
-        range=ZERO_OR_MORE,
-        not_with=Rule("epochs", (), "and each of them follows from the other"),
-    )
-    lr: float | None = option(
-        "Learning rate of AdamW.", usual="1e-3 with --lora, else 2e-4", range=POSITIVE, common=True
+    epochs: float | None = overridden(usual="5")
+    lr: float | None = overridden(
+        help="Learning rate of AdamW.", usual="1e-3 with --lora, else 2e-4", common=True
     )
     weight_decay: float = option("Weight decay of AdamW.", 0.0, range=_NOT_NEGATIVE)
     schedule: Literal["linear", "constant"] = option(
@@ -176,17 +158,13 @@ class FinetuneTrainingSettings:
         "Largest number of records to process at once. It affects memory, not results.",
         usual="32 divided by the rows of a record",
         range=ONE_OR_MORE,
+        with_resume=True,
     )
     bf16: bool = option(
         "Compute in bfloat16. Frozen weights are kept in it, trained ones in float32.", False
     )
     gradient_checkpointing: bool = option(
         "Compute layers again in the backward pass, which needs less memory.", False
-    )
-    device: str = option("Device to train on: cpu, cuda or auto.", "auto")
-    seed: int | None = option(
-        "Random seed. Anyone who knows it can remove the noise; do not use it for a release.",
-        range=SEED,
     )
 
 
@@ -210,23 +188,11 @@ class SampleSettings:
 
 
 @section("output", "Output")
-class FinetuneOutputSettings:
-    out: Path | None = option(
-        "Folder for run.json, ledger, plot and, in model/, the weights or the adapter with "
-        "tokenizer and model card.",
-        usual="runs/NAME-TIME",
-        common=True,
+class FinetuneOutputSettings(FolderOptions):
+    out: Path | None = overridden(
+        help="Folder for run.json, ledger, plot and, in model/, the weights or the adapter with "
+        "tokenizer and model card."
     )
-    overwrite: bool = option(
-        "Replace the run in --out. Its ledger stays, and is charged for the new run too.", False
-    )
-    ledger: Path | None = option(
-        "Ledger to charge; runs over the same records can share one.",
-        usual="ledger.sqlite in --out",
-    )
-    run_name: str | None = option("Name of the run in the ledger.")
-    json: bool = option("Print one JSON object and nothing else.", False)
-    quiet: bool = option("Show no progress bar.", False, short="-q")
 
 
 @dataclass(frozen=True)
@@ -239,3 +205,5 @@ class FinetuneSettings(
     FinetuneOutputSettings,
 ):
     """Everything that `tacit finetune` can be told."""
+
+    command: ClassVar[str] = "finetune"

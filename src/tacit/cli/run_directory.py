@@ -1,4 +1,4 @@
-"""The folder of a run of `tacit train`: what may be written there, and what is read back from it.
+"""The folder of a run: what may be written there, and what is read back from it.
 
 A folder holds one run. With --overwrite the files of an earlier run are replaced, and its ledger
 stays: charges are never deleted.
@@ -20,13 +20,21 @@ from typing import NamedTuple
 
 from tacit.accounting.plan import Plan
 from tacit.budget import Budget
-from tacit.cli.schema import RESUME_FILE, options_of, read_sections, to_dict
+from tacit.cli.finetune_settings import FinetuneSettings
+from tacit.cli.schema import options_of, read_sections, to_dict
 from tacit.cli.settings import TrainSettings
 from tacit.data.download import whole_file
 from tacit.errors import BudgetExceeded, TacitError
 from tacit.ledger import Ledger, read_statement
 from tacit.ledger.store import sync_folder
-from tacit.report.folder_files import FILES, LANGUAGE_MODEL, MODEL_FOLDER, write_json
+from tacit.report.folder_files import (
+    FILES,
+    LANGUAGE_MODEL,
+    MODEL_FOLDER,
+    RESUME_FILE,
+    unfinished_command,
+    write_json,
+)
 from tacit.report.page import PAGE
 from tacit.report.privacy_statement import plan_of, steps_of_epsilon
 from tacit.report.read_folder import read_facts
@@ -81,8 +89,9 @@ def check_folder(folder: Path, overwrite: bool, shared: Path | None = None) -> N
     files = (*FILES, RESUME_FILE, *(_LEDGER if own_ledger else ()))
     if (folder / RESUME_FILE).exists() and not overwrite:
         raise ValueError(
-            f"{folder} holds a run that is not complete; resume it with: tacit train --resume "
-            f"{folder}, or give another --out, or --overwrite: the ledger stays, and is charged"
+            f"{folder} holds a run that is not complete; resume it with: tacit "
+            f"{unfinished_command(folder) or 'train'} --resume {folder}, or give another --out, or "
+            "--overwrite: the ledger stays, and is charged"
         )
     if any((folder / name).exists() for name in files) and not overwrite:
         raise ValueError(
@@ -133,6 +142,8 @@ def clear_folder(folder: Path) -> bool:
 
 def _holds_language_model(folder: Path) -> bool:
     """Whether the run in `folder` is one of `tacit finetune`, which wrote a folder of its own."""
+    if unfinished_command(folder) == FinetuneSettings.command:
+        return True
     try:
         kind = read_facts(folder)["model"]["architecture"]["kind"]
     except (ValueError, KeyError, TypeError):
@@ -140,10 +151,13 @@ def _holds_language_model(folder: Path) -> bool:
     return bool(kind == LANGUAGE_MODEL)
 
 
-def write_resume_file(folder: Path, settings: TrainSettings, run_name: str, seed: int) -> None:
-    """What `tacit train --resume` reads: the settings, and the seed of the initial weights."""
+def write_resume_file(
+    folder: Path, settings: TrainSettings | FinetuneSettings, run_name: str, seed: int
+) -> None:
+    """What `--resume` reads: the command and its settings, and the seed of the initial weights."""
     told = to_dict(replace(settings, run_name=run_name, out=folder, resume=None))
-    write_json({"config": {"settings": told}, "initial_seed": seed}, folder / RESUME_FILE)
+    facts = {"command": settings.command, "config": {"settings": told}, "initial_seed": seed}
+    write_json(facts, folder / RESUME_FILE)
     with (folder / RESUME_FILE).open("rb+") as opened:  # Windows syncs only what may be written
         os.fsync(opened.fileno())
     sync_folder(folder)

@@ -13,7 +13,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import (
@@ -31,9 +31,6 @@ from typing import (
 import typer
 
 T = TypeVar("T")
-
-
-RESUME_FILE = "resume.json"  # in the folder of a run: its settings, until it is complete
 
 
 class Range(NamedTuple):
@@ -192,12 +189,27 @@ def option(help: str, default: Any = None, **rest: Any) -> Any:
     return field(default=default, metadata={"option": Option(help, default, **rest)})
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(option,))
+def overridden(default: Any = ..., **changes: Any) -> Any:
+    """Declare an inherited option again, with another default or other fields of `Option`."""
+    return field(
+        metadata={"changes": changes if default is ... else {"default": default} | changes}
+    )
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(option, overridden))
 def section(name: str, title: str, goes_with: Rule | None = None) -> Callable[[type[T]], type[T]]:
-    """Class decorator: the fields are a group of options, for each of which `goes_with` holds."""
+    """Class decorator: the fields are a group of options, for each of which `goes_with` holds.
+
+    Options of a section that it inherits from come first.
+    """
 
     def declare(cls: type[T]) -> type[T]:
         cls.section = Section(name, title, goes_with)  # type: ignore[attr-defined]
+        inherited = {f.name: f.metadata["option"] for f in fields(cls)} if is_dataclass(cls) else {}
+        for own, given in list(vars(cls).items()):
+            if isinstance(given, Field) and "changes" in given.metadata:
+                o = replace(inherited[own], **given.metadata["changes"])
+                setattr(cls, own, field(default=o.default, metadata={"option": o}))
         return dataclass(frozen=True)(cls)
 
     return declare
@@ -295,7 +307,7 @@ def read_file(settings: type, path: Path) -> dict[str, Any]:
             why = "it holds no config.settings"
         raise ValueError(
             f"--config is {path}, which cannot be read ({why}); give a TOML file, or the run.json "
-            "of a run of tacit train"
+            f"of a run of tacit {settings.command}"  # type: ignore[attr-defined]
         ) from error
     return read_sections(settings, stored, f"{path}: ")
 
@@ -305,6 +317,8 @@ def read_resumed(settings: type, folder: Path, typed: Mapping[str, Any]) -> dict
 
     Raises ValueError for an option that would change what is computed.
     """
+    from tacit.report.folder_files import RESUME_FILE, unfinished_command
+
     options = options_of(settings)
     for name in typed:
         if name != "resume" and not options[name].with_resume:
@@ -313,22 +327,28 @@ def read_resumed(settings: type, folder: Path, typed: Mapping[str, Any]) -> dict
                 f"{options[name].flag} is given beside --resume, which takes the settings of the "
                 f"run; leave it out (beside --resume may be given: {may})"
             )
-    file = folder / RESUME_FILE
+    file, command = folder / RESUME_FILE, settings.command  # type: ignore[attr-defined]
     if not file.is_file():
         why = f"has no {RESUME_FILE}"
         if (folder / "run.json").is_file():
             why = "holds a run that is complete"
         raise ValueError(
-            f"--resume is {folder}, which {why}; give the folder of a run of tacit train that was "
-            "killed or interrupted"
+            f"--resume is {folder}, which {why}; give the folder of a run of tacit {command} that "
+            "was killed or interrupted"
+        )
+    own = unfinished_command(folder)
+    if own not in (None, command):
+        raise ValueError(
+            f"--resume is {folder}, which holds a run of tacit {own}; resume it with: tacit {own} "
+            f"--resume {folder}"
         )
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))["config"]["settings"]
         values = read_sections(settings, stored, f"{file}: ")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"{file} cannot be read ({error}); it is not as tacit train wrote it: restore it, or "
-            "start another run"
+            f"{file} cannot be read ({error}); it is not as tacit {command} wrote it: restore it, "
+            "or start another run"
         ) from error
     return values | dict(typed) | {"out": folder}
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
+from tacit.cli.run_settings import BudgetOptions, FolderOptions, StepOptions
 from tacit.cli.schema import (
     BELOW_ONE,
     FACTOR,
@@ -19,11 +20,10 @@ from tacit.cli.schema import (
     ONE_OR_MORE,
     POSITIVE,
     RELEASED,
-    SEED,
     SHARE,
-    ZERO_OR_MORE,
     Rule,
     option,
+    overridden,
     section,
 )
 
@@ -129,14 +129,7 @@ class DataSettings:
 
 
 @section("privacy", "Privacy")
-class PrivacySettings:
-    epsilon: float = option("Privacy budget ε of the run.", 3.0, range=POSITIVE, common=True)
-    delta: float = option(
-        "Privacy budget δ; choose it well below 1 / number of records.",
-        1e-5,
-        range=SHARE,
-        common=True,
-    )
+class PrivacySettings(BudgetOptions):
     relation: Literal["add-or-remove-one", "replace-one"] | None = option(
         "Which datasets are neighbours. Noise multipliers are relative to the sensitivity under "
         "this relation.",
@@ -153,11 +146,6 @@ class PrivacySettings:
         range=ONE_OR_MORE,
         not_with=Rule("sampling", ("fixed-size", "shuffle"), "whose batches have a fixed size"),
         goes_with=Rule("query", ("clip", "clipless"), "which draws mini-sets, fixed by record id"),
-    )
-    noise_multiplier: float | None = option(
-        "Noise multiplier. The run stops before a step that would exceed the budget.",
-        usual="calibrated to the budget",
-        range=NOISE,
     )
     noise: Literal["global", "per-layer", "optimised"] | None = option(
         "How the noise is shared over blocks of parameters.",
@@ -319,24 +307,15 @@ class BatchClippingSettings:
 
 
 @section("training", "Training")
-class TrainingSettings:
-    batch_size: int | None = option(
-        "Expected number of records in a batch; batch-clip: in all its mini-sets.",
+class TrainingSettings(StepOptions):
+    batch_size: int | None = overridden(
+        help="Expected number of records in a batch; batch-clip: in all its mini-sets.",
         usual=BY_RECIPE,
-        range=ONE_OR_MORE,
         not_with=Rule("mini_set_rate", (), _RANDOM_SETS),
-        common=True,
     )
-    epochs: float | None = option(
-        "Expected passes over the data.", usual=BY_RECIPE, range=POSITIVE, common=True
-    )
-    steps: int | None = option(
-        "Number of steps, instead of --epochs.",
-        range=ZERO_OR_MORE,
-        not_with=Rule("epochs", (), "and each of them follows from the other"),
-    )
+    epochs: float | None = overridden(usual=BY_RECIPE)
+    lr: float | None = overridden(usual=BY_RECIPE)
     optimizer: Literal["sgd", "adam"] = option("Optimizer.", "sgd")
-    lr: float | None = option("Learning rate.", usual=BY_RECIPE, range=POSITIVE)
     momentum: float | None = option(
         "Momentum of SGD.",
         usual="0.9",
@@ -356,53 +335,16 @@ class TrainingSettings:
         range=ONE_OR_MORE,
         with_resume=True,
     )
-    device: str = option("Device to train on: cpu, cuda or auto.", "auto", with_resume=True)
-    shard: bool = option(
-        "Under torchrun: keep weights, gradients and the optimizer's state in parts, one per rank.",
-        False,
-        with_resume=True,
-    )
-    seed: int | None = option(
-        "Random seed. Anyone who knows it can remove the noise; do not use it for a release.",
-        range=SEED,
-    )
 
 
 @section("output", "Output")
-class OutputSettings:
-    out: Path | None = option(
-        "Folder for run.json, weights, plot and ledger.", usual="runs/NAME-TIME", common=True
-    )
-    overwrite: bool = option(
-        "Replace the run in --out. Its ledger stays, and is charged for the new run too.", False
-    )
-    ledger: Path | None = option(
-        "Ledger to charge; runs over the same records can share one.",
-        usual="ledger.sqlite in --out",
-    )
+class OutputSettings(FolderOptions):
     held_out: Path | None = option(
         "File for the rows of --data that are held out, counted from 0. It is for the owner of the "
         "data alone: epsilon does not cover it.",
         usual="not written",
         goes_with=_OF_FILE,
         not_with=Rule("test_data", (), "which names the records that are held out"),
-    )
-    run_name: str | None = option("Name of the run in the ledger.")
-    resume: Path | None = option(
-        "Folder of a killed or interrupted run to resume. It keeps its settings: give nothing "
-        "beside it that changes them.",
-    )
-    checkpoint_every: int | None = option(
-        "Steps between checkpoints, 0 for none. A kill loses what was charged after the last one.",
-        usual="each percent of the run",
-        range=ZERO_OR_MORE,
-        with_resume=True,
-    )
-    checkpoint_minutes: float | None = option(
-        "Minutes between checkpoints.",
-        range=POSITIVE,
-        not_with=Rule("checkpoint_every", (0,), "which writes none"),
-        with_resume=True,
     )
     diagnostics: bool = option(
         "Record gradient norms and clipping rates of training records in diagnostics.json, for the "
@@ -411,8 +353,6 @@ class OutputSettings:
         goes_with=Rule("query", ("clip", "clipless"), "which bounds mini-sets, not records"),
         with_resume=True,
     )
-    json: bool = option("Print one JSON object and nothing else.", False, with_resume=True)
-    quiet: bool = option("Show no progress bar.", False, short="-q", with_resume=True)
 
 
 @dataclass(frozen=True)
@@ -428,3 +368,5 @@ class TrainSettings(
     OutputSettings,
 ):
     """Everything that `tacit train` can be told."""
+
+    command: ClassVar[str] = "train"

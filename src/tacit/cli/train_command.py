@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tacit.cli.console import (
-    imported_plugins,
-    is_first_rank,
-    join_ranks,
-    print_json,
-    ranks_started,
-)
-from tacit.cli.schema import RESUME_FILE, command_of, read_resumed, to_dict
+from tacit.cli import launch
+from tacit.cli.console import imported_plugins, is_first_rank, print_json
+from tacit.cli.schema import command_of, to_dict
 from tacit.cli.settings import USUAL_DATASET, TrainSettings
-from tacit.errors import TacitError, UnboundedLayer
+from tacit.errors import UnboundedLayer
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -63,7 +54,7 @@ def train(s: TrainSettings) -> None:
     if s.held_out is not None:
         told = f"{s.held_out} lists the rows that were held out; it is for you alone"
         console.print(told, highlight=False, soft_wrap=True)
-    if (folder / RESUME_FILE).exists():
+    if launch.is_unfinished(folder):
         told = f"the run is not complete; resume it with: tacit train --resume {folder}"
         console.print(told, highlight=False, soft_wrap=True)
     _exit_as(facts)
@@ -77,91 +68,11 @@ def _exit_as(facts: dict[str, Any]) -> None:
 
 def run_training(s: TrainSettings) -> tuple[dict[str, Any], Path]:
     """Train as the settings say; return the facts of the run, and its folder."""
-    # This imports torch, for which the help must not wait.
-    from tacit.cli import run_directory
-    from tacit.training.state_file import only_process
-
-    if ranks_started() > 1:
-        return _train_on_ranks(s)
-    if s.shard and s.resume is None:
-        raise ValueError(
-            "--shard shares weights out over the ranks that torchrun starts, and this is one "
-            "process; leave it out, or start: torchrun --nproc-per-node N -m tacit train ..."
-        )
     stem = s.data.stem if s.data else (s.dataset or USUAL_DATASET).replace("/", "-")
-    folder = s.out or run_directory.new_folder(stem)
-    if s.resume is None:  # and once more when no other process can write there
-        run_directory.check_folder(folder, s.overwrite, s.ledger)
-    with only_process(folder):
-        return _trained_in(folder, s), folder
+    return launch.launched(s, _trained_in, stem)
 
 
-def ended_meanwhile(folder: Path) -> bool:
-    """Whether these ranks were started again after the run's last step, when all was saved."""
-    started_again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    return started_again and (folder / "run.json").exists() and not (folder / RESUME_FILE).exists()
-
-
-def _train_on_ranks(s: TrainSettings) -> tuple[dict[str, Any], Path]:
-    """The same under torchrun, in which the first rank writes the folder and keeps the ledger.
-
-    Ranks that torchrun starts again, since one of them died, go on from the checkpoint.
-    """
-    import torch.distributed as dist
-
-    from tacit.cli import run_directory
-    from tacit.cli.console import device_for
-    from tacit.ranks import Ranks
-    from tacit.report.read_folder import read_facts
-    from tacit.training.state_file import only_process
-
-    folder = s.resume or s.out
-    if folder is None:
-        raise ValueError(
-            "under torchrun the run needs a folder that ranks find again after a restart; give "
-            "--out runs/x"
-        )
-    mesh = join_ranks(device_for(s.device))
-    try:
-        ranks = Ranks(mesh)
-        started_again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-        def found() -> str:
-            if started_again and (folder / RESUME_FILE).exists():
-                return "go on"
-            if ended_meanwhile(folder):
-                return "done"
-            if s.resume is None:
-                run_directory.check_folder(folder, s.overwrite or started_again, s.ledger)
-            return "begin"
-
-        def settings_of(folder: Path) -> dict[str, Any]:
-            return read_resumed(TrainSettings, folder, {"resume": folder})
-
-        state = ranks.on_first(found)
-        if state == "done":
-            return read_facts(folder), folder
-        if state == "go on":
-            s = TrainSettings(**ranks.on_first(lambda: settings_of(folder)))
-        elif started_again:
-            s = replace(s, overwrite=True)  # nothing was charged before the settings were written
-        with only_process(folder) if ranks.is_first else nullcontext():
-            facts = _trained_in(folder, s, mesh)
-        dist.barrier()
-        return facts, folder
-    except RuntimeError as error:
-        if not any(word in str(error) for word in ("gloo", "NCCL", "Connection closed by peer")):
-            raise
-        raise TacitError(
-            "another rank has ended, and with it this step: what was charged stays charged, and "
-            "nothing else was released; resume the run with: torchrun ... -m tacit train --resume "
-            f"{folder}"
-        ) from error
-    finally:
-        dist.destroy_process_group()
-
-
-def _trained_in(folder: Path, s: TrainSettings, mesh: DeviceMesh | None = None) -> dict[str, Any]:
+def _trained_in(folder: Path, s: TrainSettings, mesh: DeviceMesh | None) -> dict[str, Any]:
     import torch
     from torch.distributed.fsdp import fully_shard
 
@@ -178,13 +89,11 @@ def _trained_in(folder: Path, s: TrainSettings, mesh: DeviceMesh | None = None) 
     from tacit.report.saved_facts import save_diagnostics
     from tacit.training import (
         Callback,
-        Checkpoint,
         LedgerRun,
         MovingAverage,
         ProgressBar,
         Sparsification,
     )
-    from tacit.training.state_file import CHECKPOINT
     from tacit.training.trainer import Trainer
 
     # What is asked for: everything that can be refused without reading records.
@@ -197,19 +106,7 @@ def _trained_in(folder: Path, s: TrainSettings, mesh: DeviceMesh | None = None) 
     loss = build_model.loss_for(loss_name, numbers, s.query)
     budget = build_query.budget_for(s)
     ranks = None if mesh is None else Ranks(mesh)
-    if s.resume is None:
-        if ranks is None or ranks.is_first:
-            run_directory.check_folder(folder, s.overwrite, s.ledger)
-        initial = torch.seed() if s.seed is None else s.seed
-    else:
-        initial = run_directory.initial_seed(folder)
-        if s.checkpoint_every == 0:
-            raise ValueError(
-                "--checkpoint-every is 0, and a resumed run keeps its checkpoint up to date; leave "
-                "it out, or give a number of steps"
-            )
-    if ranks is not None:
-        initial = ranks.from_first(initial)
+    initial = launch.initial_seed(folder, s, ranks)
     device = device_for(s.device)
     torch.manual_seed(initial)
 
@@ -254,9 +151,6 @@ def _trained_in(folder: Path, s: TrainSettings, mesh: DeviceMesh | None = None) 
     if s.diagnostics:
         typer.echo(f"note: {NOT_PRIVATE}", err=True)
         callbacks.append(norms)
-    run_name = s.run_name or f"{folder.name}-{secrets.token_hex(3)}"
-    if ranks is not None:
-        run_name = ranks.from_first(run_name)
     trainer = Trainer(
         network,
         loss=loss,
@@ -270,10 +164,8 @@ def _trained_in(folder: Path, s: TrainSettings, mesh: DeviceMesh | None = None) 
         statistics=statistics,
         evaluate_on=data.test,
         callbacks=callbacks,
-        ledger=LedgerRun(name=run_name, prelude=data.releases),
-        checkpoint=None
-        if s.checkpoint_every == 0
-        else Checkpoint(folder, s.checkpoint_every, s.checkpoint_minutes),
+        ledger=LedgerRun(name=launch.run_name(folder, s, ranks), prelude=data.releases),
+        checkpoint=launch.checkpoint_in(folder, s),
         mesh=mesh,
         seed=s.seed,
     )
@@ -307,29 +199,13 @@ def _trained_in(folder: Path, s: TrainSettings, mesh: DeviceMesh | None = None) 
         },
     }
 
-    # What can be refused is refused before the ledger admits the run, and leaves no file; and the
-    # ledger admits it before an earlier one in the folder is replaced.
+    # What can be refused is refused before the ledger admits the run, and leaves no file.
     with build_data.blanks_filled(trainer, data):
         trainer.rehearse()
-    if ranks is not None and not ranks.is_first:
-        trainer.ledger = s.ledger or folder / "ledger.sqlite"  # which the first rank opens
-        trainer.fit(resume=folder if ranks.from_first(False) else None)
-        with trainer.whole_model():
-            return {}
-    charged, limit = 0, 0
-    file = s.ledger or folder / "ledger.sqlite"
-    may_hold_runs = file.exists() or s.ledger is not None
-    with run_directory.removed_if_unused(folder, file):
-        ledger = run_directory.open_ledger(file, budget)
-        if may_hold_runs:
-            charged, limit = run_directory.admit_run(ledger, trainer.plan, trainer.run_name, budget)
-        trainer.ledger = ledger
-        preprocessing = data.preprocessing
-        if s.resume is None:
-            if run_directory.clear_folder(folder) and s.ledger is None:
-                trainer.notes.append(run_directory.REPLACED_NOTE)
-            if trainer.checkpoint is not None:
-                run_directory.write_resume_file(folder, s, run_name, initial)
+    preprocessing = data.preprocessing
+
+    def release_and_save_preprocessing() -> None:
+        nonlocal preprocessing
         if data.releases and s.resume is not None and (folder / PREPROCESSING).exists():
             preprocessing = build_data.scale_again(trainer, folder, data)
         elif data.releases:
@@ -339,16 +215,10 @@ def _trained_in(folder: Path, s: TrainSettings, mesh: DeviceMesh | None = None) 
         preprocessing.save(folder)  # before the first step: what was paid for must survive a kill
         run_directory.delete_release_key(folder)
 
-        resumes = s.resume is not None and (folder / CHECKPOINT).exists()
-        if ranks is not None:
-            ranks.from_first(resumes)
-        try:
-            run = trainer.fit(resume=folder if resumes else None)
-        except SystemExit:  # by SIGTERM
-            typer.echo(f"stopped by SIGTERM; resume with: tacit train --resume {folder}", err=True)
-            raise
+    run, ledger = launch.fitted(folder, s, trainer, initial, release_and_save_preprocessing)
     with trainer.whole_model():
-        run.notes += run_directory.no_step_note(run, charged, limit)
+        if ledger is None:  # on another rank than the first
+            return {}
         run.config["used"] |= build_query.query_facts(trainer, sparsification)
         facts = save_run(
             run,
@@ -374,4 +244,4 @@ def _trained_in(folder: Path, s: TrainSettings, mesh: DeviceMesh | None = None) 
     return facts
 
 
-train_command = command_of(TrainSettings, train, ended_meanwhile)
+train_command = command_of(TrainSettings, train, launch.ended_meanwhile)

@@ -20,6 +20,19 @@ FILES = ("run.json", WEIGHTS, STATEMENT, "progress.png", SCHEMA, PREPROCESSING)
 LANGUAGE_MODEL, MODEL_FOLDER = "transformers", "model"
 # The version of the "model" part of run.json.
 FORMAT = 1
+RESUME_FILE = "resume.json"  # the settings of a run of the command line, until it is complete
+
+
+def unfinished_command(folder: Path) -> str | None:
+    """The command whose run in `folder` is not complete, train or finetune; None if there is none.
+
+    A file that cannot be read is None too.
+    """
+    try:
+        stored = json.loads((folder / RESUME_FILE).read_text(encoding="utf-8"))
+        return "finetune" if stored.get("command") == "finetune" else "train"
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
 
 
 def require_file(folder: Path, name: str) -> None:
@@ -27,8 +40,9 @@ def require_file(folder: Path, name: str) -> None:
     if (folder / name).is_file():
         return
     if (folder / CHECKPOINT).is_file():
+        command = unfinished_command(folder) or "train"
         way = in_words(
-            f'Trainer.fit(resume="{folder}"), then save_run', f"tacit train --resume {folder}"
+            f'Trainer.fit(resume="{folder}"), then save_run', f"tacit {command} --resume {folder}"
         )
         raise ValueError(f"{folder} holds a run that is not complete; resume it with: {way}")
     raise ValueError(

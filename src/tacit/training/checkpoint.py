@@ -44,6 +44,7 @@ from tacit.statistics.tracking import origins_of, refuse_private_statistics, set
 from tacit.torch_internals import unsharded_class
 from tacit.training.callbacks import Evaluation
 from tacit.training.evaluation import Metrics
+from tacit.training.frozen_weights import other_than
 from tacit.training.state_file import CHECKPOINT as FILE
 from tacit.training.state_file import read_state, write_state
 
@@ -81,6 +82,9 @@ class Checkpoint:
             loses `every` steps at most if they are fewer than a lease, else a lease more.
         minutes: Write after so many minutes instead; a kill loses the steps since then, and the
             rest of a lease. Of `every` and `minutes`, what is due first.
+        with_frozen: Write frozen parameters too. Without them the file is small where an adapter
+            trains beside a large model, and a run is resumed with a model that has the same ones:
+            digests of them are compared.
 
     Example:
         >>> trainer = tacit.Trainer(..., ledger="ledger.sqlite", checkpoint=Checkpoint("runs/x"))
@@ -91,6 +95,7 @@ class Checkpoint:
     folder: str | os.PathLike[str]
     every: int | None = None
     minutes: float | None = None
+    with_frozen: bool = True
 
     def __post_init__(self) -> None:
         if self.every is not None:
@@ -167,7 +172,9 @@ def save_state(
     refuse_private_statistics(trainer.model)
     ranks = trainer.ranks
     with trainer.whole_model():
-        tensors = {n: t.detach() for n, t in _tensors_of(trainer.model).items()}
+        frozen = {} if trainer.frozen is None else trainer.frozen.unchanged(trainer.model)
+        every = _tensors_of(trainer.model).items()
+        tensors = {name: t.detach() for name, t in every if name not in frozen}
     parts = {name: part.state_dict() for name, part in stateful_parts(trainer).items()}
     progress.written = time.perf_counter()
     state = {
@@ -187,6 +194,7 @@ def save_state(
         "described": describe(trainer),
         "model": {
             "tensors": tensors,
+            "frozen": frozen,
             "extra": _extra_state_of(trainer.model),
             "origins": origins_of(trainer.model),
         },
@@ -267,6 +275,13 @@ def check_state(stored: StoredState, trainer: Trainer) -> None:
         )
     if stored.progress.step > trainer.sampler.steps:
         raise CheckpointRefused(f"the checkpoint {stored.file} is past the end of its plan")
+    with _refusing(stored.file, "cannot be read", "start another run"), trainer.whole_model():
+        other = other_than(stored.model.get("frozen", {}), trainer.model)
+    if other is not None:
+        raise CheckpointRefused(
+            f"the checkpoint {stored.file} is of a model with other values in {other!r}, which is "
+            "frozen; resume with the model that the run began with, or start another run"
+        )
 
 
 def restore_state(stored: StoredState, trainer: Trainer) -> None:
@@ -277,6 +292,8 @@ def restore_state(stored: StoredState, trainer: Trainer) -> None:
         with trainer.whole_model(), torch.no_grad():
             tensors = _tensors_of(trainer.model)
             values = stored.model["tensors"]
+            for name in stored.model.get("frozen", {}):  # `check_state` has compared them
+                tensors.pop(name)
             if {n: v.shape for n, v in values.items()} != {n: t.shape for n, t in tensors.items()}:
                 raise ValueError("its tensors are not those of the model")
             for name, value in values.items():
@@ -338,7 +355,7 @@ def describe(trainer: Trainer) -> dict[str, Any]:
         "data": {
             "name": records.name,
             "shape": str(records.shape),
-            "classes": records.num_classes,
+            "classes": list(records.class_names or ()) or records.num_classes,
             "public size": records.public_size,
             "batch size": trainer.sampler.expected_batch_size,
         },

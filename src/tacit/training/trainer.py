@@ -47,6 +47,7 @@ from tacit.training.checkpoint import (
     signals_between_steps,
 )
 from tacit.training.evaluation import evaluate
+from tacit.training.frozen_weights import FrozenWeights
 from tacit.training.preconditions import HeldOut, LedgerRun, Statistics, Unprotected
 from tacit.training.rehearsal import finite_weights, rehearse
 from tacit.training.run import ENDED_EARLY, OVER_BUDGET, SEEDED, Run, peak_memory_bytes
@@ -173,6 +174,7 @@ class Trainer:
             prelude=prelude,
             seed=seed,
         )
+        self.frozen: FrozenWeights | None = None  # what checkpoints leave out
         self._stop_asked = False
         self._charged_to: Hashable = None
         self._events_before = self._resumed_at = 0
@@ -410,6 +412,9 @@ class Trainer:
         """
         if checkpoint is None:
             return self._steps(ledger, progress, None, [])
+        if not checkpoint.with_frozen:
+            with self.whole_model():
+                self.frozen = FrozenWeights(self.model)
         save_state(checkpoint, self, ledger.position(), progress)
         with signals_between_steps() as caught:
             stopped = self._steps(ledger, progress, checkpoint, caught)
