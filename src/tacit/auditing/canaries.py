@@ -1,0 +1,574 @@
+"""One step under a white-box attack: a canary at the bound, a million trials  [Nasr 2023].
+
+The step is that of the library. The real query bounds the gradients of a batch with the canary and
+of one without, the real mechanism chooses the noise, and the attacker, who knows the model and all
+other records, measures how far the released sum goes in the canary's direction. `audit_step`
+repeats the two random parts a million times, and bounds ε of the step by the scores.
+
+**The canary is at the sensitivity.** `Scene` makes the records for it: of a linear network at
+zero weights, whose gradients are (p − y)xᵀ with p = (½, …, ½). A long x has a gradient that is
+clipped to the bound, the other label has the opposite gradient, and another entry of x an
+orthogonal one. What others do is the worst that each sampler's proof allows:
+
+- Poisson, also truncated, and shuffled epochs: the others are orthogonal to the canary.
+- Fixed size: when the canary is not drawn, another record is in its place. All others have the
+  opposite gradient, so that the sum is the same whenever the canary is absent.
+- Mini-sets that are clipped as a whole: without the canary its set has the opposite gradient.
+- Mini-sets of records that are clipped one by one: the others of the set are all alike, and show
+  in a direction of their own whether the set was drawn. The attacker looks there first.
+
+**The trials are vectorised, and the same distribution.** Let D_h be the sum of block h with the
+canary less that without, s_h its noise, v = (D_h/s_h)_h. The attacker's score is ⟨R, v⟩/‖v‖, where
+R is the release less the sum without the canary, each block over s_h. Noise of independent
+N(0, s_h²) entries has a part of N(0, 1) in each block's direction, so that with independent n_h
+
+    score = (place of what was drawn along v/‖v‖) + Σ_h (‖v_h‖/‖v‖)·n_h,   n_h ~ N(0, 1).
+
+A trial draws each n_h with the mechanism's own generator (`Stream.normals`) and whether the canary
+takes part with the sampler's own (`coins`, or the ranks of 64-bit keys, as `Stream.subset` has
+them). `released_scores` makes whole releases through sampler, mechanism and ledger instead, to
+compare; a test does.
+
+Steps of shuffled epochs are accounted for somebody who knows the order, and so attacked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tacit.accounting.plan import Plan
+from tacit.auditing.lower_bounds import (
+    LowerBound,
+    PlanFamily,
+    ScoreAudit,
+    SplitSample,
+    audit_scores,
+)
+from tacit.budget import Budget, Relation
+from tacit.errors import UnsupportedEvent
+from tacit.ledger import Ledger
+from tacit.lipschitz import BoundedInput, SpectralBall, SpectralLinear
+from tacit.losses import CrossEntropy
+from tacit.mechanism import Mechanism
+from tacit.noise import Allocation
+from tacit.queries.bounded_gradient import BoundedGradient, GradientQuery
+from tacit.queries.clipless import Clipless
+from tacit.randomness import Randomness, Stream
+from tacit.records import Records
+from tacit.sampling.fixed_size import (
+    FixedSizeSampler,
+    ShuffledEpochs,
+    ShuffleSampler,
+    WithoutReplacement,
+)
+from tacit.sampling.mini_sets import MiniSets, MiniSetSampler
+from tacit.sampling.poisson import Poisson, PoissonSampler, TruncatedPoisson
+from tacit.sampling.sampler import Batch, Sampler
+from tacit.sampling.scheme import Scheme, Unit
+
+_CANARY, _OTHER, _MATE = 0, 1, 2  # the entry of x that is not zero: orthogonal gradients
+_LONG = 1e3  # a gradient of this norm is clipped by any usual bound
+_AT_ONCE = 1 << 22  # random words at a time
+_EXPECTED = 100.0  # the declared batch size of Poisson samplers, a public constant like any other
+_BATCH = 4  # records in a batch of a shuffled epoch
+
+
+class TwoLayers(nn.Module):
+    """x ↦ Ax + Bx at zero weights: two layers with one gradient, for noise over blocks."""
+
+    def __init__(self, entries: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(entries, 2, bias=False)
+        self.second = nn.Linear(entries, 2, bias=False)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) + self.second(x)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Model, loss and neighbouring records in which the canary, row 0, is at the bound.
+
+    `present`, `replaced` and `absent` are batches that the sampler may draw: with the canary, the
+    same from the neighbour, and one in which the canary was not drawn.
+    """
+
+    query: GradientQuery
+    model: nn.Module
+    loss: CrossEntropy
+    sampler: Sampler
+    neighbour: Sampler
+    relation: Relation
+    present: Batch
+    replaced: Batch
+    absent: Batch
+
+    @property
+    def reveals(self) -> bool:
+        """Whether the canary's mini-set shows in a direction of its own that it was drawn."""
+        scheme = self.sampler.scheme
+        return (
+            isinstance(scheme, MiniSets) and scheme.set_size > 1 and self.query.unit is Unit.RECORD
+        )
+
+
+def worst_case(
+    query: GradientQuery, scheme: Scheme, relation: Relation, seed: int | None = None
+) -> Scene:
+    """The scene for a route, a sampling scheme and a relation; UnsupportedEvent where it has none.
+
+    Of a scheme with many records, those that the attack does not need are left out, as an attacker
+    may choose the other records.
+    """
+    Plan(scheme, 1.0, relation, 1, query.unit)  # raises for a relation that the scheme refuses
+    alone = isinstance(scheme, MiniSets) and scheme.set_size == 1
+    opposite = isinstance(scheme, WithoutReplacement) or (
+        isinstance(scheme, MiniSets) and alone and scheme.chosen is not None
+    )
+    if isinstance(scheme, Poisson | ShuffledEpochs):
+        count = 8 if isinstance(scheme, Poisson) else _BATCH * scheme.steps_per_epoch
+    elif isinstance(scheme, TruncatedPoisson | WithoutReplacement):
+        count = scheme.population
+    elif isinstance(scheme, MiniSets):
+        count = scheme.num_sets * scheme.set_size
+    else:
+        raise UnsupportedEvent(
+            f"{type(scheme).__name__} has no canary audit: which neighbours are its worst case "
+            "is not known here; give the scores of an attack of your own to audit_scores"
+        )
+    x, y = torch.zeros(count, 3), torch.zeros(count, dtype=torch.long)
+    x[:, _OTHER] = _LONG
+    if opposite:  # of the canary
+        x[:, _OTHER], x[:, _CANARY], y[:] = 0, _LONG, 1
+    x[0], y[0] = 0, 0
+    x[0, _CANARY] = _LONG
+    records = Records(x, y, num_classes=2, public_size=count, num_ids=count)
+    if isinstance(scheme, MiniSets) and not alone:
+        records = _in_sets(records, query, scheme)
+    assert isinstance(records.inputs, Tensor)
+    twin = records.replaced(0, records.inputs[0], torch.tensor(1))
+    if isinstance(scheme, MiniSets) and query.unit is Unit.MINI_SET:  # like the rest of its set
+        twin = records.replaced(0, records.inputs[0] / (_LONG * scheme.set_size), torch.tensor(1))
+    other = twin if relation is Relation.REPLACE_ONE else records.without(0)
+    if relation is Relation.ADD_OR_REMOVE_ONE and isinstance(scheme, TruncatedPoisson):
+        other = replace(other, public_size=count)
+    loss = CrossEntropy(temperature=1.0)
+    model: nn.Module = TwoLayers(3)
+    if isinstance(query, Clipless):
+        # On the sphere x has norm 1 and the loss's gradient norm 1/(√2·τ): the clip is below it.
+        clip = query.current_clip()
+        loss = CrossEntropy(temperature=0.1 if clip is None else min(0.1, 0.5 / clip))
+        last = SpectralLinear(3, 2, within=SpectralBall)
+        nn.init.zeros_(last.weight)
+        model = nn.Sequential(BoundedInput(1.0, sphere=True), last)
+    sampler, neighbour = (_sampler(r, scheme, seed) for r in (records, other))
+    rows = _rows(scheme, sampler)
+    return Scene(
+        query,
+        model,
+        loss,
+        sampler,
+        neighbour,
+        relation,
+        present=_batch(sampler, rows[0]),
+        replaced=_batch(neighbour, _of_neighbour(rows[0], records, other)),
+        absent=_batch(sampler, rows[1]),
+    )
+
+
+def _in_sets(records: Records, query: GradientQuery, scheme: MiniSets) -> Records:
+    """Records by their mini-sets: those beside the canary, and those of other sets."""
+    x, y = records.inputs, records.targets
+    assert isinstance(x, Tensor)
+    assert isinstance(y, Tensor)
+    sets = MiniSetSampler(records, scheme.set_size, chosen=1).set_of_row
+    mates = torch.from_numpy(sets == sets[0])
+    mates[0] = False
+    x, y = x.clone(), y.clone()
+    if query.unit is Unit.RECORD:
+        x[mates] = 0
+        x[mates, _MATE] = _LONG
+    else:
+        # Without the canary the set's mean gradient is long and opposite, and with it the
+        # canary's own, which is longer than those of all its mates together.
+        x[mates] = 0
+        x[mates, _CANARY], y[mates] = _LONG, 1
+        x[0, _CANARY] = _LONG * _LONG * scheme.set_size
+        if scheme.chosen is not None:  # another set takes its place
+            elsewhere = ~mates
+            elsewhere[0] = False
+            x[elsewhere] = 0
+            x[elsewhere, _CANARY], y[elsewhere] = _LONG, 1
+    return replace(records, inputs=x, targets=y)
+
+
+def _sampler(records: Records, scheme: Scheme, seed: int | None) -> Sampler:
+    """The library's own sampler of this scheme. Padding spares whole releases many shapes."""
+    if isinstance(scheme, Poisson | TruncatedPoisson):
+        return PoissonSampler(
+            records,
+            scheme.rate,
+            expected_batch_size=_EXPECTED,
+            max_batch_size=getattr(scheme, "max_batch_size", None),
+            pad_to=32,
+            seed=seed,
+        )
+    if isinstance(scheme, WithoutReplacement):
+        return FixedSizeSampler(records, scheme.sample_size, seed=seed)
+    if isinstance(scheme, ShuffledEpochs):
+        return ShuffleSampler(records, _BATCH, seed=seed)
+    assert isinstance(scheme, MiniSets)
+    return MiniSetSampler(
+        records, scheme.set_size, chosen=scheme.chosen, rate=scheme.rate, pad_to=32, seed=seed
+    )
+
+
+def _rows(scheme: Scheme, sampler: Sampler) -> tuple[list[int], list[int]]:
+    """Rows of a draw with the canary, and of one without."""
+    if isinstance(scheme, WithoutReplacement):
+        size = scheme.sample_size
+        return list(range(size)), list(range(1, min(size + 1, scheme.population)))
+    if isinstance(scheme, MiniSets):
+        assert isinstance(sampler, MiniSetSampler)
+        sets = sampler.set_of_row
+        others = [s for s in range(scheme.num_sets) if s != sets[0]]
+        count = scheme.chosen or 0  # without it, no other set need be drawn
+        with_it, without = {sets[0], *others[: max(0, count - 1)]}, set(others[:count])
+        return (
+            [row for row, s in enumerate(sets) if s in with_it],
+            [row for row, s in enumerate(sets) if s in without],
+        )
+    return [0], []
+
+
+def _of_neighbour(rows: list[int], records: Records, other: Records) -> list[int]:
+    """The rows of the neighbour that have the same ids."""
+    if len(other) == len(records):
+        return rows
+    return [row - 1 for row in rows if row > 0]
+
+
+def _batch(sampler: Sampler, rows: list[int]) -> Batch:
+    indices = torch.tensor(rows, dtype=torch.long)
+    groups = None
+    if isinstance(sampler, MiniSetSampler):
+        groups = torch.from_numpy(sampler.set_of_row[rows]).long()
+    return Batch(
+        sampler.records, indices, sampler.expected_batch_size, sampler.scheme, groups=groups
+    )
+
+
+# ---- what the step does with the canary ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CanaryShift:
+    """The canary's part in a release, in standard deviations of the noise.
+
+    `direction` is v/‖v‖ block by block. `present` and `replaced` are the places along it of a
+    batch with the canary and of the neighbour's, from a batch in which it was not drawn.
+    `largest` is 1/z, the most that the sensitivity allows; `reveal` is v for the canary's
+    mini-set, where that shows.
+    """
+
+    direction: tuple[Tensor, ...]
+    present: float
+    replaced: float
+    largest: float
+    baseline: tuple[Tensor, ...]
+    stds: tuple[float, ...]
+    reveal: tuple[tuple[Tensor, ...], float] | None = None
+
+    @property
+    def share_of_bound(self) -> float:
+        """How near the canary comes to the sensitivity: 1 is at the bound."""
+        return (self.present - self.replaced) / self.largest
+
+    def at_the_bound(self) -> CanaryShift:
+        """The same with a gradient at the bound in the canary's place."""
+        factor = 1 / self.share_of_bound
+        return replace(self, present=self.present * factor, replaced=self.replaced * factor)
+
+    @property
+    def block_norms(self) -> list[float]:
+        return [float(part.norm()) for part in self.direction]
+
+
+def shift_of(scene: Scene, mechanism: Mechanism) -> CanaryShift:
+    """Run the query on the three batches, and the mechanism once, for its noise."""
+    pending = mechanism.privatise(scene.model, scene.loss, scene.present)
+
+    def sums(batch: Batch) -> tuple[BoundedGradient, list[Tensor]]:
+        bounded = mechanism.query(scene.model, scene.loss, batch)
+        parts = [torch.cat([s.reshape(-1) for s in b.sums]).double() for b in bounded.blocks]
+        return bounded, parts + [s.value.reshape(1).double() for s in bounded.statistics]
+
+    bounded, present = sums(scene.present)
+    replaced, absent = sums(scene.replaced)[1], sums(scene.absent)[1]
+    stds = (*pending.stds, *(s.std for s in bounded.statistics))
+    difference = [(a - b) / s for a, b, s in zip(present, replaced, stds, strict=True)]
+    norm = math.sqrt(math.fsum(float(part.square().sum()) for part in difference))
+    if norm == 0:
+        raise ValueError("the canary does not change the sum at all, so that nothing can be tested")
+    direction = tuple(part / norm for part in difference)
+
+    def along(parts: list[Tensor], way: tuple[Tensor, ...]) -> float:
+        rows = zip(parts, absent, stds, way, strict=True)
+        return math.fsum(float((p - a) @ w) / s for p, a, s, w in rows)
+
+    found = CanaryShift(
+        direction,
+        along(present, direction),
+        along(replaced, direction),
+        1 / mechanism.plan.noise_multiplier,
+        tuple(absent),
+        tuple(stds),
+    )
+    if not scene.reveals:
+        return found
+    # What is drawn with the canary's set beside the canary, without its part along v.
+    rest = [(r - a) / s for r, a, s in zip(replaced, absent, stds, strict=True)]
+    place = found.replaced
+    rest = [r - place * d for r, d in zip(rest, direction, strict=True)]
+    size = math.sqrt(math.fsum(float(part.square().sum()) for part in rest))
+    return replace(found, reveal=(tuple(part / size for part in rest), size))
+
+
+# ---- trials --------------------------------------------------------------------------------------
+
+
+def canary_takes_part(scheme: Scheme, stream: Stream, trials: int) -> np.ndarray:
+    """For each trial whether the canary, record or mini-set 0, is drawn; by the samplers' rules."""
+    if isinstance(scheme, ShuffledEpochs):
+        return np.ones(trials, dtype=bool)  # once in each epoch
+    if isinstance(scheme, Poisson):
+        return stream.coins(trials, scheme.rate)
+    if isinstance(scheme, MiniSets) and scheme.chosen is None:
+        return stream.coins(trials, scheme.probability)
+    if isinstance(scheme, TruncatedPoisson):
+        return _truncated(scheme, stream, trials)
+    if isinstance(scheme, MiniSets):
+        assert scheme.chosen is not None
+        return _in_subset(stream, trials, scheme.num_sets, scheme.chosen)
+    assert isinstance(scheme, WithoutReplacement)
+    return _in_subset(stream, trials, scheme.population, scheme.sample_size)
+
+
+def _pieces(stream: Stream, trials: int, each: int) -> list[tuple[Stream, int]]:
+    """Streams of their own for as many trials at once as fit the memory."""
+    size = max(1, _AT_ONCE // each)
+    starts = range(0, trials, size)
+    return [(stream.derived(f"trials {s}"), min(size, trials - s)) for s in starts]
+
+
+def _truncated(scheme: TruncatedPoisson, stream: Stream, trials: int) -> np.ndarray:
+    found = []
+    for part, count in _pieces(stream, trials, scheme.population):
+        flat = part.coins(count * scheme.population, scheme.rate)
+        coins = flat.reshape(count, scheme.population)
+        sizes, takes_part = coins.sum(axis=1), coins[:, 0].copy()
+        for i in np.flatnonzero(takes_part & (sizes > scheme.max_batch_size)).tolist():
+            # The canary is the first of the drawn rows: does it stay?
+            kept = part.derived(f"truncation {i}").subset(int(sizes[i]), scheme.max_batch_size)
+            takes_part[i] = 0 in kept
+        found.append(takes_part)
+    return np.concatenate(found)
+
+
+def _in_subset(stream: Stream, trials: int, count: int, size: int) -> np.ndarray:
+    """Whether item 0 is in a subset: its 64-bit key is among the `size` least of `count`.
+
+    Two equal keys, which `Stream.subset` draws anew, have a probability below count²/2^64.
+    """
+    found = []
+    for part, rows in _pieces(stream, trials, count):
+        keys = part.words(rows * count, np.uint64).reshape(rows, count)
+        found.append((keys < keys[:, :1]).sum(axis=1) < size)
+    return np.concatenate(found)
+
+
+def trial_scores(
+    shift: CanaryShift,
+    scheme: Scheme,
+    trials: int,
+    randomness: Randomness,
+    device: torch.device | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of `trials` steps with the canary, and of as many of the neighbour."""
+    device = device or torch.device("cpu")
+    both = []
+    for side, place in (("with", shift.present), ("without", shift.replaced)):
+        drawn = canary_takes_part(scheme, randomness.stream("audit sampling", side), trials)
+        norms, score = shift.block_norms, place * torch.from_numpy(drawn).double().to(device)
+        stream = randomness.stream("audit noise", side)
+        for number, norm in enumerate(norms):
+            score += norm * stream.normals([trials], device, [number])[0]
+        if shift.reveal is not None:
+            # Along the mini-set's own direction, which is orthogonal to the canary's.
+            shown = shift.reveal[1] * torch.from_numpy(drawn).double().to(device)
+            shown += stream.normals([trials], device, [len(norms)])[0]
+            score[shown < shift.reveal[1] / 2] = -math.inf
+        both.append(score.cpu().numpy())
+    return both[0], both[1]
+
+
+def released_scores(
+    scene: Scene,
+    noise_multiplier: float,
+    steps: int,
+    *,
+    neighbour: bool = False,
+    allocation: Allocation | None = None,
+    seed: int | None = None,
+) -> np.ndarray:
+    """Scores of whole releases: the sampler's batch, the query, the ledger's charge, the noise.
+
+    With a shuffled epoch the score is that of the batch that has the canary, the attacker being
+    told the order; one epoch gives one score.
+    """
+    sampler = scene.neighbour if neighbour else scene.sampler
+    sampler.steps = sampler.scheme.steps_within(steps)
+    mechanism = Mechanism(
+        scene.query, sampler, noise_multiplier,
+        relation=scene.relation, allocation=allocation, seed=seed,
+    )  # fmt: skip
+    shift = shift_of(scene, mechanism)
+    bounded = mechanism.query(scene.model, scene.loss, scene.present)
+    if bounded.statistics:
+        raise UnsupportedEvent(
+            "a query that adapts has other noise in each step; compare whole releases of one with "
+            "fixed constants"
+        )
+    budget = Budget(1e6, 1e-5, scene.relation)
+    shuffled = isinstance(scene.sampler.scheme, ShuffledEpochs)
+    scores: list[float] = []
+    with Ledger(None, budget) as ledger:
+        while len(scores) < steps:
+            batch = sampler.next_batch()
+            ids = batch.record_ids if batch.mask is None else batch.record_ids[batch.mask]
+            pending = mechanism.privatise(scene.model, scene.loss, batch)
+            ledger.release(pending, into=scene.model)
+            if shuffled and 0 not in ids.tolist():
+                continue
+            total, shown = 0.0, 0.0
+            for place, block in enumerate(bounded.blocks):
+                factors = block.factors or (1.0,) * len(block.names)
+                grads = [
+                    (p.grad.double() * (pending.divisor * f)).reshape(-1)  # type: ignore[union-attr]
+                    for p, f in zip(block.parameters, factors, strict=True)
+                ]
+                white = (torch.cat(grads) - shift.baseline[place]) / shift.stds[place]
+                total += float(white @ shift.direction[place])
+                if shift.reveal is not None:
+                    shown += float(white @ shift.reveal[0][place])
+            if shift.reveal is not None and shown < shift.reveal[1] / 2:
+                total = -math.inf
+            scores.append(total)
+    return np.array(scores)
+
+
+# ---- the audit -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepAudit:
+    """What one step claims, and what its scores prove at least."""
+
+    plan: Plan
+    route: str
+    claimed: float
+    delta: float
+    scores: ScoreAudit
+    share_of_bound: float
+    canary: str
+
+    @property
+    def bounds(self) -> tuple[LowerBound, ...]:
+        return self.scores.bounds
+
+    @property
+    def epsilon(self) -> float:
+        """Proved at least, without assumptions."""
+        return self.scores.epsilon
+
+    @property
+    def ratio(self) -> float:
+        """The largest bound of the two methods over the claim. Above 1 the claim is refuted."""
+        return max(bound.epsilon for bound in self.bounds) / self.claimed
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "route": self.route,
+            "sampling": self.plan.scheme.describe(),
+            "relation": str(self.plan.relation),
+            "noise_multiplier": self.plan.noise_multiplier,
+            "delta": self.delta,
+            "claimed": self.claimed,
+            "canary": self.canary,
+            "share_of_bound": self.share_of_bound,
+            **self.scores.facts(),
+            "ratio": self.ratio,
+        }
+
+
+def audit_step(
+    query: GradientQuery,
+    scheme: Scheme,
+    noise_multiplier: float,
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    *,
+    delta: float = 1e-2,
+    trials: int = 1_000_000,
+    confidence: float = 0.95,
+    allocation: Allocation | None = None,
+    device: torch.device | str = "cpu",
+    seed: int | None = None,
+) -> StepAudit:
+    """Attack one step of a route and a sampler, and compare what it proves with what is claimed.
+
+    The claim is ε of one step at δ by Tacit's accounting. On correct code the first bound is above
+    it with probability 1 − `confidence` at most, and so is the second, which assumes that nothing
+    but the noise multiplier is unknown. δ is that of the audit: a million trials cannot see errors
+    that are rarer than about 1e-5, so that they prove most where δ is 1e-3 to 1e-1.
+
+    Where the canary stays below the bound (a loss whose gradients do), a gradient at the bound
+    takes its place, and `canary` says so.
+
+    Args:
+        trials: of either side. As many again choose the threshold, and are not counted.
+
+    Example:
+        >>> query, scheme = tacit.PerSampleClip(1.0), tacit.sampling.Poisson(0.25)
+        >>> audit = tacit.auditing.audit_step(query, scheme, noise_multiplier=0.5)
+        >>> audit.claimed, audit.epsilon, audit.ratio
+    """
+    scene = worst_case(query, scheme, relation)
+    mechanism = Mechanism(
+        query, scene.sampler, noise_multiplier, relation=relation, allocation=allocation
+    )
+    shift = shift_of(scene, mechanism)
+    measured, canary = shift.share_of_bound, "a record"
+    if measured < _AT_BOUND:
+        shift, canary = shift.at_the_bound(), "a gradient at its bound, in place of the record's"
+    plan = replace(mechanism.plan, scheme=scheme, steps=1)
+    scores = trial_scores(shift, scheme, 2 * trials, Randomness(seed), torch.device(device))
+    audit = audit_scores(
+        *scores,
+        delta=delta,
+        confidence=confidence,
+        threshold=SplitSample(),
+        families=[PlanFamily(plan)],
+    )
+    claimed = plan.epsilon(1, delta)
+    return StepAudit(plan, repr(query), claimed, delta, audit, measured, canary)
+
+
+_AT_BOUND = 0.99
