@@ -42,6 +42,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tacit.accounting.f_dp import trade_off
 from tacit.accounting.plan import Plan
 from tacit.auditing.lower_bounds import (
     LowerBound,
@@ -75,6 +76,7 @@ from tacit.sampling.scheme import Scheme, Unit
 _CANARY, _OTHER, _MATE = 0, 1, 2  # the entry of x that is not zero: orthogonal gradients
 _LONG = 1e3  # a gradient of this norm is clipped by any usual bound
 _AT_ONCE = 1 << 22  # random words at a time
+_MOST_KEYS = 2048  # of a sample of fixed size; beyond, the canary has a coin of its probability
 _EXPECTED = 100.0  # the declared batch size of Poisson samplers, a public constant like any other
 _BATCH = 4  # records in a batch of a shuffled epoch
 
@@ -370,17 +372,18 @@ def _pieces(stream: Stream, trials: int, each: int) -> list[tuple[Stream, int]]:
 
 
 def _truncated(scheme: TruncatedPoisson, stream: Stream, trials: int) -> np.ndarray:
-    found = []
-    for part, count in _pieces(stream, trials, scheme.population):
-        flat = part.coins(count * scheme.population, scheme.rate)
-        coins = flat.reshape(count, scheme.population)
-        sizes, takes_part = coins.sum(axis=1), coins[:, 0].copy()
-        for i in np.flatnonzero(takes_part & (sizes > scheme.max_batch_size)).tolist():
+    """The coins of the others are tossed where the canary's own is heads."""
+    takes_part = stream.coins(trials, scheme.rate)
+    heads, others, place = np.flatnonzero(takes_part), scheme.population - 1, 0
+    for part, count in _pieces(stream, len(heads), scheme.population):
+        coins = part.coins(count * others, scheme.rate).reshape(count, others)
+        sizes = 1 + coins.sum(axis=1)
+        for i in np.flatnonzero(sizes > scheme.max_batch_size).tolist():
             # The canary is the first of the drawn rows: does it stay?
             kept = part.derived(f"truncation {i}").subset(int(sizes[i]), scheme.max_batch_size)
-            takes_part[i] = 0 in kept
-        found.append(takes_part)
-    return np.concatenate(found)
+            takes_part[heads[place + i]] = 0 in kept
+        place += count
+    return takes_part
 
 
 def _in_subset(stream: Stream, trials: int, count: int, size: int) -> np.ndarray:
@@ -388,6 +391,8 @@ def _in_subset(stream: Stream, trials: int, count: int, size: int) -> np.ndarray
 
     Two equal keys, which `Stream.subset` draws anew, have a probability below count²/2^64.
     """
+    if count > _MOST_KEYS:
+        return stream.coins(trials, size / count)
     found = []
     for part, rows in _pieces(stream, trials, count):
         keys = part.words(rows * count, np.uint64).reshape(rows, count)
@@ -491,6 +496,11 @@ class StepAudit:
     canary: str
 
     @property
+    def largest_multiplier(self) -> float:
+        """The most noise that the scores do not refute; ∞ where they refute none."""
+        return PlanFamily(self.plan).largest_multiplier(self.scores.limits)
+
+    @property
     def bounds(self) -> tuple[LowerBound, ...]:
         return self.scores.bounds
 
@@ -525,7 +535,7 @@ def audit_step(
     noise_multiplier: float,
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
     *,
-    delta: float = 1e-2,
+    delta: float | None = None,
     trials: int = 1_000_000,
     confidence: float = 0.95,
     allocation: Allocation | None = None,
@@ -536,14 +546,17 @@ def audit_step(
 
     The claim is ε of one step at δ by Tacit's accounting. On correct code the first bound is above
     it with probability 1 − `confidence` at most, and so is the second, which assumes that nothing
-    but the noise multiplier is unknown. δ is that of the audit: a million trials cannot see errors
-    that are rarer than about 1e-5, so that they prove most where δ is 1e-3 to 1e-1.
+    but the noise multiplier is unknown. δ is that of the audit, by default a tenth of the advantage
+    of the best test for one step: a million trials cannot see errors that are rarer than 1e-5, so
+    that they prove little at the δ of a whole run.
 
     Where the canary stays below the bound (a loss whose gradients do), a gradient at the bound
     takes its place, and `canary` says so.
 
     Args:
-        trials: of either side. As many again choose the threshold, and are not counted.
+        trials: of either side. As many again choose the threshold, and are not counted. In a
+            sample of fixed size of more than 2,048 units, the canary's part is a coin of its
+            probability.
 
     Example:
         >>> query, scheme = tacit.PerSampleClip(1.0), tacit.sampling.Poisson(0.25)
@@ -559,6 +572,9 @@ def audit_step(
     if measured < _AT_BOUND:
         shift, canary = shift.at_the_bound(), "a gradient at its bound, in place of the record's"
     plan = replace(mechanism.plan, scheme=scheme, steps=1)
+    if delta is None:
+        best = trade_off(noise_multiplier, scheme, 1, relation=relation, unit=plan.unit).advantage
+        delta = float(f"{best / 10:.1g}")
     scores = trial_scores(shift, scheme, 2 * trials, Randomness(seed), torch.device(device))
     audit = audit_scores(
         *scores,

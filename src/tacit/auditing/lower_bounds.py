@@ -311,7 +311,7 @@ _LOG_MULTIPLIER = 1e-3
 class LowerBound:
     """ε is at least this at δ, with this confidence, if what `assumes` says holds (None: nothing).
 
-    Bounds of several methods each hold with their own confidence, not all together.
+    All bounds of one `audit_scores` follow from the same limits, and hold together.
     """
 
     epsilon: float

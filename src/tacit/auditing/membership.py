@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 from scipy.special import log_softmax, logsumexp, ndtr
-from scipy.stats import beta as beta_distribution
 from scipy.stats import rankdata
 
+from tacit.auditing.lower_bounds import upper_limit
 from tacit.randomness import Randomness
 
 EVIDENCE = "evidence, not a guarantee: epsilon is what holds against every attack"
@@ -90,8 +90,9 @@ def measure_attack(
 ) -> MembershipAttack:
     """AUROC, advantage and true positive rates of a score, higher for members.
 
-    Intervals of AUROC and advantage are bootstrap percentiles over both sides; those of a true
-    positive rate are Clopper and Pearson's, for the threshold as it is.
+    Intervals of AUROC and advantage are bootstrap percentiles over both sides. Those of a true
+    positive rate are exact: they hold at the true false positive rate, which takes some thousand
+    non-members at 0.1%.
 
     Example:
         >>> attack = tacit.auditing.measure_attack("loss", -member_losses, -held_out_losses)
@@ -159,13 +160,26 @@ def _advantage(members: np.ndarray, others: np.ndarray) -> float:
 def _true_positives(
     members: np.ndarray, others: np.ndarray, rate: float, confidence: float
 ) -> Measured:
-    allowed = math.floor(rate * len(others))
-    threshold = np.sort(others)[len(others) - 1 - allowed]
-    hits, count = int((members > threshold).sum()), len(members)
-    error = (1 - confidence) / 2
-    low = 0.0 if hits == 0 else float(beta_distribution.ppf(error, hits, count - hits + 1))
-    high = 1.0 if hits == count else float(beta_distribution.ppf(1 - error, hits + 1, count - hits))
-    return Measured(hits / count, low, high)
+    """TPR where at most this share of the non-members is above; the limits are for the true FPR.
+
+    A threshold at an order statistic of the non-members has a true FPR within Clopper and Pearson's
+    limits of its own count. The lower limit of the TPR is taken where the FPR is at most `rate`
+    beyond doubt, and the upper one where it is at least `rate`: a union bound over four limits.
+    """
+    count, error = len(others), (1 - confidence) / 4
+    ordered = np.sort(others)
+    value = float((members > ordered[count - 1 - math.floor(rate * count)]).mean())
+    above = np.arange(count)
+    surely = above[upper_limit(above, count, error) <= rate]
+    low, high = 0.0, 1.0
+    if len(surely):
+        hits = int((members > ordered[count - 1 - surely[-1]]).sum())
+        low = 1 - float(upper_limit(len(members) - hits, len(members), error))
+    at_least = above[1 - upper_limit(count - above, count, error) >= rate]
+    if len(at_least):
+        hits = int((members >= ordered[count - at_least[0]]).sum())
+        high = float(upper_limit(hits, len(members), error))
+    return Measured(value, min(low, value), max(high, value))
 
 
 # ---- scores --------------------------------------------------------------------------------------

@@ -268,7 +268,10 @@ def gradient_scores(
 
 @dataclass(frozen=True)
 class OneRunAudit:
-    """Right guesses of one run, and the ε that they prove at least, by each method."""
+    """Right guesses of one run, and the ε that they prove at least, by each method.
+
+    Each bound holds with its own confidence, not all of them together.
+    """
 
     canaries: int
     guesses: int

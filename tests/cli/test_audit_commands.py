@@ -1,0 +1,137 @@
+"""`tacit audit` and `tacit attack`, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tacit.cli import app
+
+QUICK = ["--steps", "30", "--epsilon", "3", "--delta", "1e-4", "--quiet", "--seed", "0"]
+FEW = ["--trials", "100000", "--seed", "1", "--json"]
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, (result.exception, result.stdout)
+    return result.stdout
+
+
+def refused(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert isinstance(result.exception, ValueError), result.stdout
+    return str(result.exception)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "x"
+    call("train", *QUICK, "--out", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_a_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("tables")
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, size=(400, 5))
+    np.savez(place / "table.npz", X=x, y=(x[:, 0] > 0).astype(int))
+    source = ["--data", place / "table.npz", "--target", "y", "--classes", "0,1"]
+    declared = ["--public-size", 400, "--feature-range=-1,1"]
+    call("train", *QUICK, *source, *declared, "--out", place / "run")
+    return place
+
+
+def test_a_run_is_audited(folder: Path, tmp_path: Path) -> None:
+    facts = json.loads(call("audit", folder, *FEW, "--out", tmp_path / "a.png"))
+    assert facts["epsilon"] == pytest.approx(facts["epsilon_reported"], rel=0.01)
+    assert 0.6 * facts["epsilon"] < facts["epsilon_at_least"] < facts["epsilon"]
+    assert not facts["refuted"]
+    step = facts["step"]
+    assert step["route"].startswith("PerSampleClip(max_norm=0.25")
+    assert step["share_of_bound"] > 0.99
+    assert 0 < step["bounds"][0]["epsilon"] < step["claimed"]
+    assert [bound["assumes"] is None for bound in step["bounds"]] == [True, False]
+    assert (tmp_path / "a.png").exists()
+
+
+def test_the_table_names_the_assumption(folder: Path) -> None:
+    text = " ".join(call("audit", folder, "--trials", 20000, "--seed", 1).split())
+    assert "the claim stands this attack" in text
+    assert "proves no upper bound" in text
+    assert "assumes" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "route"),
+    [
+        (["--query", "clipless"], "Clipless(gradient_clip=4.3)"),
+        (["--query", "batch-clip", "--blocks", "layer"], "BatchClip("),
+        (["--sampling", "fixed-size", "--relation", "replace-one"], "PerSampleClip("),
+    ],
+)
+def test_other_routes_are_rebuilt_from_the_run(
+    options: list[str], route: str, tmp_path: Path
+) -> None:
+    call("train", *QUICK, *options, "--out", tmp_path / "x")
+    facts = json.loads(call("audit", tmp_path / "x", *FEW))
+    assert facts["step"]["route"].startswith(route)
+    assert 0.5 * facts["epsilon"] < facts["epsilon_at_least"] < facts["epsilon"]
+
+
+def test_a_claim_that_is_too_small_is_refuted(folder: Path, tmp_path: Path) -> None:
+    """The noise of the run is what run.json's plan says: audit another plan than was reported."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    facts = json.loads((copy / "run.json").read_text())
+    facts["epsilon"] = facts["epsilon"] / 2
+    (copy / "run.json").write_text(json.dumps(facts))
+    found = json.loads(call("audit", copy, *FEW))
+    assert found["epsilon_at_least"] > found["epsilon_reported"]
+    assert found["refuted"]
+
+
+def test_a_run_is_attacked(folder: Path, tmp_path: Path) -> None:
+    facts = json.loads(call("attack", folder, "--json", "--out", tmp_path / "b.png", "--seed", 1))
+    assert "not a guarantee" in facts["note"]
+    names = [one["attack"] for one in facts["attacks"]]
+    assert len(names) == 4
+    for one in facts["attacks"]:
+        assert 0.35 < one["auroc"]["value"] < 0.65
+        assert one["members"] > one["non_members"] > 100
+    text = call("attack", folder, "--seed", 1)
+    assert "not a guarantee" in text
+    assert (tmp_path / "b.png").exists()
+
+
+def test_a_run_of_a_table_needs_the_table(of_a_table: Path, tmp_path: Path) -> None:
+    run = of_a_table / "run"
+    before: dict[str, Any] = json.loads(call("attack", run, "--json", "--seed", 1))
+    moved = tmp_path / "moved.npz"
+    shutil.move(of_a_table / "table.npz", moved)
+    try:
+        assert "is not there; give the file with --data" in refused("attack", run)
+        after = json.loads(call("attack", run, "--data", moved, "--json", "--seed", 1))
+    finally:
+        shutil.move(moved, of_a_table / "table.npz")
+    assert after["attacks"] == before["attacks"]
+
+
+def test_what_cannot_be_done_is_refused(folder: Path, tmp_path: Path) -> None:
+    assert "--trials is 10" in refused("audit", folder, "--trials", 10)
+    assert "ends in .png" in refused("audit", folder, "--out", tmp_path / "a.txt")
+    assert "which is a folder" in refused("attack", folder, "--out", tmp_path)
+    assert "--confidence is 2" in refused("audit", folder, "--confidence", 2)
+    assert "leave --data out" in refused("attack", folder, "--data", "x.csv")
+    both = refused("attack", folder, "--data", "x.csv", "--dataset", "digits")
+    assert "both --data and --dataset" in both
+    assert "run.json" in refused("audit", tmp_path)
+    quiet = tmp_path / "quiet"
+    call("train", *QUICK, "--noise-multiplier", 0, "--epsilon", 1e9, "--out", quiet)
+    assert "no noise" in refused("audit", quiet)
