@@ -11,9 +11,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tacit.accounting import Plan
+from tacit.auditing import audit_step
+from tacit.budget import Relation
 from tacit.cli import app
+from tacit.cli.audit_commands import route_of
+from tacit.noise import GlobalNoise, PerLayerNoise
+from tacit.sampling import MiniSets, Poisson, Scheme, Unit
 
-QUICK = ["--steps", "30", "--epsilon", "3", "--delta", "1e-4", "--quiet", "--seed", "0"]
+QUICK = ["--steps", "3", "--epsilon", "3", "--delta", "1e-4", "--quiet", "--seed", "0"]
 FEW = ["--trials", "100000", "--seed", "1", "--json"]
 
 
@@ -68,25 +74,33 @@ def test_the_table_names_the_assumption(folder: Path) -> None:
     assert "assumes" in text
 
 
+SETS = MiniSets(20, 8, chosen=5)
+
+
 @pytest.mark.parametrize(
-    ("options", "route"),
+    ("query", "used", "scheme", "unit", "route"),
     [
-        (["--query", "clipless"], "Clipless(gradient_clip=4.3)"),
-        (["--query", "batch-clip", "--blocks", "layer"], "BatchClip("),
-        (["--sampling", "fixed-size", "--relation", "replace-one"], "PerSampleClip("),
+        ("clipless", {"gradient_clip": 4.3}, Poisson(0.5), Unit.RECORD, "Clipless(gradient_clip=4"),
+        ("batch-clip", {"max_norm": 0.5, "noise": "per-layer", "blocks_by": "layer"}, SETS,
+         Unit.MINI_SET, "BatchClip(max_norm=0.5, mini_set_size=8"),
+        ("clip", {"max_norm": None, "rule": "normalise"}, SETS, Unit.RECORD, "PerSampleClip(max_"),
     ],
-)
-def test_other_routes_are_rebuilt_from_the_run(
-    options: list[str], route: str, tmp_path: Path
+)  # fmt: skip
+def test_the_route_is_rebuilt_from_the_facts(
+    query: str, used: dict[str, Any], scheme: Scheme, unit: Unit, route: str
 ) -> None:
-    call("train", *QUICK, *options, "--out", tmp_path / "x")
-    facts = json.loads(call("audit", tmp_path / "x", *FEW))
-    assert facts["step"]["route"].startswith(route)
-    assert 0.5 * facts["epsilon"] < facts["epsilon_at_least"] < facts["epsilon"]
+    facts = {"config": {"settings": {"clipping": {"query": query}}, "used": used}}
+    plan = Plan(scheme, 1.0, Relation.REPLACE_ONE, 10, unit)
+    found, allocation = route_of(facts, plan)
+    assert repr(found).startswith(route)
+    assert isinstance(allocation, PerLayerNoise if "noise" in used else GlobalNoise)
+    assert repr(route_of({}, plan)[0]).startswith("BatchClip" if unit is Unit.MINI_SET else "Per")
+    audit = audit_step(found, scheme, 1.0, plan.relation, trials=50_000, allocation=allocation)
+    assert 0.99 < audit.share_of_bound <= 1
 
 
 def test_a_claim_that_is_too_small_is_refuted(folder: Path, tmp_path: Path) -> None:
-    """The noise of the run is what run.json's plan says: audit another plan than was reported."""
+    """run.json reports half of what its plan costs."""
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     facts = json.loads((copy / "run.json").read_text())

@@ -512,7 +512,10 @@ class StepAudit:
     @property
     def ratio(self) -> float:
         """The largest bound of the two methods over the claim. Above 1 the claim is refuted."""
-        return max(bound.epsilon for bound in self.bounds) / self.claimed
+        most = max(bound.epsilon for bound in self.bounds)
+        if self.claimed == 0:
+            return math.inf if most > 0 else 0.0
+        return most / self.claimed
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -291,6 +291,7 @@ def attack_model(
     *,
     temperature: float = 1.0,
     confidence: float = 0.95,
+    resamples: int = 300,
     seed: int | None = None,
 ) -> list[MembershipAttack]:
     """Threshold attacks, and a logistic regression that knows half of the records' membership.
@@ -308,13 +309,11 @@ def attack_model(
             f"{len(raw)} outputs, {len(y)} targets and {len(inside)} memberships; give one of each "
             "per record, with members and non-members among them"
         )
+    how: dict[str, Any] = {"confidence": confidence, "resamples": resamples, "seed": seed}
     found = [
-        measure_attack(
-            f"threshold on {name}", scores[inside], scores[~inside],
-            confidence=confidence, seed=seed,
-        )
+        measure_attack(f"threshold on {name}", scores[inside], scores[~inside], **how)
         for name, scores in threshold_scores(raw, y, temperature).items()
-    ]  # fmt: skip
+    ]
     coins = Randomness(seed).stream("known half").coins(len(y), 0.5)
     sides = [inside & coins, ~inside & coins, inside & ~coins, ~inside & ~coins]
     if min(side.sum() for side in sides) < 10:
@@ -323,10 +322,6 @@ def attack_model(
         [(raw[coins], y[coins], inside[coins])], raw[~coins], y[~coins], temperature
     )
     rest = inside[~coins]
-    found.append(
-        measure_attack(
-            "logistic regression that knows half of the members",
-            odds[rest], odds[~rest], confidence=confidence, seed=seed,
-        )
-    )  # fmt: skip
+    name = "logistic regression that knows half of the members"
+    found.append(measure_attack(name, odds[rest], odds[~rest], **how))
     return found

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CONFIDENCE = typer.Option(0.95, help="Confidence of each bound or interval.")
 PICTURE = typer.Option(None, help="Picture to write, such as audit.png.")
 _LEAST_TRIALS = 1000
+_RESAMPLES = 100
 
 
 def audit(
@@ -65,7 +66,7 @@ def audit(
             f"the run in {folder} has no noise, so its epsilon is infinite and nothing can refute "
             "it; audit a run with noise"
         )
-    query, allocation = _query_of(read_facts(folder), plan)
+    query, allocation = route_of(read_facts(folder), plan)
     found = audit_step(
         query,
         plan.scheme,
@@ -93,7 +94,7 @@ def audit(
         "steps": saved.steps,
         "confidence": confidence,
         "step": found.facts(),
-        "refuted": max(whole / computed, found.ratio) > 1 if computed > 0 else whole > 0,
+        "refuted": whole > saved.epsilon or found.ratio > 1,
         "picture": None if out is None else str(out),
     }
     if out is not None:
@@ -104,7 +105,7 @@ def audit(
     _print_audit(facts, found)
 
 
-def _query_of(facts: dict[str, Any], plan: Plan) -> tuple[GradientQuery, Allocation]:
+def route_of(facts: dict[str, Any], plan: Plan) -> tuple[GradientQuery, Allocation]:
     """The route of a run, with its clip, rule, blocks and allocation of noise.
 
     Constants that follow public records or a quantile are audited at the norm that they begin at,
@@ -231,7 +232,9 @@ def attack(
 
     run = load_run(folder, import_model=import_model, device=device_for(device))
     outputs, targets, members = _outputs(run, *_records_of(run, data, dataset), records)
-    attacks = attack_model(outputs, targets, members, confidence=confidence, seed=seed)
+    attacks = attack_model(
+        outputs, targets, members, confidence=confidence, resamples=_RESAMPLES, seed=seed
+    )
     facts = {
         "run": folder.name,
         "epsilon": run.epsilon,
