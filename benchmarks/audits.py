@@ -101,11 +101,11 @@ def cases() -> list[Case]:
 
 
 def one_step(args: argparse.Namespace, seed: int) -> Iterator[dict]:
-    for query, scheme, noise, relation in cases():
+    for number, (query, scheme, noise, relation) in enumerate(cases()):
         began = time.perf_counter()
         audit = audit_step(
             query, scheme, noise, relation,
-            delta=1e-2, trials=args.trials, device=args.device, seed=seed,
+            delta=1e-2, trials=args.trials, device=args.device, seed=1000 * seed + number,
         )  # fmt: skip
         facts = audit.facts() | {
             "proved": audit.epsilon,

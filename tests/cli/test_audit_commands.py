@@ -146,6 +146,14 @@ def test_what_cannot_be_done_is_refused(folder: Path, tmp_path: Path) -> None:
     both = refused("attack", folder, "--data", "x.csv", "--dataset", "digits")
     assert "both --data and --dataset" in both
     assert "run.json" in refused("audit", tmp_path)
+    for damaged in (
+        [],
+        {"used": {"noise": []}},
+        {"settings": {"x": 3}},
+        {"used": {"max_norm": "a"}},
+    ):
+        with pytest.raises(ValueError, match="does not hold a run's route"):
+            route_of({"config": damaged or [1]}, Plan(Poisson(0.5), 1.0, Relation.REPLACE_ONE, 1))
     quiet = tmp_path / "quiet"
     call("train", *QUICK, "--noise-multiplier", 0, "--epsilon", 1e9, "--out", quiet)
     assert "no noise" in refused("audit", quiet)

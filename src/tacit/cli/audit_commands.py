@@ -111,23 +111,31 @@ def route_of(facts: dict[str, Any], plan: Plan) -> tuple[GradientQuery, Allocati
     Constants that follow public records or a quantile are audited at the norm that they begin at,
     and views not at all: one record's share has the same bound.
     """
+    try:
+        return _route(facts.get("config") or {}, plan)
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise ValueError(
+            f"run.json does not hold a run's route ({type(error).__name__}: {error}); copy the "
+            "file from a backup, or in Python: tacit.auditing.audit_step(query, scheme, ...)"
+        ) from error
+
+
+def _route(config: dict[str, Any], plan: Plan) -> tuple[GradientQuery, Allocation]:
     from tacit import queries
     from tacit.cli.build_query import ALLOCATIONS
     from tacit.sampling import MiniSets, Unit
 
-    config = facts.get("config")
-    used = config.get("used", {}) if isinstance(config, dict) else {}
-    settings = config.get("settings", {}) if isinstance(config, dict) else {}
-    sections = settings.values() if isinstance(settings, dict) else ()
-    named = [part["query"] for part in sections if isinstance(part, dict) and "query" in part]
+    used, sections = config.get("used") or {}, (config.get("settings") or {}).values()
+    named = [part["query"] for part in sections if "query" in part]
     kind = named[0] if named else "clip"
-    used = used if isinstance(used, dict) else {}
-    allocation = ALLOCATIONS.get(used.get("noise", "global"), ALLOCATIONS["global"])()
+    allocation = ALLOCATIONS[used.get("noise", "global")]()
     if kind == "clipless":
         return queries.Clipless(gradient_clip=used.get("gradient_clip")), allocation
-    blocks = {"layer": queries.by_layer, "parameter": queries.by_parameter}.get(
-        used.get("blocks_by", "flat"), queries.all_together
-    )
+    blocks = {
+        "flat": queries.all_together,
+        "layer": queries.by_layer,
+        "parameter": queries.by_parameter,
+    }[used.get("blocks_by", "flat")]
     shared: dict[str, Any] = {
         "max_norm": float(used.get("max_norm") or 1.0),
         "blocks": blocks,
