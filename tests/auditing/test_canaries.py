@@ -59,12 +59,12 @@ def named(case: object) -> str:
 def test_nearly_all_of_the_claim_is_proved_and_never_more(
     query: GradientQuery, scheme: Scheme, noise: float, relation: Relation
 ) -> None:
-    """A fifth of the trials of the benchmark, which asks for 90%."""
-    audit = audit_step(query, scheme, noise, relation, trials=200_000, seed=1)
+    """A tenth of the trials of the benchmark, which asks for 90%."""
+    audit = audit_step(query, scheme, noise, relation, trials=100_000, seed=1)
     assert audit.canary == "a record"
     assert 0.99 < audit.share_of_bound <= 1
-    assert 0.85 < audit.ratio <= 1
-    assert 0.8 * audit.claimed < audit.epsilon <= audit.claimed
+    assert 0.82 < audit.ratio <= 1
+    assert 0.78 * audit.claimed < audit.epsilon <= audit.claimed
 
 
 WHOLE = [

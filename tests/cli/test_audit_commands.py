@@ -20,7 +20,7 @@ from tacit.noise import GlobalNoise, PerLayerNoise
 from tacit.sampling import MiniSets, Poisson, Scheme, Unit
 
 QUICK = ["--steps", "3", "--epsilon", "3", "--delta", "1e-4", "--quiet", "--seed", "0"]
-FEW = ["--trials", "100000", "--seed", "1", "--json"]
+FEW = ["--trials", "50000", "--seed", "1", "--json"]
 
 
 def call(*arguments: object) -> str:
