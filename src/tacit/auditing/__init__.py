@@ -6,7 +6,7 @@ one step of the library's own training with a canary, `audit_one_run` a whole ru
 refutes the claim; one below it proves no upper bound: that is what accounting is for.
 """
 
-from tacit.auditing.canaries import Scene, StepAudit, audit_step, released_scores, worst_case
+from tacit.auditing.canaries import StepAudit, audit_step, released_scores
 from tacit.auditing.lower_bounds import (
     CurveFamily,
     ErrorLimits,
@@ -39,6 +39,7 @@ from tacit.auditing.one_run import (
     loss_scores,
     plant_canaries,
 )
+from tacit.auditing.scenes import Scene, worst_case
 
 __all__ = [
     "Canaries",
