@@ -25,6 +25,7 @@ import typer
 
 import tacit
 from tacit.cli.accounting_commands import epsilon, noise, trade_off
+from tacit.cli.audit_commands import attack, audit
 from tacit.cli.console import PLUGIN, import_plugin, is_first_rank, tells_error
 from tacit.cli.data_commands import data_app
 from tacit.cli.doctor_command import doctor
@@ -58,6 +59,8 @@ app.command()(noise)
 app.command(name="trade-off")(trade_off)
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(data_app, name="data")
+app.command()(audit)
+app.command()(attack)
 app.command()(certify)
 app.command()(inspect)
 app.command()(doctor)

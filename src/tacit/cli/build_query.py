@@ -245,10 +245,10 @@ def allocation_for(s: TrainSettings) -> tuple[str, Allocation]:
     several = s.blocks not in (None, "flat") and s.layerwise != "factors"
     by_block = several and (s.query == "batch-clip" or s.layerwise != "none")
     name = s.noise or ("per-layer" if by_block else "global")
-    return name, _ALLOCATIONS[name]()
+    return name, ALLOCATIONS[name]()
 
 
-_ALLOCATIONS: dict[str, Callable[[], Allocation]] = {
+ALLOCATIONS: dict[str, Callable[[], Allocation]] = {
     "global": GlobalNoise,
     "per-layer": PerLayerNoise,
     "optimised": OptimisedNoise,
