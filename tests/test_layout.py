@@ -50,6 +50,7 @@ PACKAGES = [
     "training",
     "diagnostics",
     "report",
+    "search",
     "integrations",
     "cli",
 ]
