@@ -66,7 +66,7 @@ from tacit.training.trainer import Trainer
 if TYPE_CHECKING:
     import optuna
 
-_CLAIM = "trial"
+_CLAIM, _MOST_FAILURES = "trial", 3
 FEWEST_STEPS, MOST_STEPS = 10, 50
 _SLACK = 1e-3  # of the final run's share, so that rounding does not raise the overhead
 # Usual share of the records that trials are scored on: such that the noise is half a percent.
@@ -282,7 +282,7 @@ class TrialSearch:
 
         if self.trials_left() == 0:
             return 0
-        ran, failed, last = 0, 0, None
+        ran = 0
         while most is None or ran < most:
             try:
                 claim = self.ledger.claim_next(self.plan.event, _CLAIM)
@@ -296,17 +296,16 @@ class TrialSearch:
             except optuna.TrialPruned:
                 self.study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             except Exception as error:
-                failed, last = failed + 1, error
                 trial.set_user_attr("error", type(error).__name__)
                 self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
-                if failed == ran == 3:
+                states = [t.state for t in self._trials()]
+                if states.count(optuna.trial.TrialState.FAIL) == len(states) >= _MOST_FAILURES:
                     raise TacitError(
-                        f"the first three trials failed, and each was charged: {error}"
+                        f"all of the first {len(states)} trials failed, and each was charged; the "
+                        f"last one says: {error}"
                     ) from error
             else:
                 self.study.tell(trial, value)
-        if ran and failed == ran:
-            raise TacitError(f"all {ran} trials failed, and each was charged: {last}") from last
         return ran
 
     def best(self) -> dict[str, Any]:
