@@ -58,7 +58,7 @@ class SearchSection:
     )
     trial_steps: int | None = option(
         "Full batches in a trial.",
-        usual="the epochs of the final run, from 10 to 50",
+        usual="10 to 60, such that learning rates carry over",
         range=ONE_OR_MORE,
         goes_with=_TRIALS,
     )

@@ -67,7 +67,8 @@ if TYPE_CHECKING:
     import optuna
 
 _CLAIM, _MOST_FAILURES = "trial", 3
-FEWEST_STEPS, MOST_STEPS = 10, 50
+FEWEST_STEPS, MOST_STEPS = 10, 60
+_WARM_UP = 8  # steps that momentum of 0.9 takes to get going
 _SLACK = 1e-3  # of the final run's share, so that rounding does not raise the overhead
 # Usual share of the records that trials are scored on: such that the noise is half a percent.
 _LEAST_SHARE, _MOST_SHARE, _SCORE_NOISE = 0.1, 0.3, 0.005
@@ -164,7 +165,8 @@ def plan_trials(
 
     The final run alone has ε / `overhead`; the trials have what is left, in equal parts. The final
     run's noise is then calibrated again with them, so that all together is within the budget.
-    `trial_steps` full batches are a trial: by default the epochs of the final run, from 10 to 50.
+    `trial_steps` full batches are a trial: by default as many, from 10 to 60, as let learning rates
+    carry over to the final run nearly as they are (`Transfer`). More cost time and no privacy.
 
     Example:
         >>> plan = plan_trials(tacit.Budget(3.0, 1e-5), rate=0.03, steps=1000, trials=50)
@@ -174,8 +176,6 @@ def plan_trials(
         raise ValueError(f"{trials} trials and {steps} steps; give at least 1 of each")
     if not 1.01 <= overhead <= 100:
         raise ValueError(f"overhead is {overhead}; give a number from 1.01, such as 1.3")
-    if trial_steps is None:
-        trial_steps = min(max(FEWEST_STEPS, round(rate * steps)), MOST_STEPS)
     scheme = Poisson(rate)
     share = budget.epsilon / overhead * (1 + _SLACK)
     alone = calibrate(replace(budget, epsilon=share), scheme, steps)
@@ -191,6 +191,10 @@ def plan_trials(
     while excess(high) > 0:
         low, high = high, high + 1.0
     noise = float(f"{math.exp(brentq(excess, low, high, xtol=1e-3)):.4g}")
+    if trial_steps is None:  # such that learning rates carry over nearly as they are
+        mu = equivalent_mu(budget.epsilon / overhead, budget.delta)
+        same = round(steps / (noise * mu)) + _WARM_UP
+        trial_steps = min(max(FEWEST_STEPS, same), MOST_STEPS)
     prelude = (dpa.GaussianDpEvent(noise),) * trials
     final = calibrate(budget, scheme, steps, prelude=prelude)
     return TrialPlan(budget, scheme.rate, steps, trials, trial_steps, noise, final)
