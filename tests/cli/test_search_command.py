@@ -51,7 +51,7 @@ def test_a_search_is_a_run_whose_epsilon_counts_its_trials(tmp_path: Path) -> No
         (["--noise-multiplier", "2"], "a search calibrates the noise"),
         (["--over", "batch-size"], "--over names batch-size; give some of lr, max-norm"),
         (["--over", "gradient-clip"], "goes with --query clipless"),
-        (["--method", "select", "--worker"], "--worker goes with --method trials"),
+        (["--shape", "1"], "--shape goes with --method select"),
         (["--sampling", "shuffle", "--relation", "replace-one"], "Poisson samples"),
     ],
 )

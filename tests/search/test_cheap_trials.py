@@ -100,7 +100,8 @@ def test_one_record_changes_one_side_of_the_split_by_itself(relation) -> None:
         if relation is Relation.REPLACE_ONE:
             neighbour = records.replaced(index, torch.full((4,), 9.0), torch.tensor(1))
         else:
-            neighbour = records.without(index)
+            less = records.without(index)  # as from a file, whose rows are numbered anew
+            neighbour = tacit.Records(less.inputs, less.targets, 2, public_size=60)
         others = split_for_scores(neighbour, 0.3, relation)
         changed = [
             set(map(tuple, torch.cat([a.inputs, a.targets[:, None]], 1).tolist()))

@@ -23,7 +23,8 @@ _ROUNDING = 1e-6
 class SearchAudit:
     """What a ledger says of a study.
 
-    `trials` were run by the study, and `charged_trials` of them have a charge on the ledger.
+    `trials` were run by the study, and `charged_trials` of them have a charge on the ledger: a
+    claim that the trial names, or a run of their own.
     `epsilon_printed` is the figure in question, and `epsilon_charged` what the ledger guarantees
     for what it holds. `epsilon_owed` is what everything costs if each trial without a charge was a
     run like the largest one on the ledger. `findings` are sentences; where all is well, there are
@@ -73,7 +74,8 @@ def audit_search(
         ledger = Path(run) / "ledger.sqlite" if ledger is None else ledger
     statement = read_statement(ledger)
     ran = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
-    by_claim = sum(len(charge.claims) for charge in statement.runs)
+    claims = {claim for charge in statement.runs for claim in charge.claims}
+    by_claim = sum(1 for trial in ran if trial.user_attrs.get("claim") in claims)
     by_run = max(0, len(statement.runs) - 1)
     charged = min(len(ran), by_claim + by_run)
     owed = _owed(statement.runs, len(ran) - charged, statement.epsilon, statement.budget.delta)
