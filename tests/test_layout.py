@@ -51,6 +51,7 @@ PACKAGES = [
     "auditing",
     "diagnostics",
     "report",
+    "search",
     "integrations",
     "cli",
 ]

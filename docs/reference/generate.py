@@ -1,4 +1,4 @@
-"""Writes train.md and finetune.md: every option of the two, from its one definition."""
+"""Writes train.md, search.md and finetune.md: every option, from its one definition."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from tacit.cli.build_model import recipe_for
 from tacit.cli.finetune_settings import FinetuneSettings
 from tacit.cli.schema import Option, options_of, sections_of
+from tacit.cli.search_settings import SearchSettings
 from tacit.cli.settings import TrainSettings
 
 FOLDER = Path(__file__).parent
@@ -43,11 +44,22 @@ heading. Command-line options override `--config`, which overrides the defaults.
 """
 
 
+SEARCH = """# Settings of `tacit search`
+
+Made by `python docs/reference/generate.py`; do not edit by hand.
+
+Each setting is an option of the command line and a key of a TOML file, in the section of its
+heading. Command-line options override `--config`, which overrides the defaults.
+[A search that is charged](../search.md) shows runs.
+"""
+
+
 def pages() -> dict[str, str]:
     """Each page by the name of its file."""
     train = [INTRODUCTION, *option_lines(TrainSettings), *recipe_lines()]
     return {
         "train.md": "\n".join(train),
+        "search.md": "\n".join([SEARCH, *option_lines(SearchSettings)]),
         "finetune.md": "\n".join([FINETUNE, *option_lines(FinetuneSettings)]),
     }
 

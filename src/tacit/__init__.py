@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "tacit": (
         "accounting auditing certificates data diagnostics engines errors ledger lipschitz losses "
-        "models noise queries report sampling statistics training"
+        "models noise queries report sampling search statistics training"
     ),
     "tacit.accounting": "calibrate epsilon steps_within trade_off",
     "tacit.budget": "Budget Relation",
@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from tacit import queries as queries
     from tacit import report as report
     from tacit import sampling as sampling
+    from tacit import search as search
     from tacit import statistics as statistics
     from tacit import training as training
     from tacit.accounting import calibrate as calibrate

@@ -15,6 +15,7 @@ from torch import Tensor
 from tacit.budget import Relation
 from tacit.errors import UnsupportedEvent
 from tacit.sampling.mini_sets import RevealedSampleDpEvent
+from tacit.sampling.repeated_runs import SelectedRunDpEvent
 
 _PROBABILITIES: dict[type[dpa.DpEvent], Callable[[Any], float]] = {
     dpa.PoissonSampledDpEvent: lambda event: event.sampling_probability,
@@ -27,7 +28,8 @@ _PROBABILITIES: dict[type[dpa.DpEvent], Callable[[Any], float]] = {
 class Component:
     """An event that is not a composition: one Gaussian, and the chance of taking part in it.
 
-    What gives everything away (`NonPrivateDpEvent`) is a Gaussian without noise.
+    Or the best of several runs. What gives everything away (`NonPrivateDpEvent`) is a Gaussian
+    without noise.
     """
 
     event: dpa.DpEvent
@@ -68,6 +70,9 @@ def component_of(event: dpa.DpEvent) -> Component:
         if not event.noise_multiplier >= 0:
             raise ValueError(f"noise multiplier is {event.noise_multiplier}; give 0 or more")
         return Component(event, float(event.noise_multiplier), float(event.sampling_probability))
+    if isinstance(event, SelectedRunDpEvent):
+        # Whether it is private at all; `selection` says what it costs.
+        return Component(event, min(event.noise_multiplier, event.score_noise))
     gaussian, probability = event, 1.0
     if type(event) in _PROBABILITIES:
         gaussian, probability = event.event, float(_PROBABILITIES[type(event)](event))

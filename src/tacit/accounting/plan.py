@@ -28,6 +28,7 @@ from tacit.accounting.pld import (
     gaussian_multiplier,
 )
 from tacit.accounting.rdp import copies_within, epsilon_of_curve, renyi_curve
+from tacit.accounting.selection import selection_epsilon
 from tacit.budget import Budget, Relation, require_delta
 from tacit.errors import BudgetExceeded, UnsupportedEvent
 from tacit.sampling.poisson import Poisson, TruncatedPoisson
@@ -47,8 +48,14 @@ _LEAST_NOISE = 1e-2
 def epsilon_of_event(
     event: dpa.DpEvent, delta: float, relation: Relation, grid: Grid = FINE
 ) -> float:
-    """The reported ε of an event whose parameters were all fixed beforehand: by PLD."""
+    """The reported ε of an event whose parameters were all fixed beforehand: by PLD.
+
+    One with a selection in it (`tacit.sampling.SelectedRun`) is by the bounds of `selection`.
+    """
     require_delta(delta)
+    selected = selection_epsilon(event, delta, relation, grid)
+    if selected is not None:
+        return selected
     unsampled = gaussian_multiplier(event)
     if unsampled is not None:
         return gaussian_epsilon(unsampled, delta)

@@ -19,6 +19,7 @@ from functools import lru_cache
 import dp_accounting as dpa
 import numpy as np
 from dp_accounting import rdp as dpa_rdp
+from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from scipy.special import logsumexp
 
 from tacit.accounting.dominating_pairs import truncated_share
@@ -26,6 +27,7 @@ from tacit.accounting.events import Component, component_of, components_of, refu
 from tacit.accounting.pld import not_private
 from tacit.budget import Budget, Relation
 from tacit.sampling.mini_sets import RevealedSampleDpEvent
+from tacit.sampling.repeated_runs import NumRuns, SelectedRunDpEvent
 
 ORDERS: tuple[float, ...] = (
     *(1 + x / 10 for x in range(1, 100)),
@@ -60,6 +62,8 @@ def _part_curve(part: Component, relation: Relation) -> np.ndarray:
     z, p, event = part.noise_multiplier, part.probability, part.event
     if isinstance(event, dpa.GaussianDpEvent):
         return orders / (2 * z**2)
+    if isinstance(event, SelectedRunDpEvent):
+        return selected_curve(renyi_curve(event.one_run, relation), event.runs)
     if isinstance(event, RevealedSampleDpEvent):
         # log(1 − p + p·e^((α−1)·α/2z²)) / (α − 1)
         exponent = orders * (orders - 1) / (2 * z**2)
@@ -74,6 +78,20 @@ def _part_curve(part: Component, relation: Relation) -> np.ndarray:
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent) and relation is Relation.REPLACE_ONE:
         return _from_dp_accounting(event, dpa.NeighboringRelation.REPLACE_ONE)
     raise refuse(event, relation)
+
+
+def selected_curve(one_run: np.ndarray, runs: NumRuns) -> np.ndarray:
+    """ρ of the best of K runs, each with the curve `one_run` at `ORDERS`; see `selection`."""
+    orders = np.array(ORDERS)
+    chosen = math.log(runs.mean) / (orders - 1)
+    if runs.shape is None:  # [Papernot & Steinke 2022, Thm 6]
+        deltas = [
+            compute_delta(orders, one_run, math.log1p(1 / (order - 1)))[0] for order in ORDERS
+        ]
+        return one_run + runs.mean * np.array(deltas) + chosen
+    # [Papernot & Steinke 2022, Thm 2]
+    lost = (1 - 1 / orders) * one_run - math.log(runs.gamma) / orders
+    return one_run + (1 + runs.shape) * float(lost.min()) + chosen
 
 
 def _truncated_curve(

@@ -32,6 +32,7 @@ from tacit.cli.doctor_command import doctor
 from tacit.cli.finetune_command import finetune_command
 from tacit.cli.model_commands import export, predict
 from tacit.cli.report_commands import compare, report, statement, verify
+from tacit.cli.search_command import search_command
 from tacit.cli.show_commands import certify, inspect, ledger_app
 from tacit.cli.train_command import train_command
 from tacit.errors import TacitError, naming_options
@@ -51,6 +52,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="train")(train_command)
+app.command(name="search")(search_command)
 app.command(name="finetune")(finetune_command)
 app.command()(predict)
 app.command()(export)

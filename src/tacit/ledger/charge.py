@@ -391,6 +391,12 @@ class Ledger:
         with self._transaction() as state:
             self._planned(state, event, what).require_unclaimed(event, what)
 
+    def claims_of(self, name: str) -> tuple[str, ...] | None:
+        """What the run of this name has claimed of its prelude; None if there is no such run."""
+        with self._transaction() as state:
+            run = state.named(name)
+            return None if run is None else tuple(run.claims)
+
     def run_status(self) -> tuple[int, int]:
         """Of the current run: the events charged, without the unused part of this process's lease,
         and the most there can be. Leases of other processes count as used."""

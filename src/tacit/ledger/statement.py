@@ -28,7 +28,7 @@ class RunCharge:
     `epsilon` is of the steps charged so far; `epsilon_planned`, of all that the run may take, is
     what holds when it was stopped by somebody who had looked. Where this process does not know the
     run's sampling scheme, `plan` is None, `note` says which one to import, both ε are infinite,
-    and steps are counted in events.
+    and steps are counted in events. `claims` names the releases of its prelude that were made.
     """
 
     name: str
@@ -40,6 +40,7 @@ class RunCharge:
     exclusive: bool
     plan: Plan | None
     note: str = ""
+    claims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,9 @@ def _charge_of(state: LedgerState, run: RunState) -> RunCharge:
         plan, limit, exclusive = run.plan, run.limit, state.exclusive(run)
     except UnregisteredScheme as error:
         return RunCharge(
-            name, started, charged, None, math.inf, math.inf, False, None, note=str(error)
+            *(name, started, charged, None, math.inf, math.inf, False, None),
+            note=str(error),
+            claims=tuple(run.claims),
         )
     return RunCharge(
         name,
@@ -121,6 +124,7 @@ def _charge_of(state: LedgerState, run: RunState) -> RunCharge:
         epsilon_planned=plan.epsilon_of_count(max(limit, charged), delta),
         exclusive=exclusive,
         plan=plan,
+        claims=tuple(run.claims),
     )
 
 

@@ -12,6 +12,7 @@ from tacit.sampling.fixed_size import (
 )
 from tacit.sampling.mini_sets import MiniSets, MiniSetSampler, RevealedSampleDpEvent
 from tacit.sampling.poisson import Poisson, PoissonSampler, TruncatedPoisson
+from tacit.sampling.repeated_runs import NumRuns, SelectedRun, SelectedRunDpEvent
 from tacit.sampling.sampler import Batch, Sampler, batch_of
 from tacit.sampling.scheme import Scheme, Unit, register_scheme
 
@@ -20,11 +21,14 @@ __all__ = [
     "FixedSizeSampler",
     "MiniSetSampler",
     "MiniSets",
+    "NumRuns",
     "Poisson",
     "PoissonSampler",
     "RevealedSampleDpEvent",
     "Sampler",
     "Scheme",
+    "SelectedRun",
+    "SelectedRunDpEvent",
     "ShuffleSampler",
     "ShuffledEpochs",
     "TruncatedPoisson",

@@ -51,6 +51,7 @@ def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [
         ("epsilon (PLD)", f"{facts['epsilon']:.4g}"),
         *_without_cap(facts),
+        *_searched(facts),
         ("epsilon (RDP, cross-check)", f"{facts['epsilon_rdp']:.4g}"),
         ("delta", f"{facts['delta']:g}"),
         ("neighbouring relation", facts["relation"]),
@@ -71,6 +72,19 @@ def _without_cap(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if uncapped is None:
         return []
     return [("epsilon without the cap on batches", f"{uncapped:.4g}")]
+
+
+def _searched(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """What of ε the search was, and what would be printed if it were not charged."""
+    search = facts.get("search")
+    if not search:
+        return []
+    uncharged = search["epsilon_uncharged"]
+    where = "charged" if search["epsilon_of_search"] else "on records that epsilon does not cover"
+    rows = [("search", f"{search['method']}, {search['trials']:g} trials, {where}")]
+    if uncharged < facts["epsilon"]:
+        rows.append(("epsilon, had the search not been charged", f"{uncharged:.4g}"))
+    return rows
 
 
 def _unit(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -144,6 +158,7 @@ class Run:
     charged_steps: int | None = None
     privacy_unit: str = "record"
     max_physical_batch: int | None = None
+    search: dict[str, Any] | None = None  # what the search for its settings cost, if it was charged
 
     def __repr__(self) -> str:
         return (
@@ -233,6 +248,7 @@ class Run:
                 for evaluation in self.history
             ],
             "config": self.config,
+            **({} if self.search is None else {"search": self.search}),
         }
 
     def _not_covered(self, test: Records | None) -> str | None:
