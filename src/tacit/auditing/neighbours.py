@@ -10,7 +10,7 @@ outside, so nothing here depends on how it bounds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +22,9 @@ from tacit.auditing.replay import (
     batch_of_all,
     chosen,
     few,
+    in_memory,
     joined,
+    neighbour_of,
     public_differences,
     ratios_between,
     set_size_of,
@@ -57,7 +59,7 @@ def replay_neighbours(
         relation: what a neighbour is: a record added or removed, or one replaced.
         candidates: the records to add or to put in the place of one. By default
             `extreme_records` makes them: huge, zero, opposite, random, NaN and infinite ones.
-        sampler: makes a sampler, as in `sampler(records, steps=4, seed=0)`. Then sampled steps of
+        sampler: makes a sampler, as in `sampler(records, steps=1, seed=0)`. Then sampled steps of
             D and D' are compared as well. A class is one, or `functools.partial` of it.
         max_physical: the most rows in a physical batch.
 
@@ -80,7 +82,7 @@ def replay_neighbours(
         audit.remove_some(base)
     audit.each_alone(base, pool)
     if sampler is not None:
-        audit.sampled(sampler, base, pool)
+        audit.sampled(sampler, in_memory(everyone), pool)
     return audit.verdict("neighbour replay")
 
 
@@ -258,27 +260,21 @@ class _Comparison:
             one = self._batch(chosen(everyone, [i, *rest]))
             self._compare(f"record {i} alone", nobody, one, alone=True)
 
-    def sampled(self, make: Factory, base: Records, pool: Records, steps: int = 6) -> None:
+    def sampled(self, make: Factory, records: Records, pool: Records) -> None:
         """Drawn steps of D and D' under one seed: everybody else is drawn alike."""
-        more = joined(base, chosen(pool, [len(pool) // 3]))
-        size = len(more)
-        here = _declared(more, size)
-        there = here.without(size - 1)
-        if self.relation is Relation.REPLACE_ONE:
-            there = _declared(joined(base, chosen(pool, [0])), size)
-        draws = [make(data, steps=steps, seed=self.seed) for data in (here, there)]
-        for scheme in (sampler.scheme for sampler in draws):
-            scheme.require(self.relation)
-        for step, (one, other) in enumerate(zip(*draws, strict=True)):
-            others = [_others(batch, size - 1) for batch in (one, other)]
-            if others[0] != others[1]:
+        for place in range(0, len(pool), 3):
+            pair = neighbour_of(records, make, pool, place, self.relation, self.seed + place)
+            if pair is None:
+                continue
+            samplers = [make(side, steps=1, seed=self.seed + place) for side in pair.sides]
+            one, other = (next(iter(sampler)) for sampler in samplers)
+            if others_in(one, pair.changed) != others_in(other, pair.changed):
                 self.faults.append(
                     "one record changes which others a step draws, or their mini-sets; draw by "
                     "record id"
                 )
-                return
-            if not self._draws_matter(base):
-                self._compare(f"step {step} of the sampler", one, other)
+            elif not self.random or self.relation is Relation.REPLACE_ONE:
+                self._compare(f"a drawn step with candidate {place}", one, other)
 
     # ---- one pair --------------------------------------------------------------------------------
 
@@ -324,11 +320,7 @@ class _Comparison:
         self.ratios = largest_of([*self.ratios.items(), *((r[0], r[3]) for r in rows)])
 
 
-def _declared(records: Records, size: int) -> Records:
-    return replace(records, public_size=size, num_ids=size)
-
-
-def _others(batch: Batch, row_id: int) -> dict[int, int]:
+def others_in(batch: Batch, row_id: int) -> dict[int, int]:
     """{record id: its mini-set} of everybody who takes part, but for one."""
     if batch.mask is not None:
         batch = batch.only(batch.mask)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.auditing.verdicts import ratio_of
+from tacit.auditing.verdicts import Factory, ratio_of
 from tacit.budget import Relation
 from tacit.pytrees import Tree, device_of, map_tensors, num_rows, take_rows
 from tacit.queries.bounded_gradient import Adapting, BoundedGradient, GradientQuery, Loss
@@ -225,3 +225,54 @@ def chosen(records: Records, rows: Sequence[int]) -> Records:
     where = torch.tensor(list(rows), dtype=torch.long, device=records.device)
     inputs, targets = take_rows((records.inputs, records.targets), where)
     return with_rows(records, inputs, targets)
+
+
+# ---- drawn neighbours ----------------------------------------------------------------------------
+
+_MOST_IN_MEMORY = 4096
+
+
+def in_memory(records: Records) -> Records:
+    """The records; of those that are read from disk, the first few thousand."""
+    return few(records, _MOST_IN_MEMORY) if records.is_lazy else records
+
+
+@dataclass(frozen=True)
+class DrawnPair:
+    """Two neighbouring datasets that differ in a record that the step draws."""
+
+    sides: tuple[Records, Records]
+    changed: int  # its id
+
+
+def neighbour_of(
+    records: Records,
+    sampler: Factory,
+    extremes: Records,
+    place: int,
+    relation: Relation,
+    seed: int,
+) -> DrawnPair | None:
+    """The records with an extreme one, and without it or with another one in its place.
+
+    It is the first record that the seeded sampler draws; None if it draws nobody.
+    """
+    drawn = sampler(records, steps=1, seed=seed)
+    drawn.scheme.require(relation)
+    (batch,) = drawn
+    rows = batch.indices if batch.mask is None else batch.indices[batch.mask]
+    if len(rows) == 0:
+        return None
+    row = int(rows[0])
+
+    def with_extreme(i: int) -> Records:
+        one = chosen(extremes, [i % len(extremes)])
+        return records.replaced(row, *(map_tensors(lambda t: t[0], t) for t in _parts(one)))
+
+    here = with_extreme(place)
+    other = with_extreme(place + 4) if relation is Relation.REPLACE_ONE else here.without(row)
+    return DrawnPair((here, other), int(records.record_ids[row]))
+
+
+def _parts(one: Records) -> tuple[Tree, Tree]:
+    return one.inputs, one.targets
