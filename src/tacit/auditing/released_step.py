@@ -374,8 +374,8 @@ class _Tests:
             squares = [float((one.noise[b] / s).square().sum()) for one, s in zip(steps, std)]  # noqa: B905
             total, count = math.fsum(squares), sum(len(one.noise[b]) for one in steps)
             low, high = chi2.ppf(self.share / 2, count), chi2.isf(self.share / 2, count)
-            allowed = high - count if total > count else count - low
-            ratio = abs(total - count) / allowed
+            tail = min(chi2.cdf(total, count), chi2.sf(total, count))
+            ratio = float(norm.isf(tail) / norm.isf(self.share / 2))
             if low <= total <= high:
                 self._pass("scale", ratio)
                 continue
@@ -440,8 +440,9 @@ def _standard(one: Released) -> np.ndarray:
 
 
 def _measured_multiplier(steps: Sequence[Released]) -> float:
-    stds = [
-        math.sqrt(float(torch.cat([one.noise[b] for one in steps]).square().mean()))
-        for b in range(len(steps[0].names))
-    ]
-    return joint_noise_multiplier(steps[0].sensitivities, stds)
+    """The planned deviations of the first step, each times what was measured of it in all steps."""
+    first, stds = steps[0], []
+    for b, std in enumerate(first.stds):
+        parts = [one.noise[b] / one.stds[b] for one in steps if one.stds[b] > 0]
+        stds.append(std * float(torch.cat(parts).square().mean().sqrt()) if parts else std)
+    return joint_noise_multiplier(first.sensitivities, stds)
