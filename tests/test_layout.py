@@ -48,6 +48,7 @@ PACKAGES = [
     "noise",
     "mechanism",
     "training",
+    "auditing",
     "diagnostics",
     "report",
     "integrations",

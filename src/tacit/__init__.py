@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 # Where each name is defined; `tests/test_layout.py` compares this with the imports below.
 _HOMES = {
     "tacit": (
-        "accounting certificates data diagnostics engines errors ledger lipschitz losses models "
+        "accounting auditing certificates data diagnostics engines errors ledger lipschitz losses models "
         "noise queries report sampling statistics training"
     ),
     "tacit.accounting": "calibrate epsilon steps_within trade_off",
@@ -44,6 +44,7 @@ _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names
 
 if TYPE_CHECKING:  # `as` says that a name is public
     from tacit import accounting as accounting
+    from tacit import auditing as auditing
     from tacit import certificates as certificates
     from tacit import data as data
     from tacit import diagnostics as diagnostics

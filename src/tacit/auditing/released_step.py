@@ -435,7 +435,7 @@ class _Tests:
 
 def _standard(one: Released) -> np.ndarray:
     """The noise in units of its deviation, all blocks in a row; at most `_MOST_COLUMNS` numbers."""
-    pieces = [n / s for n, s in zip(one.noise, one.stds, strict=True) if s > 0]
+    pieces = [n / s if s > 0 else n for n, s in zip(one.noise, one.stds, strict=True)]
     return torch.cat(pieces).numpy()[:_MOST_COLUMNS]
 
 
