@@ -92,16 +92,47 @@ def outputs_after(words: list[int], count: int) -> np.ndarray:
     return np.asarray(twister.random_raw(count), dtype=np.uint64)
 
 
-def predicted(draws: np.ndarray, how: Format, ahead: int) -> np.ndarray:
+def predicted(draws: np.ndarray, how: Format, ahead: int, piece: int | None = None) -> np.ndarray:
     """The `ahead` numbers that follow these draws; Inconsistent if they are no Mersenne Twister's.
 
-    `draws` begin at a block of the format.
+    `draws` begin with a call of the program, and each call drew `piece` numbers; without it they
+    are one call's.
     """
-    words = recover(*how.known(draws))
-    total = len(draws) + ahead
-    total += -total % how.block
-    numbers = how.made(outputs_after(words, total * how.words))
+    if piece is None or piece % how.block == 0:
+        usable = len(draws) // how.block * how.block
+        words = recover(*how.known(draws[:usable]))
+        total = len(draws) + ahead + how.block
+        numbers = how.made(outputs_after(words, (total - total % how.block) * how.words))
+        return numbers[len(draws) : len(draws) + ahead]
+    if piece < 2 * how.block:
+        raise Inconsistent(f"calls of {piece} numbers are too short")
+    calls, more = len(draws) // piece, -(-(len(draws) + ahead) // piece)
+    known = [_known_of_call(draws[i * piece : (i + 1) * piece], how) for i in range(calls)]
+    values, masks = (np.concatenate(part) for part in zip(*known, strict=True))
+    words = recover(values, masks)
+    outputs = outputs_after(words, more * (piece + how.block) * how.words).reshape(more, -1)
+    numbers = np.concatenate([_made_by_call(row, piece, how) for row in outputs])
     return numbers[len(draws) : len(draws) + ahead]
+
+
+def _known_of_call(draws: np.ndarray, how: Format) -> Known:
+    """The outputs behind one call whose length is no multiple of a block.
+
+    PyTorch makes all numbers, and then the last block once more, from outputs of its own. So what
+    was drawn for the numbers that are overwritten is not known.
+    """
+    end = len(draws) - how.block
+    aligned = end // how.block * how.block
+    gap = np.zeros((len(draws) - aligned) * how.words, dtype=np.int64)
+    first, last = how.known(draws[:aligned]), how.known(draws[end:])
+    values, masks = (np.concatenate([a, gap, b]) for a, b in zip(first, last, strict=True))
+    return values, masks
+
+
+def _made_by_call(outputs: np.ndarray, piece: int, how: Format) -> np.ndarray:
+    end = piece - how.block
+    whole = how.made(outputs[: (end // how.block + 1) * how.block * how.words])
+    return np.concatenate([whole[:end], how.made(outputs[piece * how.words :])])
 
 
 # ---- formats -------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from tacit.mechanism import Mechanism
 from tacit.queries.bounded_gradient import GradientQuery, Loss
 from tacit.randomness import Randomness, Stream
 from tacit.records import as_records
+from tacit.sampling.sampler import Sampler
 
 _SEEDS = 1 << 20
 _DAY = 86_400
@@ -75,7 +76,7 @@ def attack_draws(
     if len(numbers) < 2 * _AHEAD:
         raise ValueError(f"{len(numbers)} draws are too few to attack; give at least {2 * _AHEAD}")
     faults = [words for words in (_seed_of(numbers, seeds), _repeat_in(numbers)) if words]
-    share, name = (1.0, "") if faults else _share_predicted(numbers)
+    share, name = (1.0, "") if faults else _share_predicted(numbers, getattr(source, "piece", None))
     if share > 0.5 and not faults:
         faults.append(
             f"{round(share * _AHEAD)} of the next {_AHEAD} numbers follow from {len(numbers)} "
@@ -118,37 +119,49 @@ def noise_of_releases(
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
     mechanism: Factory = Mechanism,
     seed: int | None = None,
-) -> Callable[[int], np.ndarray]:
+) -> ReleasedNoise:
     """The noise that releases of empty batches show, as a source for `attack_draws`.
 
     Whoever sees a gradient of which some entries are known to be zero, such as an embedding's of
     tokens that nobody has, sees this noise. Works on a copy of the model in float64: rounding to
     fewer digits hides a weak generator without making it a strong one.
+
+        attack_draws(noise_of_releases(query, model, loss, records, sampler)).require()
     """
-    twin = copy.deepcopy(model).double()
     data = in_memory(as_records(records))
     data = data.to(data.device, torch.float64)
-    state: dict[str, Any] = {}
+    drawn, watched = sampler(data, steps=1 << 20, seed=None), Watching(query)
+    own = mechanism(watched, drawn, 1.0, relation=relation, seed=seed)
+    twin = copy.deepcopy(model).double()
+    return ReleasedNoise(own, watched, twin, loss, drawn)
 
-    def draw(count: int) -> np.ndarray:
-        if not state:
-            drawn = sampler(data, steps=1 << 20, seed=None)
-            watched = Watching(query)
-            own = mechanism(watched, drawn, 1.0, relation=relation, seed=seed)
-            ledger = Ledger(None, Budget(1e9, 1e-5, relation))
-            state.update(drawn=drawn, watched=watched, own=own, ledger=ledger)
+
+@dataclass
+class ReleasedNoise:
+    """The next n numbers of noise that a mechanism releases; `piece` of them per step."""
+
+    mechanism: Mechanism
+    query: Watching
+    model: nn.Module
+    loss: Loss
+    sampler: Sampler
+
+    def __post_init__(self) -> None:
+        self.piece = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        self._ledger = Ledger(None, Budget(1e9, 1e-5, self.mechanism.plan.relation))
+
+    def __call__(self, count: int) -> np.ndarray:
         pieces: list[np.ndarray] = []
         while sum(map(len, pieces)) < count:
-            batch = state["drawn"].next_batch().only(slice(0, 0))
-            with restored(twin):
-                released = release_once(
-                    state["ledger"], state["own"], state["watched"], twin, loss, batch
+            batch = self.sampler.next_batch().only(slice(0, 0))
+            with restored(self.model):
+                one = release_once(
+                    self._ledger, self.mechanism, self.query, self.model, self.loss, batch
                 )
-            pairs = zip(released.noise, released.stds, strict=True)
-            pieces += [(noise / std).numpy() for noise, std in pairs if std > 0]
+            noise = zip(one.noise, one.stds, one.names, strict=True)
+            gradients = [n / s for n, s, name in noise if s > 0 and "statistic" not in name]
+            pieces.append(torch.cat(gradients).numpy())
         return np.concatenate(pieces)[:count]
-
-    return draw
 
 
 def _as_function(source: Any) -> Callable[[int], Any]:
@@ -182,19 +195,19 @@ def _as_function(source: Any) -> Callable[[int], Any]:
 # ---- 1. a Mersenne Twister -----------------------------------------------------------------------
 
 
-def _share_predicted(numbers: np.ndarray) -> tuple[float, str]:
+def _share_predicted(numbers: np.ndarray, piece: int | None) -> tuple[float, str]:
     """The share of the last numbers that some format predicts from the others, and its name."""
     normal = bool((numbers < 0).any() or (numbers > 1).any())
     best = 0.0, ""
     for how in FORMATS:
-        usable = (len(numbers) - _AHEAD) // how.block * how.block
-        if how.normal != normal or usable < 2 * N // how.words + how.block:
+        earlier = numbers[:-_AHEAD]
+        if how.normal != normal or len(earlier) * how.words < 2 * N:
             continue
         try:
-            guess = predicted(numbers[:usable], how, _AHEAD)
+            guess = predicted(earlier, how, _AHEAD, piece)
         except Inconsistent:
             continue
-        right = np.abs(guess - numbers[usable : usable + _AHEAD]) <= how.tolerance
+        right = np.abs(guess - numbers[len(earlier) :]) <= how.tolerance
         best = max(best, (float(right.mean()), how.name))
     return best
 
