@@ -62,19 +62,19 @@ def recover(values: np.ndarray, masks: np.ndarray) -> list[int]:
         words.append(_untemper(tempered))
 
     equations: list[np.ndarray] = []
-    looked = False
     for k in range(N, min(len(values), _MOST_OUTPUTS)):
         words.append(_twist(words[k - N], words[k - N + 1], words[k - N + M]))
         tempered = _temper(words[-1])
         tempered[bits[k], -1] ^= constant
         equations.extend(tempered[known[k]])
-        if not looked and len(equations) > 1.1 * unknown:
-            # These do not determine everything, but numbers of another kind contradict them.
-            _solve(np.array(equations), unknown, partly=True)
-            looked = True
-    if len(equations) < unknown + 64:  # so that it is no chance if they agree
+    if len(equations) < 1.1 * unknown + 64:  # so that it is no chance if they agree
         raise Inconsistent(f"{len(equations)} equations for {unknown} bits; draw more numbers")
-    solution = _solve(np.array(equations), unknown)
+    every = np.array(equations)
+    # Some of them contradict each other where the numbers are of another kind, and are quick to
+    # solve. All of them are needed for the last bits.
+    some = np.random.default_rng(0).permutation(len(every))[: int(1.1 * unknown) + 64]
+    _solve(every[some], unknown, partly=True)
+    solution = _solve(every, unknown)
     found = []
     for word in words[:N]:
         parity = np.bitwise_count(word & solution[None, :]).sum(axis=1) & 1
@@ -303,70 +303,67 @@ def _solve(rows: np.ndarray, unknown: int, partly: bool = False) -> np.ndarray:
     """Gaussian elimination; the variables, with the constant 1, as one packed vector.
 
     Eight pivots at a time: their 256 sums are made once, and every other row is changed by one
-    look-up instead of up to eight additions (the method of four Russians).
+    look-up instead of up to eight additions (the method of four Russians). The matrix is stored by
+    columns of 64 bits, so that a column's bits lie side by side.
     """
-    rows = rows.copy()
-    width = rows.shape[1]
-    used, pivots = 0, []
-    column = 0
-    while column < unknown:
-        group: list[int] = []  # columns of the pivots of this group
-        begin = used
+    columns = np.ascontiguousarray(rows.T)
+    used, column = 0, 0
+    pivots: list[tuple[int, int]] = []
+    while column < unknown and used < columns.shape[1]:
+        begin, group = used, []
         while column < unknown and len(group) < 8:
-            place, bit = column // 64, np.uint64(1) << np.uint64(column % 64)
-            # Rows below are reduced by the group's earlier pivots only in this column's word.
-            candidates = _reduced_column(rows, begin, used, group, column)
-            found = np.flatnonzero(candidates)
-            if len(found):
-                pivot = used + int(found[0])
+            # The rows below have not been reduced by this group's pivots yet.
+            bits = _bits(columns, column, used)
+            for i, earlier in enumerate(group):
+                if _bit(columns, begin + i, column):
+                    bits = bits ^ _bits(columns, earlier, used)
+            found = int(bits.argmax()) if len(bits) else 0
+            if len(bits) and bits[found]:
+                pivot = used + found
                 for i, earlier in enumerate(group):
-                    if rows[pivot, earlier // 64] >> np.uint64(earlier % 64) & np.uint64(1):
-                        rows[pivot] ^= rows[begin + i]
-                rows[[used, pivot]] = rows[[pivot, used]]
-                for i in range(begin, used):  # the group's rows have no other pivot's column
-                    if rows[i, place] & bit:
-                        rows[i] ^= rows[used]
+                    if _bit(columns, pivot, earlier):
+                        columns[:, pivot] ^= columns[:, begin + i]
+                columns[:, [used, pivot]] = columns[:, [pivot, used]]
+                for i in range(begin, used):  # a pivot's column is zero in the group's other rows
+                    if _bit(columns, i, column):
+                        columns[:, i] ^= columns[:, used]
                 pivots.append((used, column))
                 group.append(column)
                 used += 1
             column += 1
-        if group:
-            _eliminate(rows, begin, used, group)
-    if (rows[used:, width - 1] >> np.uint64(63)).any():
+        _eliminate(columns, begin, used, group)
+    if (columns[-1, used:] >> np.uint64(63)).any():
         raise Inconsistent("the equations contradict each other")
     if not partly and len(pivots) < unknown - 31:  # 31 bits of the first word play no part
-        raise Inconsistent("too few equations")
-    solution = np.zeros(width, dtype=np.uint64)
+        raise Inconsistent(f"{len(pivots)} independent equations for {unknown} bits")
+    solution = np.zeros(len(columns), dtype=np.uint64)
     solution[-1] = np.uint64(1) << np.uint64(63)
     for row, at in reversed(pivots):
-        if int(np.bitwise_count(rows[row] & solution).sum()) & 1:
+        if int(np.bitwise_count(columns[:, row] & solution).sum()) & 1:
             solution[at // 64] |= np.uint64(1) << np.uint64(at % 64)
     return solution
 
 
-def _bits_at(rows: np.ndarray, column: int) -> np.ndarray:
-    return (rows[:, column // 64] >> np.uint64(column % 64)) & np.uint64(1)
+def _bits(columns: np.ndarray, column: int, first: int) -> np.ndarray:
+    """The bits of a column in the rows from `first` on."""
+    found: np.ndarray = (columns[column // 64, first:] >> np.uint64(column % 64)) & np.uint64(1)
+    return found
 
 
-def _reduced_column(
-    rows: np.ndarray, begin: int, used: int, group: list[int], column: int
-) -> np.ndarray:
-    """This column of the rows below, as it will be once the group's pivots are eliminated."""
-    below = rows[used:]
-    bits = _bits_at(below, column).copy()
-    for i, earlier in enumerate(group):
-        if _bits_at(rows[begin + i : begin + i + 1], column)[0]:
-            bits ^= _bits_at(below, earlier)
-    return bits
+def _bit(columns: np.ndarray, row: int, column: int) -> bool:
+    return bool(int(columns[column // 64, row]) >> (column % 64) & 1)
 
 
-def _eliminate(rows: np.ndarray, begin: int, used: int, group: list[int]) -> None:
+def _eliminate(columns: np.ndarray, begin: int, used: int, group: list[int]) -> None:
     """Clear the group's columns in all rows below."""
+    if not group:
+        return
     first = group[0] // 64  # what lies before is zero in these rows
-    table = np.zeros((1 << len(group), rows.shape[1] - first), dtype=np.uint64)
+    table = np.zeros((len(columns) - first, 1 << len(group)), dtype=np.uint64)
     for i in range(len(group)):
-        table[1 << i : 2 << i] = table[: 1 << i] ^ rows[begin + i, first:]
-    index = np.zeros(len(rows) - used, dtype=np.int64)
+        table[:, 1 << i : 2 << i] = table[:, : 1 << i] ^ columns[first:, begin + i : begin + i + 1]
+    index = np.zeros(columns.shape[1] - used, dtype=np.int64)
     for i, column in enumerate(group):
-        index |= _bits_at(rows[used:], column).astype(np.int64) << i
-    rows[used:, first:] ^= table[index]
+        index |= _bits(columns, column, used).astype(np.int64) << i
+    for place in range(first, len(columns)):
+        columns[place, used:] ^= table[place - first].take(index)
