@@ -15,8 +15,8 @@ __version__ = "0.1.0"
 # Where each name is defined; `tests/test_layout.py` compares this with the imports below.
 _HOMES = {
     "tacit": (
-        "accounting auditing certificates data diagnostics engines errors ledger lipschitz losses models "
-        "noise queries report sampling statistics training"
+        "accounting auditing certificates data diagnostics engines errors ledger lipschitz losses "
+        "models noise queries report sampling statistics training"
     ),
     "tacit.accounting": "calibrate epsilon steps_within trade_off",
     "tacit.budget": "Budget Relation",

@@ -396,4 +396,3 @@ def test_shuffling_accounted_as_poisson():
     honest = of(POISSON)
     assert_caught(of(CalledPoisson), honest, "0 times of", "not those that are accounted for")
     assert of(partial(ShuffleSampler, batch_size=12)).holds  # as what it is
-

@@ -310,7 +310,8 @@ def _solve(rows: np.ndarray, unknown: int, partly: bool = False) -> np.ndarray:
     used, column = 0, 0
     pivots: list[tuple[int, int]] = []
     while column < unknown and used < columns.shape[1]:
-        begin, group = used, []
+        begin = used
+        group: list[int] = []
         while column < unknown and len(group) < 8:
             # The rows below have not been reduced by this group's pivots yet.
             bits = _bits(columns, column, used)

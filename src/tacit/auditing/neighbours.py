@@ -328,4 +328,3 @@ def others_in(batch: Batch, row_id: int) -> dict[int, int]:
     found = dict(zip(batch.record_ids.tolist(), sets.tolist(), strict=True))
     found.pop(row_id, None)
     return found
-

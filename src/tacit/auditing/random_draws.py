@@ -25,14 +25,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tacit.auditing.mersenne_twister import (
-    FORMATS,
-    M,
-    Inconsistent,
-    N,
-    predicted,
-)
-from tacit.auditing.released_step import Watching, release_once, restored
+from tacit.auditing.mersenne_twister import FORMATS, Inconsistent, M, N, predicted
+from tacit.auditing.released_step import Restored, Watching, release_once
 from tacit.auditing.replay import in_memory
 from tacit.auditing.verdicts import Factory, Verdict
 from tacit.budget import Budget, Relation
@@ -154,7 +148,7 @@ class ReleasedNoise:
         pieces: list[np.ndarray] = []
         while sum(map(len, pieces)) < count:
             batch = self.sampler.next_batch().only(slice(0, 0))
-            with restored(self.model):
+            with Restored(self.model):
                 one = release_once(
                     self._ledger, self.mechanism, self.query, self.model, self.loss, batch
                 )
@@ -170,10 +164,10 @@ def _as_function(source: Any) -> Callable[[int], Any]:
 
         def of_torch(count: int) -> np.ndarray:
             count += -count % 16  # shorter draws take another path
-            where = {"generator": generator, "device": generator.device}
-            on_cpu = generator.device.type == "cpu"
-            dtype = torch.float64 if on_cpu else torch.float32
-            return torch.randn(count, dtype=dtype, **where).double().cpu().numpy()
+            where = generator.device
+            dtype = torch.float64 if where.type == "cpu" else torch.float32
+            drawn = torch.randn(count, dtype=dtype, generator=generator, device=where)
+            return drawn.double().cpu().numpy()
 
         return of_torch
     if isinstance(source, random.Random):
@@ -209,6 +203,8 @@ def _share_predicted(numbers: np.ndarray, piece: int | None) -> tuple[float, str
             continue
         right = np.abs(guess - numbers[len(earlier) :]) <= how.tolerance
         best = max(best, (float(right.mean()), how.name))
+        if best[0] > 0.5:
+            break
     return best
 
 
@@ -370,4 +366,3 @@ def _repeat_in(numbers: np.ndarray) -> str | None:
     if len(unique) == len(windows):
         return None
     return f"eight numbers in a row occur again, {len(windows) - len(unique)} times"
-

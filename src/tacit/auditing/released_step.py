@@ -164,7 +164,7 @@ def replay_release(
     extremes = extreme_records(data, seed)
     ratios: dict[str, float] = {}
     faults: list[str] = []
-    with restored(model), tempfile.TemporaryDirectory() as folder:
+    with Restored(model), tempfile.TemporaryDirectory() as folder:
         for change in range(changes):
             place = change * len(extremes) // changes
             pair = neighbour_of(data, sampler, extremes, place, relation, seed + change)
@@ -183,7 +183,7 @@ def replay_release(
                     seed=seed,
                 )  # fmt: skip
                 (batch,) = drawn
-                with Ledger(path) as ledger, restored(model):
+                with Ledger(path) as ledger, Restored(model):
                     released = release_once(ledger, own, watched, model, loss, batch)
                 sides.append((released, others_in(batch, pair.changed)))
             (here, others), (there, other_others) = sides
@@ -224,7 +224,7 @@ def _differences(here: Released, there: Released) -> tuple[list[tuple[str, float
     return ratios, faults
 
 
-class restored:
+class Restored:
     """Puts a model's weights, buffers and gradients back at the end."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -289,7 +289,7 @@ def check_noise(
     ledger = Ledger(None, Budget(_PLENTY, 1e-5, relation))
     for kind, (count, seed, change) in kinds.items():
         drawn, watched = sampler(data, steps=count, seed=None), Watching(query)
-        with torch.random.fork_rng(), restored(model):
+        with torch.random.fork_rng(), Restored(model):
             torch.manual_seed(0)
             own = mechanism(
                 watched, drawn, noise_multiplier, relation=relation, allocation=allocation,

@@ -46,8 +46,8 @@ class Side:
     @property
     def bounds(self) -> list[float]:
         """What one unit may add to each of `sums`."""
-        bounded = self.bounded
-        return [part.bound for part in (*bounded.blocks, *bounded.statistics)]
+        of_statistics = [one.bound for one in self.bounded.statistics]
+        return [block.bound for block in self.bounded.blocks] + of_statistics
 
     def sensitivities(self, relation: Relation) -> list[float]:
         """How far one record may move each of `sums`."""

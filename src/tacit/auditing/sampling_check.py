@@ -8,7 +8,8 @@ one step, and of batch sizes.
 
 All counts are compared with the exact binomial distribution, or by Chernoff's bound
 P(K ≥ k) ≤ exp(−n·KL(k/n ‖ p)), which holds for subsets of fixed size too, as their indicators are
-negatively associated [Joag-Dev and Proschan 1983]. Together the tests raise a false alarm with probability at most `FALSE_ALARM`, by the union bound.
+negatively associated [Joag-Dev and Proschan 1983]. Together the tests raise a false alarm with
+probability at most `FALSE_ALARM`, by the union bound.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from scipy.stats import binom
@@ -74,6 +76,7 @@ class _Tests:
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     worst: dict[str, tuple[float, str]] = field(default_factory=dict)
+    head: list[np.ndarray] = field(default_factory=list)
     num_tests: int = 4 * _LAGS + 64
 
     def verdict(self) -> Verdict:
@@ -87,8 +90,8 @@ class _Tests:
         self.units = scheme.num_sets if isinstance(scheme, MiniSets) else self.population
         taken = np.zeros((self.steps, min(self.units, _MOST_UNITS)), dtype=bool)
         self.sizes = np.zeros(self.steps, dtype=int)
-        divisors, epochs, set_of = set(), [], {}
-        self.head = []
+        divisors, epochs = set(), []
+        set_of: dict[int, int] = {}
         for step, batch in enumerate(batches):
             rows = _rows(batch)
             divisors.add(batch.divisor)
@@ -196,7 +199,9 @@ class _Tests:
         taken = self.taken
         wrong = int((self.sizes != size).sum())
         if wrong:
-            self.faults.append(f"{wrong} of {self.steps} batches do not have {size} records or sets")
+            self.faults.append(
+                f"{wrong} of {self.steps} batches do not have {size} records or sets"
+            )
         if size == population:
             return
         counts = taken.sum(axis=0)
@@ -212,7 +217,10 @@ class _Tests:
     def _at_most(self, scheme: TruncatedPoisson) -> None:
         if self.sizes.max() > scheme.max_batch_size:
             self.faults.append(f"a batch has more than {scheme.max_batch_size} records")
-        if binom.sf(scheme.max_batch_size, self.population, scheme.rate) * self.steps < FALSE_ALARM / 10:
+        if (
+            binom.sf(scheme.max_batch_size, self.population, scheme.rate) * self.steps
+            < FALSE_ALARM / 10
+        ):
             self._independent(scheme.rate)
             return
         count = int(self.taken.sum())
@@ -235,7 +243,7 @@ class _Tests:
                 )
             if len(steps) == steps_per_epoch:
                 orders.append(self.taken[steps].argmax(axis=0))
-        for one, other in zip(orders, orders[1:], strict=False):
+        for one, other in pairwise(orders):
             same = int((one == other).sum())
             share = float(self.sizes.max()) / self.population
             if same > 0 and share < 1:
@@ -270,7 +278,9 @@ class _Tests:
         share = FALSE_ALARM / self.num_tests / times
         count, expected = int(count), trials * p
         if exact:
-            tail = binom.sf(count - 1, trials, p) if count > expected else binom.cdf(count, trials, p)
+            tail = (
+                binom.sf(count - 1, trials, p) if count > expected else binom.cdf(count, trials, p)
+            )
             log_tail = math.log(max(float(tail), 1e-300))
         else:
             log_tail = -trials * _divergence(count / trials, p) if trials else 0.0
@@ -292,4 +302,3 @@ def _divergence(q: float, p: float) -> float:
         return 0.0 if q == p else math.inf
     terms = [(q, p), (1 - q, 1 - p)]
     return sum(a * math.log(a / b) for a, b in terms if a > 0)
-

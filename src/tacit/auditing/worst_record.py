@@ -201,9 +201,7 @@ class _Search:
         company = chosen(self.records, range(min(5, len(self.records))))
         base = replay.run(batch_of_all(company, self.set_size))
         ones = [chosen(pool, [i]) for i in range(len(pool))]
-        with_each = [
-            replay.run(batch_of_all(joined(company, one), self.set_size)) for one in ones
-        ]
+        with_each = [replay.run(batch_of_all(joined(company, one), self.set_size)) for one in ones]
         self.tried += len(ones)
         limits = base.sensitivities(self.relation)
         top, worst = -1.0, ones[0]
@@ -250,4 +248,3 @@ class _Spread(Points):
     def move(self, uphill: Tensor | None, stride: float, wander: bool) -> None:
         super().move(uphill, stride, wander)
         self.rows = self.rows.clamp(-1e6, 1e6)
-
