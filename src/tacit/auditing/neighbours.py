@@ -310,7 +310,7 @@ class _Comparison:
             return
         rows = ratios_between(a, b, self.relation, alone)
         for name, moved, limit, ratio in rows:
-            if not ratio <= max(1 + TOLERANCE, self.ratios.get(name, 0.0)):
+            if not ratio <= (1 + TOLERANCE) * max(1.0, self.ratios.get(name, 0.0)):
                 what = "the bound of one contribution" if alone else "its declared sensitivity"
                 limit_of = "" if alone else f" under {self.relation}"
                 self.worst[name] = (

@@ -12,6 +12,7 @@ false alarm with probability at most `FALSE_ALARM`, by the union bound:
   shape        sup |F_n − F| ≤ √(ln(2/α)/2n)               [Dvoretzky, Kiefer, Wolfowitz; Massart].
   correlation  ⟨x, y⟩/‖y‖ is N(0, 1) for independent x and y, for each pair of steps and each pair
                of parameters.
+  sums         Σ_j (Σ_t x_tj)²/T is χ²_P of T steps and P parameters, and the other way round.
   repeats      four numbers in a row that occur again, to 18 binary digits after the point.
 """
 
@@ -320,8 +321,8 @@ class _Tests:
         self.ratios: dict[str, float] = {}
         self.faults: list[str] = []
         blocks = len(self.first.names)
-        # Scale: each block, each kind; shape: each kind; two correlations.
-        self.share = FALSE_ALARM / (len(found) * (blocks + 1) + 2)
+        # Scale: each block, each kind; shape: each kind; two correlations, two sums, repeats.
+        self.share = FALSE_ALARM / (len(found) * (blocks + 1) + 5)
 
     def verdict(self) -> Verdict:
         everything = [one for steps in self.found.values() for one in steps]
@@ -350,6 +351,8 @@ class _Tests:
         some = np.linspace(0, width - 1, min(width, _MOST_PAIRED)).astype(int)
         if len(matrix) > 8:
             self._correlation("two parameters", matrix[:, some].T)
+        self._sums("over steps", matrix)
+        self._sums("over parameters", matrix.T)
         self._repeats(matrix)
         empty = self.found["empty"]
         multiplier = _measured_multiplier(empty)
@@ -416,6 +419,23 @@ class _Tests:
                 highest / limit,
                 f"the noise of {what} is correlated or the same: draw it anew for each, and never "
                 "twice from one seed",
+            )
+
+    def _sums(self, what: str, rows: np.ndarray) -> None:
+        """Noise that adds up, or cancels, faster than independent noise does."""
+        total = float(np.square(rows.sum(axis=0)).sum() / len(rows))
+        count = rows.shape[1]
+        tail = min(chi2.cdf(total, count), chi2.sf(total, count))
+        ratio = float(norm.isf(tail) / norm.isf(self.share / 2))
+        if ratio <= 1:
+            self._pass(f"sums {what}", ratio)
+        else:
+            how = "adds up" if total > count else "cancels"
+            self._fail(
+                f"sums {what}",
+                ratio,
+                f"the noise {how} {what}: its sums have {math.sqrt(total / count):.4g} times the "
+                "deviation of sums of independent noise",
             )
 
     def _repeats(self, matrix: np.ndarray) -> None:
