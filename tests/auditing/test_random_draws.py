@@ -39,7 +39,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("name", ["torch.randn in float32", "torch.rand in float32"])
+@pytest.mark.parametrize("name", ["torch.randn in float32", "torch.rand in float64"])
 def test_a_mersenne_twister_is_predicted_whatever_its_seed(name):
     found = auditing.attack_draws(SOURCES[name](LARGE), seeds=FEW)
     assert name in str(found.faults)
@@ -108,7 +108,7 @@ def uniforms(n):
 
 
 def test_ours_is_not_broken():
-    for source in (Randomness(), uniforms):
+    for source in (Randomness().stream("noise", 0), uniforms):
         found = auditing.attack_draws(source, seeds=FEW)
         assert found.holds
         assert found.largest == 0

@@ -21,7 +21,7 @@ from tacit import (
     Relation,
     auditing,
 )
-from tacit.auditing.released_step import FALSE_ALARM
+from tacit.auditing.noise_check import FALSE_ALARM
 
 SETS = partial(MiniSetSampler, set_size=3, chosen=4)
 FIXED = partial(FixedSizeSampler, batch_size=12)
@@ -140,6 +140,13 @@ def test_a_mechanism_that_divides_by_the_batch_is_seen():
     audited = (PerSampleClip(0.1), mlp(), LOSS, records(), POISSON)
     found = auditing.replay_release(*audited, mechanism=DividesByTheBatch)
     assert "divisor" in str(found.faults) or "divided" in str(found.faults)
+
+
+def test_parameters_of_sixteen_bits():
+    audited = (PerSampleClip(0.1), mlp().bfloat16(), LOSS, records().to("cpu", torch.bfloat16))
+    auditing.replay_release(*audited, POISSON).require()
+    noise = auditing.check_noise(*audited, POISSON, numbers=4000).require()
+    assert "repeats were not looked for" in noise.notes[0]
 
 
 def test_the_false_alarm_that_is_stated():

@@ -2,10 +2,10 @@
 
 Each audit compares what is declared with what happens, and returns a `Verdict` (`verdicts`):
 neighbour replay (`neighbours`, with `replay`), the search for the worst record (`worst_record`),
-the released step and its noise (`released_step`), prediction of random draws (`random_draws`, with
-`mersenne_twister`), the sampler against its scheme (`sampling_check`), and the sets of Lipschitz
-weights (`projection_check`). `audit_training` runs all of them. An audit that finds something
-settles the matter; one that finds nothing proves nothing.
+the released step (`released_step`) and its noise (`noise_check`), prediction of random draws
+(`random_draws`, with `mersenne_twister`), the sampler against its scheme (`sampling_check`), and
+the sets of Lipschitz weights (`projection_check`). `audit_training` runs all of them. An audit that
+finds something settles the matter; one that finds nothing proves nothing.
 """
 
 from tacit.auditing.neighbours import (
@@ -13,9 +13,10 @@ from tacit.auditing.neighbours import (
     replay_among_identical,
     replay_neighbours,
 )
+from tacit.auditing.noise_check import check_noise
 from tacit.auditing.projection_check import check_projection
 from tacit.auditing.random_draws import attack_draws, check_repeats, noise_of_releases
-from tacit.auditing.released_step import check_noise, replay_release
+from tacit.auditing.released_step import replay_release
 from tacit.auditing.sampling_check import check_sampler
 from tacit.auditing.training_audit import audit_training
 from tacit.auditing.verdicts import TrainingAudit, Verdict

@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 from scipy.stats import binom
 
-from tacit.auditing.released_step import FALSE_ALARM
+from tacit.auditing.noise_check import FALSE_ALARM
 from tacit.auditing.verdicts import Factory, Verdict
 from tacit.records import as_records
 from tacit.sampling.fixed_size import ShuffledEpochs, WithoutReplacement

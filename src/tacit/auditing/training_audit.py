@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from tacit.auditing.neighbours import replay_among_identical, replay_neighbours
+from tacit.auditing.noise_check import check_noise
 from tacit.auditing.projection_check import check_projection
 from tacit.auditing.random_draws import attack_draws, noise_of_releases
-from tacit.auditing.released_step import check_noise, replay_release
+from tacit.auditing.released_step import replay_release
 from tacit.auditing.sampling_check import check_sampler
 from tacit.auditing.verdicts import Factory, TrainingAudit, Verdict
 from tacit.auditing.worst_record import find_worst_record
