@@ -29,11 +29,10 @@ def mlp(hidden: int = 24) -> nn.Module:
     return nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, 2))
 
 
-def lipschitz_mlp() -> nn.Module:
+def lipschitz_mlp(hidden: int = 6) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(
-        BoundedInput(1.0), SpectralLinear(4, 6, bias=True), MaxMin(), SpectralLinear(6, 2)
-    )
+    front, head = SpectralLinear(4, hidden, bias=True), SpectralLinear(hidden, 2)
+    return nn.Sequential(BoundedInput(1.0), front, MaxMin(), head)
 
 
 class PlainClip:

@@ -46,7 +46,7 @@ def assert_caught(planted: Verdict, honest: Verdict, *words: str) -> None:
 
 def noise_of(mechanism) -> Verdict:
     return auditing.check_noise(
-        PerSampleClip(0.1), mlp(), LOSS, records(), POISSON, mechanism=mechanism
+        PerSampleClip(0.1), mlp(), LOSS, records(), POISSON, mechanism=mechanism, numbers=6000
     )
 
 

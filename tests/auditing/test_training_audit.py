@@ -26,14 +26,14 @@ class ForgetsToClip(PlainClip):
 
 def test_a_set_up_that_holds():
     audit = auditing.audit_training(
-        lipschitz_mlp(), LOSS, Clipless(), POISSON, records(), num_seeds=64
+        lipschitz_mlp(40), LOSS, Clipless(), POISSON, records(), num_seeds=64
     )
     assert audit.require().holds
     assert [verdict.check for verdict in audit.verdicts] == [*CHECKS, "projection"]
     shown = repr(audit)
     assert "largest ratio" in shown
     assert shown.count("holds") == 8
-    assert audit["search for the worst record"].largest > 0.7
+    assert audit["search for the worst record"].largest > 0.5
 
 
 def test_a_set_up_that_does_not():
