@@ -59,6 +59,12 @@ def test_nothing_is_left_in_the_model():
     assert model[0].bias.grad is None
 
 
+def test_a_sampler_that_draws_nobody_is_refused():
+    sampler = partial(tacit.PoissonSampler, sampling_rate=1e-9)
+    with pytest.raises(ValueError, match="drew nobody"):
+        auditing.replay_release(PerSampleClip(0.1), mlp(), LOSS, records(), sampler)
+
+
 class Wrapped:
     """A mechanism's randomness whose noise is changed by `change`, a function of the vector."""
 

@@ -176,6 +176,11 @@ def replay_release(
             found = _differences(here, there)
             faults += found[1]
             ratios = largest_of([*ratios.items(), *found[0]])
+    if not ratios:
+        raise ValueError(
+            f"the sampler drew nobody in {changes} steps, so there is nothing to compare; give one "
+            "that draws more records"
+        )
     compared = f"released gradients of {changes} pairs · divisor, distance / sensitivity"
     return Verdict("released step", compared, ratios, tuple(dict.fromkeys(faults)))
 
