@@ -102,6 +102,10 @@ class UnboundedLayer(TacitError, ValueError):
     """A layer has no gradient bound, so the clipless route cannot train it."""
 
 
+class AuditFailed(TacitError, ValueError):
+    """An audit found that what is declared is not what happens; the message says what."""
+
+
 class DataError(TacitError, ValueError):
     """A dataset is missing, truncated, not what its checksum says, or cannot be read."""
 
