@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -264,18 +265,30 @@ def test_the_whole_curve_is_in_the_statement(name: str, tmp_path: Path) -> None:
         assert (gaussian(alphas) <= exact(alphas) + 1e-9).all()
 
 
-def test_charged_search_is_counted_with_the_run() -> None:
-    plan = PLANS["poisson"]
-    search = event_to_fields(Plan(Poisson(0.01), 2.0, ADD, 300).event(300), ADD)
-    found = state(facts_of(plan, search=search)).content
-    alone, together = found["guarantee"]["epsilon"], found["searched"]["epsilon_with_search"]
-    assert alone == plan.epsilon(200, 1e-5)
-    assert alone < together < alone + tacit.epsilon(2.0, Poisson(0.01), 300, delta=1e-5)
-    assert "charged for 300 releases. With it, ε =" in PrivacyStatement(found).markdown()
-    none = state(facts_of(plan, search=[])).content["searched"]
-    assert (none["recorded"], none["epsilon_with_search"]) == (True, None)
-    with pytest.raises(ValueError, match="'search' is charged under replace-one"):
-        state(facts_of(plan, search=[GOOD]))
+def test_a_search_is_in_the_statement_and_what_it_cost_is_computed_again(tmp_path: Path) -> None:
+    trials = tuple(dpa.GaussianDpEvent(30.0) for _ in range(10))
+    plan = Plan(Poisson(0.01), 1.0, ADD, 200, prelude=trials)
+    final = replace(plan, prelude=()).epsilon(200, 1e-5)
+    search = {
+        "method": "cheap trials",
+        "trials": 10,
+        "epsilon_of_search": plan.epsilon(0, 1e-5),
+        "epsilon_of_final_run": final,
+        "epsilon_uncharged": final,
+        "settings": {"lr": 1.0},
+    }
+    content = state(facts_of(plan, search=search)).content
+    assert check_statement(written(content, tmp_path)).wrong == ()
+    words = PrivacyStatement(content).markdown()
+    assert "searched for by cheap trials, 10 trials. ε counts it" in words
+    for name in ("epsilon_of_search", "epsilon_of_final_run", "epsilon_uncharged"):
+        changed = sealed(content | {"searched": content["searched"] | {name: 0.123}}).content
+        wrong = check_statement(written(changed, tmp_path)).wrong
+        assert any(f"searched.{name}" in text for text in wrong), name
+    none = state(facts_of(replace(plan, prelude=()))).content["searched"]
+    assert none["recorded"] is False
+    with pytest.raises(ValueError, match="'search' is"):
+        state(facts_of(plan, search=[1]))
 
 
 # ---- a changed digit -----------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from typing import Any
 
 import dp_accounting as dpa
 
-from tacit.accounting.event_fields import event_from_fields, event_to_fields
+from tacit.accounting.event_fields import event_to_fields
 from tacit.accounting.f_dp import TradeOff, trade_off_of_event
 from tacit.accounting.plan import Plan, epsilon_of_event
 from tacit.accounting.rdp import epsilon_of_curve, renyi_curve
@@ -48,6 +48,8 @@ SCHEMA_FILE = Path(__file__).with_name("statement.schema.json")
 # Two computations of one figure differ by rounding alone.
 ROUNDING = 1e-6
 SMALLEST_ERROR = 1e-6
+# What is said of a search for settings.
+SEARCHED = ("method", "trials", "epsilon_of_search", "epsilon_of_final_run", "epsilon_uncharged")
 MU = (
     "the least μ for which the Gaussian trade-off curve G_μ is nowhere above the curve of the run, "
     f"where both errors of a test are at least {SMALLEST_ERROR:g}. Beyond, no G_μ is below the "
@@ -102,9 +104,9 @@ def state(
 ) -> PrivacyStatement:
     """The statement of a run with these facts (`Run.facts`), and of the ledger it was charged to.
 
-    Facts that not every run has: "public", sentences that say what was declared; "search", events
-    as fields (`accounting.event_fields`) that a search for settings was charged for; "model" with
-    the digests of its "files"; "environment".
+    Facts that not every run has: "public", sentences that say what was declared; "search", what a
+    search for settings cost (`tacit.search`); "model" with the digests of its "files";
+    "environment".
 
     Raises ValueError if the facts report another ε than that of their plan.
     """
@@ -121,16 +123,6 @@ def state(
         )
     content = sections(facts, plan, steps, _ledger_facts(ledger))
     content["guarantee"] |= found | {"epsilon": claimed}
-    search = content["searched"]["events"]
-    if search:
-        others, accounted = event_from_fields(search)
-        if accounted is not relation:
-            raise ValueError(
-                f"'search' is charged under {accounted}, and the run under {relation}; state the "
-                "events of both for one relation"
-            )
-        joint = dpa.ComposedDpEvent([event, others])
-        content["searched"]["epsilon_with_search"] = epsilon_of_event(joint, delta, relation)
     return sealed(content)
 
 
@@ -213,8 +205,6 @@ def sections(
     """
     relation, unit = Relation(facts["relation"]), facts.get("privacy_unit") or "record"
     sets = plan is not None and plan.unit is Unit.MINI_SET
-    search = facts.get("search")
-    event_from_fields(search or [])  # refuses what is no list of events
     epsilon, delta = float(facts["epsilon"]), float(facts["delta"])
     renyi = facts.get("epsilon_rdp")
     return {
@@ -241,11 +231,7 @@ def sections(
         "events": [] if plan is None else _events(plan, steps),
         "released": released(facts, plan),
         "public": _public(facts),
-        "searched": {
-            "recorded": search is not None,
-            "events": list(search or []),
-            "epsilon_with_search": None,
-        },
+        "searched": _searched(facts),
         "not_covered": not_covered(facts),
         "randomness": {"seeded": facts["seeded"]},
         "trust_model": "central",
@@ -267,6 +253,15 @@ def _events(plan: Plan, steps: int) -> list[dict[str, Any]]:
         *({"what": BEFORE, **part} for part in before),
         *({"what": GRADIENTS, **part} for part in taken),
     ]
+
+
+def _searched(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of a search for settings. Its trials are among the events, if it cost any."""
+    search = facts.get("search")
+    if search is not None and not isinstance(search, Mapping):
+        raise ValueError(f"'search' is {search!r}; give what tacit.search says of a search")
+    found = {name: (search or {}).get(name) for name in SEARCHED}
+    return {"recorded": search is not None, **found}
 
 
 def _software(environment: Mapping[str, Any]) -> dict[str, Any]:

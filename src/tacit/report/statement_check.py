@@ -39,7 +39,7 @@ from tacit.report.privacy_statement import (
     figures,
     read_stored,
 )
-from tacit.report.statement_words import GRADIENTS, NEIGHBOURS, sentence
+from tacit.report.statement_words import BEFORE, CHEAP_TRIALS, GRADIENTS, NEIGHBOURS, sentence
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def wrong_figures(content: Mapping[str, Any]) -> list[str]:
         ]
     found = plain_values(figures(event, under, delta))
     wrong = _differences(told, found, "guarantee")
-    wrong += _differences(content["searched"], _with_search(content, event, delta), "searched")
+    wrong += _differences(content["searched"], _of_search(content, delta), "searched")
     sampling = content["sampling"]
     charged, per_event = sampling["charged_steps"], sampling["steps_per_event"]
     count = sum(e["count"] for e in content["events"] if e["what"] == GRADIENTS)
@@ -205,17 +205,16 @@ def wrong_figures(content: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-def _with_search(
-    content: Mapping[str, Any], event: dpa.DpEvent, delta: float
-) -> dict[str, float | None]:
-    if not content["searched"]["events"]:
-        return {"epsilon_with_search": None}
-    others, relation = event_from_fields(content["searched"]["events"])
-    if relation is not accounted(content):
-        return {"epsilon_with_search": math.inf}
-    joint = dpa.ComposedDpEvent([event, others])
-    epsilon = epsilon_of_event(joint, delta, accounted(content))
-    return plain_values({"epsilon_with_search": epsilon})
+def _of_search(content: Mapping[str, Any], delta: float) -> dict[str, Any]:
+    """ε of the trials alone and of the final run alone, where trials are among the events."""
+    if content["searched"]["method"] != CHEAP_TRIALS:
+        return {}
+    parts = {"epsilon_of_search": BEFORE, "epsilon_of_final_run": GRADIENTS}
+    found = {}
+    for name, what in parts.items():
+        event, _ = event_from_fields([e for e in content["events"] if e["what"] == what])
+        found[name] = epsilon_of_event(event, delta, accounted(content))
+    return plain_values(found | {"epsilon_uncharged": found["epsilon_of_final_run"]})
 
 
 def _differences(told: Any, found: Any, where: str) -> list[str]:

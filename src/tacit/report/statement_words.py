@@ -36,6 +36,7 @@ NO_SIGNATURE = (
     "that the ledger holds those events."
 )
 BEFORE, GRADIENTS = "before the first step", "gradients"  # what an event released
+CHEAP_TRIALS = "cheap trials"  # the method of a search whose trials come before the first step
 CHECK = "tacit verify statement.json --ledger ledger.sqlite"
 
 
@@ -303,14 +304,14 @@ def _searched(content: Mapping[str, Any]) -> list[str]:
             "Nothing is recorded of a search for settings, and ε counts none. Other runs of the "
             "ledger, if it has any, are listed there."
         ]
-    if not found["events"]:
-        return ["A search for settings was recorded, and charged nothing."]
-    releases = sum(event["count"] for event in found["events"])
-    together = found["epsilon_with_search"]
-    more = "" if together is None else f" With it, ε = {float(together):.4g}."
+    trials, method = found["trials"], found["method"]
+    said = f"Settings were searched for by {method}, {trials:g} trials."
+    if not found["epsilon_of_search"]:
+        return [f"{said} The trials used records that ε does not cover, and cost nothing."]
+    search, final = (float(found[f"epsilon_of_{part}"]) for part in ("search", "final_run"))
     return [
-        f"A search for settings was charged for {releases:,} releases.{more} That is valid if the "
-        "noise and the number of all releases were fixed beforehand; else the ledger's ε counts."
+        f"{said} ε counts it: the search alone costs {search:.4g}, and the final run alone "
+        f"{final:.4g}, which is what would be printed had the search not been charged."
     ]
 
 
