@@ -47,6 +47,7 @@ from tacit.report.statement_check import (
 from tacit.sampling import (
     MiniSets,
     Poisson,
+    SelectedRun,
     ShuffledEpochs,
     TruncatedPoisson,
     Unit,
@@ -202,7 +203,7 @@ def test_events_are_read_back_and_cost_the_same(name: str) -> None:
 
 def test_every_kind_of_event_is_tried() -> None:
     kinds = {p["kind"] for plan in PLANS.values() for p in event_to_fields(plan.event(1), ADD)}
-    assert kinds == set(KINDS)
+    assert kinds | {"best_of_repeated_runs"} == set(KINDS)  # which has a test of its own
 
 
 def test_an_event_that_cannot_be_told_is_refused() -> None:
@@ -289,6 +290,28 @@ def test_a_search_is_in_the_statement_and_what_it_cost_is_computed_again(tmp_pat
     assert none["recorded"] is False
     with pytest.raises(ValueError, match="'search' is"):
         state(facts_of(plan, search=[1]))
+
+
+def test_the_best_of_repeated_runs_has_bounds_and_no_curve(tmp_path: Path) -> None:
+    plan = Plan(SelectedRun(0.5, 8, 20.0, 3.0, 0.0), 1.5, ADD, 1)
+    content = state(facts_of(plan, 1e-4)).content
+    file = written(content, tmp_path)
+    assert check_statement(file).wrong == ()
+    (event,) = content["events"]
+    fields = {"what": event["what"], **event_to_fields(plan.event(1), ADD)[0]}
+    assert fields == event and event["noise_multiplier"] == 1.5
+    pairs = [(row["epsilon"], row["delta"]) for row in content["guarantee"]["profile"]]
+    assert pairs[0] == (content["guarantee"]["epsilon"], 1e-4) and len(pairs) == 4
+    for epsilon, delta in pairs:
+        assert epsilon == pytest.approx(plan.epsilon(1, delta))
+    for field, changed in (("score_noise", 30.0), ("mean_runs", 2.5), ("steps", 7)):
+        other = sealed(content | {"events": [event | {field: changed}]}).content
+        assert check_statement(written(other, tmp_path)).wrong, field
+    found = subprocess.run(
+        [sys.executable, SCRIPT, written(content, tmp_path)], capture_output=True, text=True
+    )
+    assert found.returncode == 1
+    assert "use tacit verify" in found.stderr
 
 
 # ---- a changed digit -----------------------------------------------------------------------------

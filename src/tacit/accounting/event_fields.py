@@ -6,6 +6,7 @@
     truncated_poisson_sampled_gaussian     sampling_rate, population, max_batch_size
     sampled_without_replacement_gaussian   population, sample_size
     revealed_sample_gaussian               sampling_rate
+    best_of_repeated_runs                  sampling_rate, steps, score_noise, mean_runs, shape
 
 `noise_multiplier` z is the standard deviation of the noise over the most by which one unit moves
 what is released, under `relation`; 0 is no noise. Everything below is in units of that most. A unit
@@ -20,6 +21,9 @@ with q the sampling rate, N(m) the normal distribution of mean m and standard de
                         the noise; τ = P(Bin(population, q) ≥ max_batch_size)
     without replacement the curve C_p of the Gaussian, p = sample_size / population; replace only
     revealed            with probability q the Gaussian, else nothing; everybody sees which
+
+The best of repeated runs has no such pair: `selection` has its bounds. Each of the secret number of
+runs is `steps` Poisson-sampled Gaussians and one Gaussian of multiplier `score_noise`.
 
 The proofs are in `dominating_pairs`, and in the samplers that make these events.
 """
@@ -36,6 +40,7 @@ from tacit.accounting.events import Component, components_of
 from tacit.budget import Relation
 from tacit.errors import UnsupportedEvent, shown
 from tacit.sampling.mini_sets import RevealedSampleDpEvent
+from tacit.sampling.repeated_runs import NumRuns, SelectedRunDpEvent
 
 _RATE, _POPULATION = "sampling_rate", "population"
 # The fields of each kind, besides those that all kinds have.
@@ -45,6 +50,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "truncated_poisson_sampled_gaussian": (_RATE, _POPULATION, "max_batch_size"),
     "sampled_without_replacement_gaussian": (_POPULATION, "sample_size"),
     "revealed_sample_gaussian": (_RATE,),
+    "best_of_repeated_runs": (_RATE, "steps", "score_noise", "mean_runs", "shape"),
 }
 
 
@@ -52,8 +58,7 @@ def event_to_fields(event: dpa.DpEvent, relation: Relation) -> list[dict[str, An
     """The parts of an event, each as fields; compositions are unfolded."""
     return [
         {
-            **_kind_of(part),
-            "noise_multiplier": part.noise_multiplier,
+            **({"noise_multiplier": part.noise_multiplier} | _kind_of(part)),
             "count": count,
             "relation": relation.value,
         }
@@ -82,6 +87,16 @@ def _kind_of(part: Component) -> dict[str, Any]:
         }
     if isinstance(event, RevealedSampleDpEvent):
         return {"kind": "revealed_sample_gaussian", _RATE: rate}
+    if isinstance(event, SelectedRunDpEvent):
+        return {
+            "kind": "best_of_repeated_runs",
+            "noise_multiplier": event.noise_multiplier,
+            _RATE: event.rate,
+            "steps": event.steps,
+            "score_noise": event.score_noise,
+            "mean_runs": event.runs.mean,
+            "shape": event.runs.shape,
+        }
     raise UnsupportedEvent(f"{event!r} has no form as plain fields; known are {', '.join(KINDS)}")
 
 
@@ -133,6 +148,11 @@ def _read(part: Mapping[str, Any], where: str) -> dpa.DpEvent:
         return dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(float(rate), gaussian), count)
     if kind == "revealed_sample_gaussian":
         return dpa.SelfComposedDpEvent(RevealedSampleDpEvent(float(rate), gaussian), count)
+    if kind == "best_of_repeated_runs":
+        runs = NumRuns(part["mean_runs"], part["shape"])
+        steps, score = _count(part, "steps", where), float(part["score_noise"])
+        selected = SelectedRunDpEvent(float(rate), float(z), steps, score, runs)
+        return dpa.SelfComposedDpEvent(selected, count)
     population, cap = (_count(part, name, where) for name in KINDS[kind][1:])
     once = dpa.TruncatedSubsampledGaussianDpEvent(population, float(rate), cap, float(z))
     return dpa.SelfComposedDpEvent(once, count)

@@ -31,6 +31,7 @@ from tacit.report.page_shell import warning
 from tacit.report.privacy_statement import TYPE_ONE, curve_figures
 from tacit.report.saved_facts import SavedFacts
 from tacit.report.statement_words import paragraphs
+from tacit.sampling.repeated_runs import SelectedRun
 
 _DRAWN = [0.0, *(float(ndtr(x)) for x in np.linspace(-4, 4, 121)), 1.0]
 # Other plans around the run's own, as multiples of its steps and of its noise multiplier.
@@ -44,9 +45,10 @@ _MOST_DRAWN = 200.0  # an ε beyond is no privacy, and takes long to account for
 def curve_of(run: SavedFacts) -> TradeOff | None:
     """The trade-off curve of what the run answers for; None where that is not its plan.
 
-    The curve of a plan that ε is not of would promise more than the run does.
+    The curve of a plan that ε is not of would promise more than the run does. The best of repeated
+    runs has no curve, only bounds.
     """
-    if run.plan is None or not run.is_of_its_plan:
+    if run.plan is None or not run.is_of_its_plan or isinstance(run.plan.scheme, SelectedRun):
         return None
     plan = run.plan
     return trade_off(

@@ -25,6 +25,7 @@ from typing import Any
 import dp_accounting as dpa
 
 from tacit.accounting.event_fields import event_to_fields
+from tacit.accounting.events import components_of
 from tacit.accounting.f_dp import TradeOff, trade_off_of_event
 from tacit.accounting.plan import Plan, epsilon_of_event
 from tacit.accounting.rdp import epsilon_of_curve, renyi_curve
@@ -41,6 +42,7 @@ from tacit.report.statement_words import (
     released,
     sentence,
 )
+from tacit.sampling.repeated_runs import SelectedRunDpEvent
 from tacit.sampling.scheme import Unit, accounted_relation
 
 FORMAT = "tacit privacy statement 1"
@@ -60,6 +62,7 @@ METHOD = "privacy loss distributions (PLD), rounded so that ε is never too low"
 TYPE_ONE = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
 _SHARES = tuple(k / 16 for k in range(25))  # of ε, at which the privacy profile is given
 _LEAST_DELTA = 1e-12
+_LARGER_DELTAS = (1e-4, 1e-3, 1e-2, 0.1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,10 +164,32 @@ def read_stored(path: str | os.PathLike[str]) -> PrivacyStatement:
 def figures(event: dpa.DpEvent, relation: Relation, delta: float) -> dict[str, Any]:
     """Every figure of a guarantee, computed from the event that it is for."""
     epsilon = epsilon_of_event(event, delta, relation)
+    if any(isinstance(part.event, SelectedRunDpEvent) for part in components_of(event)):
+        curve = figures_of_pairs(event, relation, delta)
+    else:
+        curve = curve_figures(trade_off_of_event(event, relation), epsilon)
+    rdp = epsilon_of_curve(renyi_curve(event, relation), delta)
+    return {"epsilon": epsilon, "epsilon_rdp": rdp, **curve}
+
+
+def figures_of_pairs(event: dpa.DpEvent, relation: Relation, delta: float) -> dict[str, Any]:
+    """The same for an event that has bounds at each δ and no pair of distributions.
+
+    All pairs (ε, δ) hold at once, so the curve is at least the largest of their lines (above), and
+    the advantage at most the smallest (e^ε − 1 + 2δ) / (e^ε + 1). No μ follows from a few pairs.
+    """
+    deltas = [delta, *(d for d in _LARGER_DELTAS if d > delta)]
+    pairs = [(epsilon_of_event(event, d, relation), d) for d in deltas]
+
+    def type_two(alpha: float) -> float:
+        lines = [(1 - d - math.exp(e) * alpha, math.exp(-e) * (1 - d - alpha)) for e, d in pairs]
+        return max(0.0, *(max(line) for line in lines))
+
     return {
-        "epsilon": epsilon,
-        "epsilon_rdp": epsilon_of_curve(renyi_curve(event, relation), delta),
-        **curve_figures(trade_off_of_event(event, relation), epsilon),
+        "mu": {"value": math.inf, "smallest_error": SMALLEST_ERROR, "definition": MU},
+        "advantage": min((math.exp(e) - 1 + 2 * d) / (math.exp(e) + 1) for e, d in pairs),
+        "profile": [{"epsilon": e, "delta": d} for e, d in pairs],
+        "errors": [{"type_one": alpha, "type_two": type_two(alpha)} for alpha in TYPE_ONE],
     }
 
 
