@@ -58,7 +58,8 @@ def test_an_option_is_one_declaration_and_one_use(tmp_path: Path) -> None:
         assert code.count(before) == 1
         file.write_text(code.replace(before, after), encoding="utf-8")
 
-    change(settings, "class TrainingSettings:\n", f"class TrainingSettings:\n{declared}\n")
+    head = "class TrainingSettings(StepOptions):\n"
+    change(settings, head, f"{head}{declared}\n")
     change(build, "momentum=momentum)", "momentum=momentum, weight_decay=t.weight_decay)")
 
     page = run("train", "--help", source=copy.parent, folder=tmp_path)

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from setups import LOSS, POISSON, PlainClip, lipschitz_mlp, mlp, records
+from torch import nn
 
 import tacit
 from tacit import (
@@ -157,3 +158,16 @@ def test_parameters_of_sixteen_bits():
 
 def test_the_false_alarm_that_is_stated():
     assert FALSE_ALARM <= 1e-9
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+def test_a_model_with_dropout_is_no_fault(relation):
+    torch.manual_seed(0)
+    data = tacit.Records(torch.randn(64, 6), torch.arange(64) % 2, num_classes=2, public_size=64)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
+    sampler = partial(tacit.PoissonSampler, sampling_rate=0.2)
+    loss = tacit.losses.CrossEntropy()
+    query = PerSampleClip(1.0)
+    report = auditing.replay_release(query, model, loss, data, sampler, relation=relation)
+    assert report.holds, report.faults
+    assert report.largest > 0.4  # a record of the clipped norm was taken out

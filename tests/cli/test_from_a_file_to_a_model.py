@@ -138,7 +138,7 @@ def check_epsilon(folder: Path, printed: dict[str, str]) -> None:
     assert f"ε = {stored}, δ = 0.0001" in page
     in_ledger = json.loads(tacit_command("ledger", "show", folder / "ledger.sqlite", "--json"))
     assert in_ledger["epsilon"] == in_ledger["epsilon_charged"] == stored
-    assert tacit.load_run(folder).statement["epsilon"] == stored
+    assert tacit.load_run(folder).statement["guarantee"]["epsilon"] == stored
 
 
 def graph_outputs(table: Path, folder: Path) -> list[np.ndarray]:

@@ -299,9 +299,11 @@ def test_the_best_of_repeated_runs_has_bounds_and_no_curve(tmp_path: Path) -> No
     assert check_statement(file).wrong == ()
     (event,) = content["events"]
     fields = {"what": event["what"], **event_to_fields(plan.event(1), ADD)[0]}
-    assert fields == event and event["noise_multiplier"] == 1.5
+    assert fields == event
+    assert event["noise_multiplier"] == 1.5
     pairs = [(row["epsilon"], row["delta"]) for row in content["guarantee"]["profile"]]
-    assert pairs[0] == (content["guarantee"]["epsilon"], 1e-4) and len(pairs) == 4
+    assert pairs[0] == (content["guarantee"]["epsilon"], 1e-4)
+    assert len(pairs) == 4
     for epsilon, delta in pairs:
         assert epsilon == pytest.approx(plan.epsilon(1, delta))
     for field, changed in (("score_noise", 30.0), ("mean_runs", 2.5), ("steps", 7)):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.auditing.neighbours import extreme_records, others_in
-from tacit.auditing.replay import in_memory, neighbour_of
+from tacit.auditing.replay import Replay, in_memory, neighbour_of
 from tacit.auditing.verdicts import TOLERANCE, Factory, Verdict, largest_of, ratio_of
 from tacit.budget import Budget, Relation
 from tacit.ledger import Ledger
@@ -135,7 +135,9 @@ def replay_release(
 
     Two copies of one ledger, and equal seeds, give both sides the same batch and the same noise.
     Then the released gradients' difference, times the divisor, is at most the sensitivity; noise
-    and divisor are the same on both sides, and so is everybody else in the batch.
+    and divisor are the same on both sides, and so is everybody else in the batch. Where the model
+    draws by itself (dropout), a record is taken out by masking its row, so that others keep their
+    draws.
 
     Args:
         sampler: makes a sampler, as in `sampler(records, steps=1, seed=0)`.
@@ -148,6 +150,7 @@ def replay_release(
     extremes = extreme_records(data, seed)
     ratios: dict[str, float] = {}
     faults: list[str] = []
+    removed = relation is Relation.ADD_OR_REMOVE_ONE
     with Restored(model), tempfile.TemporaryDirectory() as folder:
         for change in range(changes):
             place = change * len(extremes) // changes
@@ -167,9 +170,14 @@ def replay_release(
                     seed=seed,
                 )  # fmt: skip
                 (batch,) = drawn
+                others = others_in(batch, pair.changed)
+                if side == 0:
+                    first = batch
+                elif removed and Replay(query, model, loss, seed).draws_matter(first):
+                    batch = _without(first, pair.changed)
                 with Ledger(path) as ledger, Restored(model):
                     released = release_once(ledger, own, watched, model, loss, batch)
-                sides.append((released, others_in(batch, pair.changed)))
+                sides.append((released, others))
             (here, others), (there, other_others) = sides
             if others != other_others:
                 faults.append("one record changes which others are drawn; draw by record id")
@@ -183,6 +191,16 @@ def replay_release(
         )
     compared = f"released gradients of {changes} pairs · divisor, distance / sensitivity"
     return Verdict("released step", compared, ratios, tuple(dict.fromkeys(faults)))
+
+
+def _without(batch: Batch, record_id: int) -> Batch:
+    """The same draw with one record's row as padding."""
+    keep = batch.record_ids != record_id
+    groups = None if batch.groups is None else torch.where(keep, batch.groups, -1)
+    # A draw is released once in a process, and this one is of a neighbour's ledger.
+    drawn = None if batch.drawn is None else replace(batch.drawn, released=False)
+    mask = keep if batch.mask is None else keep & batch.mask
+    return replace(batch, mask=mask, groups=groups, drawn=drawn)
 
 
 def _differences(here: Released, there: Released) -> tuple[list[tuple[str, float]], list[str]]:

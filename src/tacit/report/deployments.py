@@ -105,7 +105,7 @@ def deployments_registry_entry(
             },
             "implementation": {
                 "preprocessing_and_hyperparameter_tuning": words["Searched and charged"],
-                "mechanisms": f"{mechanism_of(content)} {FLOATING_POINT} {_version(content)}",
+                "mechanisms": f"{mechanism_of(content)} {FLOATING_POINT} {_software_of(content)}",
                 "composition": words["Accounting"],
                 "post_processing": "Optimiser, schedule and averages of the released gradients.",
                 "justification": justification,
@@ -116,7 +116,7 @@ def deployments_registry_entry(
     }
 
 
-def _version(content: Mapping[str, Any]) -> str:
+def _software_of(content: Mapping[str, Any]) -> str:
     software = content["software"]
     commit = "" if software["commit"] is None else f", commit {software['commit']}"
     return f"Tacit {software['tacit']}{commit}."
