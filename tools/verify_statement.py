@@ -1,7 +1,6 @@
 """Compute ε and the curve of a privacy statement again: python verify_statement.py statement.json
 
-It needs dp-accounting alone. docs/privacy-statement.md says what is compared. Exit code 0: it holds
-"""
+It needs dp-accounting alone. docs/privacy-statement.md says what is compared."""
 
 import hashlib
 import json
@@ -18,10 +17,9 @@ TOLERANCE = 1e-3  # of the stated ε, in either direction
 
 
 def gaussian(z, rate, replace, h):  # z is over the most that one record, or a change of it, moves
+    of_replace = {"neighboring_relation": NeighboringRelation.REPLACE_ONE, "sensitivity": 0.5}
     more = {"value_discretization_interval": h, "sampling_prob": rate}
-    if replace:
-        more |= {"neighboring_relation": NeighboringRelation.REPLACE_ONE, "sensitivity": 0.5}
-    return plds.from_gaussian_mechanism(z, **more)
+    return plds.from_gaussian_mechanism(z, **more, **(of_replace if replace else {}))
 
 
 def subset(z, p, h):  # C_p: losses above 0 as under Poisson sampling, mirrored; the rest is at 0
@@ -56,19 +54,22 @@ def wrong_figures(stated):
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     wrong = [] if hashlib.sha256(text.encode()).hexdigest() == stated["digest"] else ["digest"]
     epsilon, delta = float(stated["guarantee"]["epsilon"]), stated["guarantee"]["delta"]
+    others = {event["relation"] for event in stated["events"]} - {stated["relation"]["name"]}
+    wrong += ["relation"] if others and stated["unit"]["sampled"] == "record" else []
     if any(event["kind"] == "best_of_repeated_runs" for event in stated["events"]):
         return [*wrong, "the best of repeated runs has no pair of distributions: use tacit verify"]
     if any(event["noise_multiplier"] == 0 for event in stated["events"]):
         return wrong + ([] if math.isinf(epsilon) else ["epsilon: inf"])
-    h, found, before = 1e-3, math.inf, None
-    while before is None or (h > 1e-6 and abs(found - before) > TOLERANCE * epsilon):
+    h, found, before, slack = 1e-3, math.inf, None, TOLERANCE * epsilon
+    while before is None or (h > 1e-6 and found < math.inf and abs(found - before) > slack):
         h, before, total = h / 4, found, plds.identity(h / 4)
         for event in stated["events"]:
             total = total.compose(loss_of(event, h).self_compose(event["count"]))
         found = total.get_epsilon_for_delta(delta)
     pairs = [{"epsilon": epsilon, "delta": delta}, *stated["guarantee"]["profile"]]
     for e, d in ((float(pair["epsilon"]), pair["delta"]) for pair in pairs):
-        if d > 1e-9 and abs(e - (at := total.get_epsilon_for_delta(d))) > TOLERANCE * epsilon:
+        at = total.get_epsilon_for_delta(d) if d > 1e-9 or d == delta else e
+        if abs(e - at) > slack:
             wrong.append(f"epsilon {e} at delta {d}: {at}")
     print(f"epsilon {epsilon} at delta {delta}; by dp-accounting {found}")
     return wrong

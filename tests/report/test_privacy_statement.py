@@ -434,6 +434,96 @@ def test_a_later_run_on_the_ledger_leaves_a_statement_true(run: Path, tmp_path: 
     assert "names none" in check_statement(without, folder / "l.sqlite").wrong[0]
 
 
+def release_once(ledger: tacit.Ledger, plan: Plan) -> None:
+    """Charge one step and release it."""
+    data = tacit.Records(torch.randn(20, 3), torch.arange(20) % 2, num_classes=2, public_size=20)
+    model = nn.Linear(3, 2)
+    sampler = tacit.PoissonSampler(data, 0.1, steps=5, expected_batch_size=2)
+    mechanism = tacit.Mechanism(tacit.PerSampleClip(1.0), sampler, plan.noise_multiplier)
+    pending = mechanism.privatise(model, tacit.losses.CrossEntropy(), next(iter(sampler)))
+    ledger.release(pending, into=model)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_what_a_statement_says_of_its_ledger_is_all_compared(later: bool, tmp_path: Path) -> None:
+    """Also where runs are left out of it, and where the ledger was used since."""
+    plan, file = Plan(Poisson(0.1), 4.0, ADD, 5), tmp_path / "l.sqlite"
+    with tacit.Ledger(file, tacit.Budget(8.0, 1e-5)) as ledger:
+        for name in ("first", "second"):
+            ledger.begin(plan, name=name, budget=tacit.Budget(3.0, 1e-5))
+            release_once(ledger, plan)
+        content = state(facts_of(plan), ledger).content
+        if later:
+            ledger.begin(plan, name="third", budget=tacit.Budget(3.0, 1e-5))
+            release_once(ledger, plan)
+    told = content["ledger"]
+    assert [run["name"] for run in told["runs"]] == ["first", "second"]
+    # The events are of five steps, and one was charged; that is compared elsewhere.
+    assert all(text.startswith("events") for text in wrong_ledger(content, file))
+    for field, changed in (
+        ("runs", []),
+        ("runs", told["runs"][1:]),
+        ("runs", told["runs"][::-1]),
+        ("epsilon", 0.5),
+        ("epsilon_charged", 0.5),
+        ("method", "PLD"),
+        ("another", 1.0),
+    ):
+        for less in ({}, {"runs": []}):
+            forged = sealed(content | {"ledger": told | less | {field: changed}}).content
+            assert any(field in text for text in wrong_ledger(forged, file)), field
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [
+        ("events", "noise_multiplier", 10**400),
+        ("events", "noise_multiplier", 1e308),
+        ("events", "count", 2**50),
+        ("sampling", "charged_steps", 10**400),
+        ("guarantee", "epsilon", 10**400),
+        ("guarantee", "delta", 1),
+    ],
+)
+def test_numbers_that_nothing_can_be_computed_from_are_refused(
+    section: str, field: str, value: Any, tmp_path: Path
+) -> None:
+    content = state(facts_of(PLANS["poisson"])).content
+    if section == "events":
+        changed: Any = [content["events"][0] | {field: value}]
+    else:
+        changed = content[section] | {field: value}
+    found = check_statement(written(sealed(content | {section: changed}).content, tmp_path))
+    assert any(field in text and "out of range" in text for text in found.wrong)
+
+
+def test_events_without_number_and_without_noise_are_refused(tmp_path: Path) -> None:
+    content = state(facts_of(PLANS["poisson"])).content
+    (event,) = content["events"]
+    many = [event | {"noise_multiplier": 1 + k / 1000} for k in range(1000)]
+    found = check_statement(written(sealed(content | {"events": many}).content, tmp_path))
+    assert "1000 entries, and may have 200" in found.wrong[0]
+    tiny = [event | {"noise_multiplier": 0.0011, "count": 2**20}]
+    assert check_statement(written(sealed(content | {"events": tiny}).content, tmp_path)).wrong
+
+
+@pytest.mark.parametrize("name", ["/proc/self/maps", "../../secret"])
+def test_no_file_is_read_but_those_beside_the_statement(name: str, tmp_path: Path) -> None:
+    content = state(facts_of(PLANS["poisson"])).content
+    other = sealed(content | {"model_files": {name: "f" * 64}}).content
+    assert "not a file beside" in check_statement(written(other, tmp_path)).wrong[0]
+
+
+def test_a_search_that_is_said_to_be_free_has_no_cost(tmp_path: Path) -> None:
+    content = state(facts_of(PLANS["poisson"])).content
+    searched = content["searched"] | {
+        "recorded": True, "method": "simulation", "trials": 9, "epsilon_of_search": 0.7,
+    }  # fmt: skip
+    other = sealed(content | {"searched": searched}).content
+    found = check_statement(written(other, tmp_path)).wrong
+    assert any("searched.epsilon_of_search" in text for text in found)
+
+
 # ---- the schema ----------------------------------------------------------------------------------
 
 ODD: list[Any] = [None, True, -1, 0, 1.5, "inf", "text", [], {}, [{}], 10**12, "f" * 64]

@@ -305,16 +305,26 @@ def test_a_seeded_search_has_other_noise_in_each_trial() -> None:
 def test_the_usual_settings_stay_unless_others_are_clearly_better() -> None:
     search = small_search(margin=2.0)
     size = search._scored.public_size
-    for value, settings in ((0.6, 0.5), (0.61, 1.0)):
-        trial = optuna.trial.create_trial(value=value, params={"lr": settings}, distributions=SPACE)
-        search.study.add_trial(trial)
+    search.trials_left()  # begins the run, so that its trials can be claimed
+
+    def add(value: float, settings: float) -> None:
+        claim = search.ledger.claim_next(search.plan.event, "trial")
+        search.study.add_trial(
+            optuna.trial.create_trial(
+                value=value,
+                params={"lr": settings},
+                distributions=SPACE,
+                user_attrs={"claim": claim},
+            )
+        )
+
+    add(0.6, 0.5)
+    add(0.61, 1.0)
     noise = math.sqrt(2) * search.plan.trial_noise / size
     assert noise > 0.01
     assert search.best() == {"lr": 0.5}
     better = 0.6 + 2.1 * noise
-    search.study.add_trial(
-        optuna.trial.create_trial(value=better, params={"lr": 2.0}, distributions=SPACE)
-    )
+    add(better, 2.0)
     assert search.best() == {"lr": 2.0}
 
 

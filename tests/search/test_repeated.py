@@ -10,6 +10,7 @@ import torch
 import tacit
 from tacit.errors import BudgetExceeded, NotPublic, TacitError
 from tacit.ledger import Ledger, read_statement
+from tacit.report.privacy_statement import state
 from tacit.sampling import SelectedRun
 from tacit.search import (
     SelectionPlan,
@@ -50,6 +51,10 @@ def test_the_selected_run_is_let_out_with_the_whole_cost(tmp_path) -> None:
     again = result.run.facts(some_records(50, seed=7))
     assert again["epsilon"] == SELECTION.epsilon
     assert again["search"]["method"] == "repeat and select"
+    # With the time of one run, that of the search would tell the secret number of runs.
+    assert again["seconds"] is None
+    (charge,) = statement.runs
+    assert state(again, ledger).content["date"] == charge.started
     with pytest.raises(BudgetExceeded):
         select_best(build, SPACE, some_records(), SELECTION, ledger=Ledger(ledger))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -315,7 +317,7 @@ def _by_trials(build: _Builder, ledger: Ledger) -> SearchResult | None:
         score=build.score(),
         score_share=s.score_share,
         ledger=ledger,
-        study=quiet_study(storage, NAME),
+        study=quiet_study(storage, _study_name(s, build.folder)),
         name=NAME,
         seed=build.t.seed,
     )
@@ -327,6 +329,14 @@ def _by_trials(build: _Builder, ledger: Ledger) -> SearchResult | None:
         return None
     resumed = build.folder if (build.folder / CHECKPOINT).exists() else None
     return search.finish(resume=resumed)
+
+
+def _study_name(s: SearchSettings, folder: Path) -> str:
+    """A name of its own for each ledger, since several searches may share a storage."""
+    if s.storage is None:
+        return NAME
+    ledger = (s.ledger or folder / "ledger.sqlite").resolve()
+    return f"{NAME} {hashlib.blake2b(os.fsencode(ledger), digest_size=8).hexdigest()}"
 
 
 def _show_trials(search: Any) -> None:

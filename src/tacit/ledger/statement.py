@@ -151,6 +151,18 @@ def verify_file(
             return statement_of(state, log.head.digest)
 
 
+def read_statements(path: str | os.PathLike[str], head: str) -> tuple[Statement, Statement]:
+    """What the ledger states now, and what it stated when the row of digest `head` was its last.
+
+    Raises LedgerDamaged where it has no such row.
+    """
+    with _opened_copy(path) as log:
+        log.verify(head)
+        with log.transaction() as state:
+            then = statement_of(log.state_at(head), head)
+            return statement_of(state, log.head.digest), then
+
+
 @contextmanager
 def _opened_copy(
     path: str | os.PathLike[str], anchor: str | os.PathLike[str] | None = None

@@ -192,6 +192,17 @@ class LedgerLog:
         (count,) = self._open.execute(query, (digest,)).fetchone()
         return bool(count)
 
+    def state_at(self, digest: str) -> LedgerState:
+        """What the ledger knew at the row of this digest. Only inside a transaction."""
+        assert self._open is not None
+        state = LedgerState()
+        rows = self._open.execute("SELECT kind, body, digest FROM log ORDER BY seq")
+        for kind, body, stored in rows:  # checked already, as the transaction began
+            state.apply(str(kind, "utf-8"), json.loads(body))
+            if str(stored, "utf-8") == digest:
+                break
+        return state
+
     def write_anchor(self, anchor: str | os.PathLike[str]) -> None:
         """Write the head to a file, from which it can be followed (`anchor=`)."""
         with self.transaction():

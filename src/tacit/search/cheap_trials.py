@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -225,7 +226,8 @@ class TrialSearch:
         score_share: share of the records that trials are scored on. By default from 0.1 to 0.3,
             such that the score's noise is half a percent of them where that is possible.
         ledger: a file, or an open ledger. By default one in memory, for one process.
-        study: an Optuna study that maximises. Its sampler may look at earlier trials.
+        study: an Optuna study that maximises. Its sampler may look at earlier trials. One that
+            holds trials of another search is refused.
         name: of the run on the ledger. A search of that name is continued.
         seed: fixes all noise. Without it, noise is secret.
     """
@@ -288,8 +290,11 @@ class TrialSearch:
             return 0
         ran = 0
         while most is None or ran < most:
+            self._require_own_trials()
             try:
-                claim = self.ledger.claim_next(self.plan.event, _CLAIM)
+                # No other ledger has a claim of this name, so a trial shows which one paid for it.
+                nonce = secrets.token_hex(8)
+                claim = self.ledger.claim_next(self.plan.event, f"{_CLAIM} {nonce}")
             except BudgetExceeded:
                 break
             trial = self._next_trial()
@@ -316,6 +321,7 @@ class TrialSearch:
         """The settings of the final run, from what the trials released."""
         import optuna
 
+        self._require_own_trials()
         complete = [t for t in self._trials() if t.state == optuna.trial.TrialState.COMPLETE]
         if not complete:
             raise ValueError("no trial is complete; run_trials() first")
@@ -337,6 +343,7 @@ class TrialSearch:
 
     def finish(self, settings: Settings | None = None, resume: Any = None) -> SearchResult:
         """The final run, by default with the best settings. `resume` is a checkpoint's folder."""
+        self._require_own_trials()
         settings = self.best() if settings is None else dict(settings)
         trainer = built(self.build, settings, self.final_stage())
         run = trainer.fit(resume=resume)
@@ -366,6 +373,7 @@ class TrialSearch:
                 f"the ledger is for delta {self.ledger.budget.delta:g}, the search for "
                 f"{budget.delta:g}; give both the same"
             )
+        self._require_own_trials()  # before anything is charged
         if self.ledger.claims_of(self.name) is None:
             example = self.usual or {n: _middle(d) for n, d in self.space.items()}
             built(self.build, example, self._stage_of_trial("rehearsal")).rehearse()
@@ -379,12 +387,28 @@ class TrialSearch:
     def _trials(self) -> list[optuna.trial.FrozenTrial]:
         return [t for t in self.study.get_trials(deepcopy=False) if t.state.name != "WAITING"]
 
+    def _require_own_trials(self) -> None:
+        """Refuse a study with a result that this search's run on the ledger has not paid for.
+
+        What the sampler and `best` read is then charged here, each trial by a claim of its own.
+        """
+        ended = [trial for trial in self._trials() if trial.state.is_finished()]
+        claims = [trial.user_attrs.get("claim") for trial in ended]
+        own = set(self.ledger.claims_of(self.name) or ())
+        if len(set(claims)) < len(claims) or not own.issuperset(claims):
+            raise ValueError(
+                f"the study {self.study.study_name!r} holds trials that the run {self.name!r} of "
+                "this ledger has not charged, and settings that follow from them would not be "
+                "counted; give a study of its own to each search (another storage or study name), "
+                "or the ledger that its trials were charged to"
+            )
+
     def _stage_of_trial(self, name: str) -> SearchStage:
         plan = self.plan.trial
         # A trial's own ledger is in memory. The search's ledger has charged for the trial.
         epsilon = plan.epsilon(self.plan.trial_steps, self.plan.budget.delta)
         own = replace(self.plan.budget, epsilon=epsilon)
-        seed = seed_of_trial(self.seed, f"{self.name}: {name}")
+        seed = seed_of_trial(self.seed, f"{self.name}: {_number_of(name)}")
         return SearchStage(self._trained, plan, own, seed=seed, transfer=self.plan.transfer)
 
     def _value_of(self, settings: Settings, claim: str) -> float:
@@ -392,7 +416,7 @@ class TrialSearch:
         trainer = built(self.build, settings, self._stage_of_trial(claim))
         trainer.callbacks = [c for c in trainer.callbacks if type(c).__name__ != "ProgressBar"]
         run = trainer.fit()
-        stream = self._randomness.stream("score of a trial", self.name, claim)
+        stream = self._randomness.stream("score of a trial", self.name, _number_of(claim))
         scored = self._scored.to(next(run.model.parameters()).device)
         noise = self.plan.trial_noise
         return noisy_score(run.model, scored, run.loss, self.score, noise, stream)
@@ -410,6 +434,11 @@ def _middle(distribution: Any) -> Any:
     low, high = distribution.low, distribution.high
     middle = math.sqrt(low * high) if distribution.log else (low + high) / 2
     return int(middle) if isinstance(low, int) else middle
+
+
+def _number_of(claim: str) -> str:
+    """A claim without its nonce, so that a seed makes a search reproducible."""
+    return claim.rpartition(", ")[2]
 
 
 def quiet_study(storage: Any = None, name: str | None = None) -> optuna.Study:

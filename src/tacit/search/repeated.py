@@ -234,6 +234,7 @@ def _let_out(
         epsilon=plan.epsilon,
         epsilon_rdp=plan.plan.epsilon_rdp(1, plan.budget.delta),
         peak_memory_bytes=0,  # that of all runs together
+        seconds=None,  # with the time of the whole search they would tell the number of runs
         search=facts,
     )
     return SearchResult(run, settings, facts)

@@ -128,7 +128,7 @@ def split_for_scores(records: Records, share: float, relation: Relation) -> tupl
                 "one tensor of inputs and one of targets; give Budget(relation=replace-one)"
             )
         tensors = values.inputs, values.targets
-        parts = [np.ascontiguousarray(tensor.detach().cpu().numpy()) for tensor in tensors]
+        parts = [_bytes(tensor) for tensor in tensors]
     is_scored = torch.from_numpy(_hashes(parts) < np.uint64(threshold)).to(records.device)
     trained = replace(
         records.take(~is_scored), public_size=size - scored_size, num_ids=_ids(records)
@@ -140,6 +140,12 @@ def split_for_scores(records: Records, share: float, relation: Relation) -> tupl
         name=f"{records.name}, scored share",
     )
     return trained, scored
+
+
+def _bytes(tensor: Tensor) -> np.ndarray:
+    """The bytes of each row: NumPy has no bfloat16."""
+    rows = tensor.detach().cpu().contiguous().reshape(len(tensor), -1)
+    return np.ascontiguousarray(rows.view(torch.uint8).numpy())
 
 
 def _ids(records: Records) -> int | None:

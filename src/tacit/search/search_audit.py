@@ -75,7 +75,7 @@ def audit_search(
     statement = read_statement(ledger)
     ran = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
     claims = {claim for charge in statement.runs for claim in charge.claims}
-    by_claim = sum(1 for trial in ran if trial.user_attrs.get("claim") in claims)
+    by_claim = len(claims & {trial.user_attrs.get("claim") for trial in ran})
     by_run = max(0, len(statement.runs) - 1)
     charged = min(len(ran), by_claim + by_run)
     owed = _owed(statement.runs, len(ran) - charged, statement.epsilon, statement.budget.delta)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,9 +77,22 @@ def simulate(
     # Of a run on public records, so large that it says nothing.
     own = replace(budget, epsilon=max(1.0, 1.01 * like.epsilon(steps, budget.delta)))
     study = quiet_study() if study is None else study
-    if usual is not None and not study.get_trials(deepcopy=False):
+    if study.direction != optuna.study.StudyDirection.MAXIMIZE:
+        raise ValueError("the study minimises, and a larger score is better; maximise")
+    if any(trial.state.name != "WAITING" for trial in study.get_trials(deepcopy=False)):
+        raise ValueError(
+            f"the study {study.study_name!r} holds trials already, and whether they were on "
+            "private records is not known; give an empty study"
+        )
+    if usual is not None:
         study.enqueue_trial(dict(usual))
-    for _ in range(trials):
+    found: list[tuple[float, Settings]] = []  # by this simulation, and by nobody else
+    for number in range(trials):
+        if sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False)) != number:
+            raise ValueError(
+                f"somebody else adds trials to the study {study.study_name!r}, and whether they "
+                "are on private records is not known; give a study of its own"
+            )
         trial = study.ask(space)
         try:
             trainer = built(build, trial.params, SearchStage(trained, like, own))
@@ -88,8 +102,12 @@ def simulate(
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             continue
         held = scored.to(next(run.model.parameters()).device)
-        study.tell(trial, score_sum(run.model, held, run.loss, score) / max(1, len(held)))
-    settings = dict(study.best_params)
+        value = score_sum(run.model, held, run.loss, score) / max(1, len(held))
+        study.tell(trial, value)
+        found.append((value, trial.params))
+    if not found:
+        raise ValueError("no trial is complete; all of them were pruned")
+    settings = dict(max(found, key=itemgetter(0))[1])
     stage = SearchStage(records, plan, budget, LedgerRun(ledger, name), seed, is_final=True)
     run = built(build, settings, stage).fit()
     facts = {

@@ -59,7 +59,7 @@ def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("sampling", facts["sampling"]),
         ("noise multiplier", f"{facts['noise_multiplier']:.5g}"),
         ("steps", _steps(facts)),
-        ("seconds", f"{facts['seconds']:.1f}"),
+        *([("seconds", f"{facts['seconds']:.1f}")] if facts["seconds"] is not None else []),
         ("peak memory", f"{facts['peak_memory_bytes'] / 2**20:,.0f} MiB"),
         ("seeded", "yes" if facts["seeded"] else "no, from the operating system"),
     ]
@@ -148,7 +148,7 @@ class Run:
     steps: int
     epsilon: float
     epsilon_rdp: float
-    seconds: float
+    seconds: float | None  # None where they would tell a secret (`tacit.search.select_best`)
     peak_memory_bytes: int
     seeded: bool
     stopped: str
