@@ -50,7 +50,7 @@ SCHEMA_FILE = Path(__file__).with_name("statement.schema.json")
 # Two computations of one figure differ by rounding alone.
 ROUNDING = 1e-6
 SMALLEST_ERROR = 1e-6
-# What is said of a search for settings.
+# The facts about a search for settings that a statement holds.
 SEARCHED = ("method", "trials", "epsilon_of_search", "epsilon_of_final_run", "epsilon_uncharged")
 MU = (
     "the least μ for which the Gaussian trade-off curve G_μ is nowhere above the curve of the run, "
@@ -290,7 +290,7 @@ def _date(facts: Mapping[str, Any], plan: Plan | None, ledger: Mapping[str, Any]
 
 
 def _searched(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of a search for settings. Its trials are among the events, if it cost any."""
+    """The facts about a search for settings. If it cost anything, its trials are among the events."""
     search = facts.get("search")
     if search is not None and not isinstance(search, Mapping):
         raise ValueError(f"'search' is {search!r}; give what tacit.search says of a search")
