@@ -290,7 +290,7 @@ def _date(facts: Mapping[str, Any], plan: Plan | None, ledger: Mapping[str, Any]
 
 
 def _searched(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts about a search for settings. If it cost anything, its trials are among the events."""
+    """The facts about a search for settings. Trials that cost anything are among the events."""
     search = facts.get("search")
     if search is not None and not isinstance(search, Mapping):
         raise ValueError(f"'search' is {search!r}; give what tacit.search says of a search")
